@@ -1,0 +1,175 @@
+"""Jointly convex activations (sec. 4, "Jointly convex representations"): the state is a projection of the pre-activation.
+
+    D(u, z) = |u - z|^2  on a convex domain, +inf outside,   phi(u) = argmin_z D(u, z)
+
+D is not 0 at z = phi(u) where the projection moves u; that is the price of joint convexity (docs/notation.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Box
+from liftednn.functional import barrier, box_barrier, box_prox, simplex_projection, soft_threshold
+
+__all__ = ["HardSigmoid", "HardTanh", "Identity", "LeakyReLU", "ReLU", "Simplex"]
+
+
+class _Clip(Activation):
+    """phi(u) = clip(u, lower, upper);  D(u, z) = |u - z|^2 on lower <= z <= upper; curvature 2."""
+
+    curvature, quadratic, joint, boxed = 2.0, True, True, True
+    lower: float
+    upper: float
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.clamp(self.lower, self.upper)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (u - z).square().sum(-1) + box_barrier(z, self.lower, self.upper)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - z)
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return box_prox(self.box(u), v, step)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return (v + 2 * step * z) / (1 + 2 * step)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self.lower, self.upper, 2.0, 2 * u)
+
+
+@dataclass(frozen=True)
+class Identity(_Clip):
+    """phi(u) = u;  D(u, z) = |u - z|^2 everywhere."""
+
+    lower, upper, homogeneous = -torch.inf, torch.inf, True
+
+
+@dataclass(frozen=True)
+class HardTanh(_Clip):
+    """phi(u) = clip(u, -1, 1);  D(u, z) = |u - z|^2 on |z| <= 1 (sec. 4, "piecewise" sigmoid)."""
+
+    lower, upper = -1.0, 1.0
+
+
+@dataclass(frozen=True)
+class HardSigmoid(_Clip):
+    """phi(u) = min(1, max(0, u));  D(u, z) = |u - z|^2 on 0 <= z <= 1 (sec. 4, the piece-wise sigmoid)."""
+
+    lower, upper = 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class ReLU(Activation):
+    """phi(u) = max(0, u) (eq. 4).
+
+    norm="l2": D(u, z) = |u - z|^2 on z >= 0, curvature 2; the paper's model.
+    norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative that sec. 4 names.
+    """
+
+    norm: Literal["l2", "l1"] = "l2"
+    joint = True
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("l2", "l1"):
+            raise ValueError(f"norm must be 'l2' or 'l1', got {self.norm!r}")
+
+    @property
+    def _squared(self) -> bool:
+        return self.norm == "l2"
+
+    @property
+    def curvature(self) -> float:
+        return 2.0 if self._squared else torch.inf
+
+    quadratic = property(lambda self: self._squared)  # type: ignore[assignment]
+    boxed = property(lambda self: self._squared)  # type: ignore[assignment]
+    homogeneous = property(lambda self: self._squared)  # type: ignore[assignment]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.relu()
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        gap = (u - z).square() if self._squared else (u - z).abs()
+        return gap.sum(-1) + box_barrier(z, 0.0, torch.inf)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - z) if self._squared else (u - z).sign()
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        if self._squared:
+            return box_prox(self.box(u), v, step)
+        return (u + soft_threshold(v - u, step)).relu()
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return (v + 2 * step * z) / (1 + 2 * step) if self._squared else z + soft_threshold(v - z, step)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(0.0, torch.inf, 2.0, 2 * u)
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Activation):
+    """phi(u) = max(u, alpha u);  D(u, z) = |u - z|^2 on z >= alpha u (sec. 4).
+
+    alpha < 1 is the usual leaky ReLU; alpha > 1 is the paper's max(x / a, x) with a = 1 / alpha. The domain couples u and z, so
+    D has no finite curvature in u.
+    """
+
+    alpha: float = 0.01
+    curvature, capped, joint, boxed, homogeneous = torch.inf, True, True, True, True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < torch.inf:
+            raise ValueError(f"alpha must be positive, got {self.alpha}: for slope 0 use ReLU")
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return torch.maximum(u, self.alpha * u)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (u - z).square().sum(-1) + barrier(self.alpha * u - z, scale=z)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - z)
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return box_prox(self.box(u), v, step)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return torch.minimum((v + 2 * step * z) / (1 + 2 * step), self.cap(z))
+
+    def cap(self, z: Tensor) -> Tensor:
+        return z / self.alpha
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self.alpha * u, torch.inf, 2.0, 2 * u)
+
+
+@dataclass(frozen=True)
+class Simplex(Activation):
+    """phi(u) = the Euclidean projection on {z >= 0, 1'z = 1};  D(u, z) = |u - z|^2 there; curvature 2 (sec. 4)."""
+
+    curvature, quadratic, joint = 2.0, True, True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return simplex_projection(u)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        off = (z.sum(-1, keepdim=True) - 1).abs()
+        return (u - z).square().sum(-1) + barrier(torch.cat([-z, off], -1))
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - z)
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return simplex_projection((v + 2 * step * u) / (1 + 2 * step))
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return (v + 2 * step * z) / (1 + 2 * step)

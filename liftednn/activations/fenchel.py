@@ -1,0 +1,330 @@
+"""Bi-convex activations (sec. 4, eq. 5 to 8): the Fenchel divergence of a convex Phi.
+
+    Phi(z) = integral_0^z phi^-1,    D(u, z) = Phi(z) + Phi*(u) - <u, z> >= 0,    D = 0 exactly at z = phi(u)
+
+The paper's form Phi(z) - <u, z> has the same argmin; the term Phi*(u), which sec. 4 allows to be added, makes D convex in u with
+gradient phi(u) - z, so its curvature is the Lipschitz constant of phi.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from liftednn.base import Activation, Box
+from liftednn.functional import barrier, box_barrier, box_prox, conjugate_softplus, log_omega, root
+
+__all__ = [
+    "FenchelHardSigmoid",
+    "FenchelHardTanh",
+    "FenchelLeakyReLU",
+    "FenchelReLU",
+    "Monotone",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+]
+
+
+class Fenchel(Activation):
+    """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi."""
+
+    joint = False
+
+    @abstractmethod
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        """argmin_z Phi(z) + |z - y|^2 / (2 step)."""
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return self(u) - z
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return self.resolvent(v + step * u, step)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        y = v + step * z
+        return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
+
+
+class _FenchelClip(Fenchel):
+    """Phi(z) = weight z^2 / 2 on lower <= z <= upper;  phi(u) = clip(u / weight, lower, upper);  curvature 1 / weight.
+
+    With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u>: two terms that are each >= 0, free of cancellation.
+    """
+
+    boxed = True
+    lower: float
+    upper: float
+    weight: float = 1.0
+
+    @property
+    def curvature(self) -> float:
+        return 1 / self.weight if self.weight else torch.inf
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return (u / self.weight).clamp(self.lower, self.upper) if self.weight else u.sign()
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        p = self(u)
+        terms = (z - p) * (self.weight * (z + p) / 2 - u)
+        return terms.sum(-1) + box_barrier(z, self.lower, self.upper)
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        return box_prox(Box(self.lower, self.upper, self.weight, 0.0), y, step)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self.lower, self.upper, self.weight, u)
+
+
+@dataclass(frozen=True)
+class FenchelReLU(_FenchelClip):
+    """phi(u) = max(0, u);  Phi(z) = z^2/2 on z >= 0 (sec. 4, "Non-strictly monotone examples"); curvature 1."""
+
+    lower, upper, homogeneous = 0.0, torch.inf, True
+
+
+@dataclass(frozen=True)
+class FenchelHardTanh(_FenchelClip):
+    """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1."""
+
+    lower, upper = -1.0, 1.0
+
+
+@dataclass(frozen=True)
+class FenchelHardSigmoid(_FenchelClip):
+    """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1."""
+
+    lower, upper = 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class Sign(_FenchelClip):
+    """phi(u) = clip(u / eps, -1, 1);  Phi(z) = eps z^2/2 on |z| <= 1; curvature 1 / eps.
+
+    The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which any z satisfies at u = 0: W = 0 is then always an
+    optimal W-step. A positive eps trains.
+    """
+
+    eps: float = 0.1
+    lower, upper = -1.0, 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < torch.inf:
+            raise ValueError(f"eps must be non-negative, got {self.eps}")
+
+    weight = property(lambda self: self.eps)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class FenchelLeakyReLU(Fenchel):
+    """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha)."""
+
+    alpha: float = 0.01
+    homogeneous = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < torch.inf:
+            raise ValueError(f"alpha must be positive, got {self.alpha}: for slope 0 use FenchelReLU")
+
+    @property
+    def curvature(self) -> float:
+        return max(1.0, self.alpha)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return torch.where(u < 0, self.alpha * u, u)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        p = self(u)
+        curve = torch.where(z < 0, z * z / self.alpha, z * z)
+        return (curve / 2 + u * p / 2 - u * z).sum(-1)  # Phi*(u) = u phi(u) / 2
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        return torch.where(y < 0, y / (1 + step / self.alpha), y / (1 + step))
+
+
+class _Entropic(Fenchel):
+    """Entry by entry, from Phi and Phi* in closed form; the resolvent from phi alone.
+
+    z + step phi^-1(z) = y has z = phi(w) with step w + phi(w) = y: an increasing function of w with slope at least `step`.
+    """
+
+    @abstractmethod
+    def entropy(self, z: Tensor) -> Tensor:
+        """Phi(z), +inf outside its domain, entry by entry."""
+
+    @abstractmethod
+    def conjugate(self, u: Tensor) -> Tensor:
+        """Phi*(u), entry by entry."""
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (self.entropy(z) + self.conjugate(u) - u * z).sum(-1)
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        return _resolvent(self, y, step)
+
+
+def _resolvent(phi: Callable[[Tensor], Tensor], y: Tensor, step: float) -> Tensor:
+    w0 = y / (step + 1)
+    reach = (step * w0 + phi(w0) - y).abs() / step
+    return phi(root(lambda w: step * w + phi(w) - y, w0 - reach, w0 + reach))
+
+
+def _xlogx(z: Tensor) -> Tensor:
+    """z log z, 0 at 0 and +inf below."""
+    return torch.where(z < 0, torch.inf, torch.xlogy(z, z.clamp(min=0)))
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Entropic):
+    """phi(u) = 1 / (1 + e^-u);  Phi(z) = z log z + (1-z) log(1-z) on [0, 1], Phi*(u) = softplus(u); curvature 1/4."""
+
+    curvature = 0.25
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.sigmoid()
+
+    def entropy(self, z: Tensor) -> Tensor:
+        return _xlogx(z) + _xlogx(1 - z)
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return softplus(u, threshold=50)
+
+
+@dataclass(frozen=True)
+class Tanh(_Entropic):
+    """phi = tanh (printed as "arctanh" in sec. 4);  Phi(z) = ((1-z) log(1-z) + (1+z) log(1+z)) / 2 on [-1, 1]; curvature 1."""
+
+    curvature = 1.0
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.tanh()
+
+    def entropy(self, z: Tensor) -> Tensor:
+        return (_xlogx(1 - z) + _xlogx(1 + z)) / 2
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return u.abs() + torch.log1p((-2 * u.abs()).exp()) - np.log(2)  # log cosh u
+
+
+@dataclass(frozen=True)
+class Softplus(_Entropic):
+    """phi(u) = log(1 + e^u);  Phi*(u) = -Li_2(-e^u), Phi(z) = uz - Phi*(u) at u = log(e^z - 1), z >= 0; curvature 1."""
+
+    curvature = 1.0
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return softplus(u, threshold=50)
+
+    def entropy(self, z: Tensor) -> Tensor:
+        positive = z.clamp(min=torch.finfo(z.dtype).tiny)
+        u = positive + torch.log(-torch.expm1(-positive))
+        return torch.where(z < 0, torch.inf, u * z - conjugate_softplus(u))
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        return conjugate_softplus(u)
+
+
+@dataclass(frozen=True)
+class Sin(_Entropic):
+    """phi(u) = sin(clip(u, -pi/2, pi/2)), the monotone branch;  Phi(z) = z arcsin z + sqrt(1 - z^2) - 1 on [-1, 1]; curvature 1."""
+
+    curvature = 1.0
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.clamp(-torch.pi / 2, torch.pi / 2).sin()
+
+    def entropy(self, z: Tensor) -> Tensor:
+        inside = z.clamp(-1, 1)
+        curve = inside * inside.arcsin() + (1 - inside * inside).sqrt() - 1
+        return torch.where(z.abs() > 1, torch.inf, curve)
+
+    def conjugate(self, u: Tensor) -> Tensor:
+        inside = u.clamp(-torch.pi / 2, torch.pi / 2)
+        return 1 - inside.cos() + (u - inside).abs()
+
+
+@dataclass(frozen=True)
+class Softmax(Fenchel):
+    """phi = softmax;  Phi(z) = sum z log z on the simplex, Phi*(u) = logsumexp(u); curvature 1/2."""
+
+    curvature = 0.5
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.softmax(-1)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        off = (z.sum(-1, keepdim=True) - 1).abs()
+        return (_xlogx(z) - u * z).sum(-1) + u.logsumexp(-1) + barrier(off)
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        """z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.
+
+        The largest entry lies between 1/p and 1, which brackets nu.
+        """
+        shifted = (y - y.amax(-1, keepdim=True)) / step - np.log(step)
+        lower, p = torch.full_like(y[..., :1], -1 / step), y.shape[-1]
+        upper = torch.full_like(lower, np.log(p) - 1 / (p * step))
+        nu = root(lambda nu: step * log_omega(shifted - nu).exp().sum(-1, keepdim=True) - 1, lower, upper)
+        return step * log_omega(shifted - nu).exp()
+
+
+_NODES, _MASSES = np.polynomial.legendre.leggauss(12)
+_PANELS = 8
+
+
+@dataclass(frozen=True)
+class Monotone(Fenchel):
+    """Any increasing phi (eq. 6 and 7): D(u, z) = integral from w to u of (phi(t) - z) dt with w = phi^-1(z), by quadrature.
+
+    phi        increasing, entry by entry, Lipschitz with constant `curvature`; the default is arcsinh
+    inverse    phi^-1 on range(phi); outside it, where D = +inf, anything that phi does not undo
+    """
+
+    phi: Callable[[Tensor], Tensor] = torch.arcsinh
+    inverse: Callable[[Tensor], Tensor] = torch.sinh
+    curvature: float = 1.0
+
+    def __post_init__(self) -> None:
+        u = torch.linspace(-30, 30, 6001, dtype=torch.float64)
+        slope = self.phi(u).diff() / u.diff()
+        if not bool((slope >= 0).all()):
+            raise ValueError("phi must be increasing: it decreases somewhere on [-30, 30]")
+        if slope.max() > self.curvature * (1 + 1e-6):
+            raise ValueError(f"phi has slope {slope.max():.4g}, above the declared curvature {self.curvature}: pass a larger one")
+        inner = torch.linspace(-3, 3, 61, dtype=torch.float64)
+        if not torch.allclose(self.inverse(self.phi(inner)), inner, atol=1e-6):
+            raise ValueError("inverse must undo phi: inverse(phi(u)) differs from u on [-3, 3]")
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.phi(u)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        w = self.inverse(z)
+        energy = self._integral(lambda t: self.phi(t) - z, w, u)
+        in_range = (self.phi(w) - z).abs() <= torch.finfo(z.dtype).eps ** 0.5 * (1 + z.abs())
+        return torch.where(in_range, energy, torch.inf).sum(-1)
+
+    def entropy(self, z: Tensor) -> Tensor:
+        """Phi(z) = integral_0^z phi^-1 (eq. 6), entry by entry."""
+        return self._integral(self.inverse, torch.zeros_like(z), z)
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        return _resolvent(self.phi, y, step)
+
+    @staticmethod
+    def _integral(fn: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+        """Gauss-Legendre on panels; the loop is over nodes, so memory stays that of one tensor."""
+        total, width = torch.zeros_like(b), (b - a) / _PANELS
+        for panel in range(_PANELS):
+            for node, mass in zip(_NODES, _MASSES, strict=True):
+                total = total + mass / 2 * width * fn(a + width * (panel + (1 + node) / 2))
+        return total

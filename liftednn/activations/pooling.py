@@ -1,0 +1,116 @@
+"""Max-pooling (sec. 4, eq. 9): one state per group of pre-activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Box
+from liftednn.functional import barrier, box_prox, root
+
+__all__ = ["MaxPool"]
+
+
+@dataclass(frozen=True)
+class MaxPool(Activation):
+    """phi(u)_g = max of u over group g; D spreads each z_g over its group, (Dz)_i = z_g(i).
+
+    form="projection": D(u, z) = |Dz - u|^2 on Dz >= u. Jointly convex, >= 0, the maximum its unique argmin: this one trains.
+    form="paper":      D(u, z) = c 1'z + 1'(u - Dz)_+ with 0 < c < 1. The paper's c = 1 is flat between the two largest entries.
+                       It is unbounded below over the states, so training refuses it.
+
+    groups   an int k (consecutive groups of k) or the sizes of consecutive groups
+    """
+
+    groups: int | tuple[int, ...] = 2
+    form: Literal["projection", "paper"] = "projection"
+    c: float = 0.5
+    curvature, joint = torch.inf, True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, Sequence):
+            object.__setattr__(self, "groups", tuple(self.groups))
+        sizes = (self.groups,) if isinstance(self.groups, int) else self.groups
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"groups must be a positive size or a tuple of positive sizes, got {self.groups!r}")
+        if self.form not in ("projection", "paper"):
+            raise ValueError(f"form must be 'projection' or 'paper', got {self.form!r}")
+        if not 0 < self.c < 1:
+            raise ValueError(f"c must lie strictly between 0 and 1, got {self.c}")
+
+    @property
+    def refusal(self) -> str:
+        if self.form == "projection":
+            return ""
+        return "MaxPool(form='paper') has an energy without lower bound, so no training problem: use form='projection'"
+
+    capped = property(lambda self: self.form == "projection")  # type: ignore[assignment]
+    boxed = property(lambda self: self.form == "projection")  # type: ignore[assignment]
+    homogeneous = property(lambda self: self.form == "projection")  # type: ignore[assignment]
+
+    def width(self, p: int) -> int:
+        return len(self._sizes(p))
+
+    def fan(self, width: int) -> int:
+        if isinstance(self.groups, int):
+            return width * self.groups
+        if len(self.groups) != width:
+            raise ValueError(f"MaxPool has {len(self.groups)} groups, so it gives {len(self.groups)} states, not {width}")
+        return sum(self.groups)
+
+    def _sizes(self, p: int) -> tuple[int, ...]:
+        sizes = (self.groups,) * (p // self.groups) if isinstance(self.groups, int) else self.groups
+        if sum(sizes) != p:
+            raise ValueError(f"groups {self.groups!r} do not divide {p} pre-activations: they must add up to it")
+        return sizes
+
+    def _index(self, u: Tensor) -> Tensor:
+        """The group of each pre-activation, (p,)."""
+        sizes = torch.tensor(self._sizes(u.shape[-1]), device=u.device)
+        return torch.repeat_interleave(sizes)
+
+    def _sum(self, u: Tensor) -> Tensor:
+        index = self._index(u)
+        return u.new_zeros(*u.shape[:-1], self.width(u.shape[-1])).index_add(-1, index, u)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        lowest = u.new_full((*u.shape[:-1], self.width(u.shape[-1])), -torch.inf)
+        return lowest.scatter_reduce(-1, self._index(u).expand_as(u), u, "amax")
+
+    def _spread(self, z: Tensor) -> Tensor:
+        """Dz, (n, p)."""
+        p = self.fan(z.shape[-1])
+        return z[..., self._index(z.new_empty(p))]
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        excess = u - self._spread(z)
+        if self.form == "paper":
+            return self.c * z.sum(-1) + excess.relu().sum(-1)
+        return excess.square().sum(-1) + barrier(excess, scale=u)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        excess = u - self._spread(z)
+        return (excess > 0).to(u.dtype) if self.form == "paper" else 2 * excess
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        if self.form == "projection":
+            return box_prox(self.box(u), v, step)
+        sizes = self._sum(torch.ones_like(u))
+        above = lambda z: self._sum((u > self._spread(z)).to(u.dtype))  # noqa: E731
+        return root(lambda z: z - v + step * (self.c - above(z)), v - step * self.c, v + step * (sizes - self.c))
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        top = self._spread(z)
+        if self.form == "paper":
+            return torch.minimum(v, torch.maximum(v - step, top))
+        return torch.minimum((v + 2 * step * top) / (1 + 2 * step), top)
+
+    def cap(self, z: Tensor) -> Tensor:
+        return self._spread(z)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self(u), torch.inf, 2 * self._sum(torch.ones_like(u[:1])), 2 * self._sum(u))

@@ -1,0 +1,197 @@
+"""The protocols. Read this first.
+
+Everything in the package is a statement about one function, the lifted objective (eq. 2 and 10 of the paper),
+
+    F(W, b, X) = mean over rows of sum_l lam_{l+1} D_l(A_l(X_l; W_l, b_l), X_{l+1}) + sum_l pi_l(W_l),
+
+with X_0 the data and X_{L+1} the encoded responses. Rows are samples. `u` is always a pre-activation, `z` always a state, and a
+divergence is always written D(u, z). The loss is the last divergence, so there is no first-layer or last-layer case anywhere.
+
+A `Divergence` is D, seen as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence
+whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Activation", "Affine", "Box", "Divergence", "Loss", "Operator", "Penalty"]
+
+
+class Affine(NamedTuple):
+    """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, and `b` of shape (out,)."""
+
+    w: Tensor
+    b: Tensor
+
+
+class Box(NamedTuple):
+    """The quadratic  1/2 weight z^2 - pull z  on  lower <= z <= upper, entry by entry; tensors or numbers that broadcast."""
+
+    lower: Tensor | float
+    upper: Tensor | float
+    weight: Tensor | float
+    pull: Tensor | float
+
+
+class Divergence(ABC):
+    """D(u, z), one energy per row; convex in u.
+
+    curvature    Lipschitz constant of the gradient in u; inf where D is not smooth in u
+    quadratic    D(u, z) = curvature / 2 |u - z|^2 + const(z)
+    capped       D(u, z) = |u - s(z)|^2 on u <= cap(z): the domain couples u and z
+    homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0: what the rescaling of sec. 3 needs
+    refusal      why no network can be trained with this divergence; empty if it can
+    """
+
+    quadratic: bool = False
+    capped: bool = False
+    homogeneous: bool = False
+
+    @property
+    @abstractmethod
+    def curvature(self) -> float: ...
+
+    @property
+    def refusal(self) -> str:
+        return ""
+
+    @abstractmethod
+    def __call__(self, u: Tensor) -> Tensor:
+        """phi(u) = argmin_z D(u, z), (n, p) -> (n, width(p))."""
+
+    @abstractmethod
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        """The energy of each row, (n,); +inf outside the domain."""
+
+    @abstractmethod
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        """Gradient in u, (n, p); a subgradient where D is not smooth."""
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        """argmin_u D(u, z) + |u - v|^2 / (2 step). Required where the curvature is infinite."""
+        raise TypeError(
+            f"{type(self).__name__} declares curvature {self.curvature} and has no prox_u: only a divergence of infinite "
+            "curvature is asked for it, so either declare a finite curvature or implement prox_u"
+        )
+
+    def cap(self, z: Tensor) -> Tensor:
+        """The largest u that z allows. Required where `capped` is declared."""
+        raise TypeError(f"{type(self).__name__} does not bound u by z")
+
+    def width(self, p: int) -> int:
+        """The number of states that p pre-activations give."""
+        return p
+
+    def fan(self, width: int) -> int:
+        """The number of pre-activations that `width` states need, the inverse of `width`."""
+        return width
+
+
+class Activation(Divergence):
+    """A divergence whose z is a state.
+
+    joint   D is jointly convex in (u, z) (the paper's JCR condition), otherwise convex in each (BCR)
+    boxed   D is quadratic in z on a box, given by `box(u)`: its X-step can be a bounded least-squares problem
+    """
+
+    ridge: None = None
+    boxed: bool = False
+
+    @property
+    @abstractmethod
+    def joint(self) -> bool: ...
+
+    @abstractmethod
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
+
+    def box(self, u: Tensor) -> Box:
+        """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
+        raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
+
+
+class Loss(Divergence):
+    """A divergence whose z is clamped to the encoded responses: L(y, u) = D(u, encode(y))."""
+
+    @abstractmethod
+    def encode(self, y: Tensor, width: int) -> Tensor:
+        """Responses as users have them -> (n, width), the last state."""
+
+    @abstractmethod
+    def decode(self, u: Tensor) -> Tensor:
+        """Scores (n, width) -> responses as users have them."""
+
+    @abstractmethod
+    def score(self, u: Tensor, y: Tensor) -> float:
+        """Quality of the scores u against encoded responses, higher is better: accuracy, or R^2."""
+
+
+class Penalty(ABC):
+    """pi(w) on a weight matrix; the bias is never penalised.
+
+    ridge   rho where pi(w) = rho |w|^2, otherwise None
+    boxed   pi is quadratic on a box, given by `box()`
+    """
+
+    boxed: bool = False
+
+    @property
+    def ridge(self) -> float | None:
+        return None
+
+    @abstractmethod
+    def value(self, w: Tensor) -> Tensor:
+        """pi(w), a scalar; +inf outside the constraint set."""
+
+    @abstractmethod
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        """argmin_v pi(v) + |v - w|^2 / (2 step)."""
+
+    def box(self) -> Box:
+        """pi(w) = 1/2 weight w^2 - pull w on the box. Required where `boxed` is declared."""
+        raise TypeError(f"{type(self).__name__} is not quadratic on a box: use prox")
+
+
+class Operator(ABC):
+    """A(x; w, b): affine in x for fixed weights, linear in (w, b) for fixed x."""
+
+    @property
+    @abstractmethod
+    def in_width(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def out_width(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, int]:
+        """Shape of w: (outputs, inputs) of the regression that `unfold` poses."""
+
+    @property
+    @abstractmethod
+    def bias(self) -> bool: ...
+
+    @abstractmethod
+    def forward(self, x: Tensor, weights: Affine) -> Tensor:
+        """Pre-activations (n, out_width)."""
+
+    @abstractmethod
+    def adjoint(self, r: Tensor, weights: Affine) -> Tensor:
+        """The adjoint in x of the linear part: <A x, r> = <x, adjoint(r)>, (n, in_width)."""
+
+    @abstractmethod
+    def unfold(self, x: Tensor) -> Tensor:
+        """The rows on which A is a regression: forward(x, (w, b)) = unfold(x) w' + b up to shape."""
+
+    @abstractmethod
+    def gram(self, weights: Affine) -> Tensor:
+        """The matrix of adjoint(forward(.)), (in_width, in_width): the one all samples share in the X-step."""
+
+    @abstractmethod
+    def norm(self, weights: Affine) -> float:
+        """Spectral norm of the linear map x -> A x."""

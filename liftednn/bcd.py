@@ -1,0 +1,234 @@
+"""Block-coordinate descent (sec. 6): the loop that owns the states.
+
+A sweep updates the states from the last layer to the first, then all weights. Every block minimises the same objective over its own
+variables, so the objective does not rise at any of them. History starts at sweep 0, random features with a fitted head: the control
+that any sweep has to beat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.blocks import Design, Link, joint_refusal, update_all_states, update_state, update_weights
+from liftednn.network import LiftedNetwork
+
+__all__ = ["BCD", "Block", "Record", "Solution", "State"]
+
+
+class Block(NamedTuple):
+    """One block that has just been minimised: its name ("x2", "w0", "x" for all states together), residual and iterations."""
+
+    name: str
+    kkt: float
+    n_iter: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sweep: the objective and its terms, per-layer gaps, feed-forward loss and score, the blocks' residuals, seconds so far."""
+
+    sweep: int
+    objective: float
+    terms: tuple[float, ...]
+    penalties: tuple[float, ...]
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+    kkt: dict[str, float]
+    seconds: float
+
+
+@dataclass
+class State:
+    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regression on X_0, whose Gram matrix never changes."""
+
+    weights: list[Affine]
+    states: list[Tensor]
+    first: Design
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a run returns. `result` says in a sentence how it ended; `status` in a word."""
+
+    weights: list[Affine]
+    states: list[Tensor]
+    history: list[Record]
+    status: Literal["converged", "max_iter", "stopped"]
+    result: str
+
+
+@dataclass(frozen=True)
+class BCD:
+    """Full-batch block-coordinate descent.
+
+    max_iter    sweeps at most
+    tol         stop when a sweep lowers the objective by less than this share of it
+    joint       update the states of all layers at once; every activation must be jointly convex and smooth
+    seed        of the initial weights
+    block_tol   relative KKT residual to which each block is solved
+    block_iter  iterations at most in a block
+    """
+
+    max_iter: int = 20
+    tol: float = 1e-4
+    joint: bool = False
+    seed: int = 0
+    block_tol: float = 1e-3
+    block_iter: int = 200
+
+    def __post_init__(self) -> None:
+        if self.max_iter < 0 or self.block_iter < 1:
+            raise ValueError(f"max_iter must be at least 0 and block_iter at least 1, got {self.max_iter} and {self.block_iter}")
+        if self.tol < 0 or self.block_tol <= 0:
+            raise ValueError(f"tol must be non-negative and block_tol positive, got {self.tol} and {self.block_tol}")
+
+    @torch.no_grad()
+    def run(
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        callback: Callable[[Record], object] | None = None,
+    ) -> Solution:
+        """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
+
+        weights    where to start; None for random features with a fitted head
+        callback   called with each sweep's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        """
+        started = time.perf_counter()
+        state = self.init(network, x, y, weights)
+        history: list[Record] = []
+        status: Literal["converged", "max_iter", "stopped"] = "max_iter"
+        try:
+            for record in self._sweeps(network, state, started):
+                history.append(record)
+                if callback is not None and callback(record):
+                    status = "stopped"
+                    break
+                if len(history) > 1 and _settled(history[-2].objective, record.objective, self.tol):
+                    status = "converged"
+                    break
+        except KeyboardInterrupt:
+            status = "stopped"
+        return Solution(state.weights, state.states, history, status, _sentence(status, history, self.tol))
+
+    def init(self, network: LiftedNetwork, x: Any, y: Any, weights: Sequence[tuple[Tensor, Tensor]] | None = None) -> State:
+        """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
+        for place, layer in enumerate(network.layers):
+            if layer.divergence.refusal:
+                raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+        if self.joint and joint_refusal(network):
+            raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
+        x, y = _inputs(network, x), _responses(network, y, x)
+        first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias)
+        if weights is not None:
+            start = _given(network, weights, x)
+            return State(start, [*network.propagate(start, x), y], first)
+        state = State(_random(network, self.seed, x, y), [], first)
+        state.states = [*network.propagate(state.weights, x), y]
+        self._update_weights(network, state, len(network.layers) - 1)
+        return state
+
+    def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
+        """One sweep, block by block; `state` is up to date at every yield."""
+        hidden = len(network.layers) - 1
+        if self.joint and hidden:
+            step = update_all_states(network, state.weights, state.states, self.block_tol, self.block_iter)
+            state.states = [state.states[0], *step.states, state.states[-1]]
+            yield Block("x", step.kkt, step.n_iter, step.method)
+        else:
+            for place in range(hidden, 0, -1):
+                yield self._update_state(network, state, place)
+        for place in range(hidden + 1):
+            yield self._update_weights(network, state, place)
+
+    def _update_state(self, network: LiftedNetwork, state: State, place: int) -> Block:
+        link = Link(network.layers[place - 1], network.layers[place], state.weights[place])
+        u = network.preactivation(place - 1, state.weights, state.states[place - 1])
+        step = update_state(link, u, state.states[place], state.states[place + 1], self.block_tol, self.block_iter)
+        state.states[place] = step.states[0]
+        return Block(f"x{place}", step.kkt, step.n_iter, step.method)
+
+    def _update_weights(self, network: LiftedNetwork, state: State, place: int) -> Block:
+        layer, x, z = network.layers[place], state.states[place], state.states[place + 1]
+        design = state.first if place == 0 else Design(layer.operator.unfold(x), layer.operator.bias)
+        step = update_weights(layer, design, z, state.weights[place], self.block_tol, self.block_iter)
+        state.weights[place] = step.weights
+        return Block(f"w{place}", step.kkt, step.n_iter, step.method)
+
+    def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
+        kkt: dict[str, float] = {}
+        for sweep in range(self.max_iter + 1):
+            if sweep:
+                kkt = {block.name: block.kkt for block in self.blocks(network, state)}
+            seen = network.evaluate(state.weights, state.states)
+            yield Record(sweep, seen.objective, *seen, kkt=kkt, seconds=time.perf_counter() - started)
+
+
+def _settled(before: float, after: float, tol: float) -> bool:
+    return before - after <= tol * abs(before)
+
+
+def _sentence(status: str, history: list[Record], tol: float) -> str:
+    sweeps = max(len(history) - 1, 0)
+    return {
+        "converged": f"converged: sweep {sweeps} lowered the objective by less than {tol:g} of itself",
+        "max_iter": f"max_iter: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
+        "stopped": f"stopped: interrupted after {sweeps} complete sweeps; the weights and states are the last ones reached",
+    }[status]
+
+
+def _inputs(network: LiftedNetwork, x: Any) -> Tensor:
+    x = torch.as_tensor(x).detach()
+    x = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.get_default_dtype())
+    width = network.layers[0].operator.in_width
+    if x.ndim != 2 or x.shape[1] != width or not len(x):
+        raise ValueError(f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1")
+    if not bool(x.isfinite().all()):
+        raise ValueError("x holds NaN or infinity: remove or impute those entries first")
+    return x
+
+
+def _responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
+    y = torch.as_tensor(y).detach().to(x.device)
+    if len(y) != len(x):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
+    if y.is_floating_point() and not bool(y.isfinite().all()):
+        raise ValueError("y holds NaN or infinity: remove those rows first")
+    return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
+
+
+def _given(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Affine]:
+    if len(weights) != len(network.layers):
+        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
+    for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
+        shape = layer.operator.weight_shape
+        if w.shape != shape or b.shape != shape[:1]:
+            raise ValueError(f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}")
+        if not bool(w.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+    return start
+
+
+def _random(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> list[Affine]:
+    """He's normal weights, drawn on the CPU so that all devices agree; the head is constant, at the mean response."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = []
+    for layer in network.layers[:-1]:
+        out, fan_in = layer.operator.weight_shape
+        w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
+        weights.append(Affine(w.to(x), x.new_zeros(out)))
+    head = network.layers[-1].operator
+    b = y.mean(0) if head.bias else y.new_zeros(head.weight_shape[0])
+    return [*weights, Affine(x.new_zeros(head.weight_shape), b)]

@@ -1,0 +1,250 @@
+"""The X-step (sec. 6.2): min over the states with the weights fixed, parallel over samples.
+
+One layer (eq. 13):   min_z  lam_next D_next(A z, x_next) + lam D(u, z),   u the pre-activation that feeds the layer
+All layers at once, where every divergence is jointly convex: one convex problem per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Affine, Box
+from liftednn.network import Layer, LiftedNetwork, States, Weights
+from liftednn.solvers import Factor, nnls, prox_gradient, select, splitting
+
+__all__ = ["Link", "StateStep", "joint_refusal", "update_all_states", "update_state"]
+
+# Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
+_CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
+_PROXIMAL = 1e-3
+
+
+@dataclass(frozen=True)
+class StateStep:
+    """New states, the largest relative KKT residual over samples, and the most iterations any of them took."""
+
+    states: list[Tensor]
+    kkt: float
+    n_iter: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two neighbouring layers and the weights between them: all of a state's surroundings that samples share."""
+
+    layer: Layer
+    following: Layer
+    weights: Affine
+
+    @property
+    def activation(self) -> Activation:
+        assert isinstance(self.layer.divergence, Activation)
+        return self.layer.divergence
+
+    @property
+    def curvature(self) -> float:
+        """Of the next layer's term in its pre-activation."""
+        return self.following.lam * self.following.divergence.curvature
+
+
+def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 1e-3, max_iter: int = 200) -> StateStep:
+    """The minimising state of one layer, from the present z; u is its pre-activation, x_next the state after it."""
+    method = select(link.following.divergence, link.activation)
+    solve = {"nnls": _bounded, "dual": _capped, "prox_gradient": _descend, "splitting": _split}[method]
+    whole = method == "nnls"  # it cuts the rows into blocks itself
+    parts = [[u, z, x_next]] if whole else _chunks(u, z, x_next)
+    return _gather(solve(link, *rows, tol, max_iter) for rows in parts)
+
+
+def _quadratic(link: Link, u: Tensor, z: Tensor, x_next: Tensor, curvature: float) -> tuple[Tensor, Tensor, Box]:
+    """h, q and the box of  1/2 z h z' - q z',  its matrix h shared by all samples."""
+    box, lam, following = link.activation.box(u), link.layer.lam, link.following
+    h = following.lam * curvature * following.operator.gram(link.weights)
+    h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
+    offset = following.operator.forward(torch.zeros_like(z), link.weights)
+    q = lam * box.pull - following.operator.adjoint(following.lam * following.divergence.grad(offset, x_next), link.weights)
+    # A bound that depends on u carries the rounding of a product: the present state counts as inside.
+    lower = torch.minimum(box.lower, z) if isinstance(box.lower, Tensor) else box.lower
+    return h, q, box._replace(lower=lower)
+
+
+def _bounded(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
+    h, q, box = _quadratic(link, u, z, x_next, link.following.divergence.curvature)
+    result = nnls(h, q, z, tol, max_iter, lower=box.lower, upper=box.upper)
+    return StateStep([result.z], result.kkt, result.n_iter, "nnls")
+
+
+def _capped(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
+    """Quadratic below linear caps g z <= c, rows of g shared: its dual, min over m >= 0, is non-negative least squares again.
+
+    In float64 and to a small residual, since what the dual leaves open is a violation of the caps. Samples whose energy would not fall
+    keep their state, and the residual then says how far that is from the dual's.
+    """
+    h, q, box = _quadratic(link, u.double(), z.double(), x_next.double(), 2.0)
+    cap = link.following.divergence.cap(x_next)
+    assert cap is not None
+    w, b = (part.double() for part in link.weights)
+    eye, factor = torch.eye(len(h), dtype=h.dtype, device=h.device), Factor.of(h, 1.0, 0.0, 0.0)
+    g, c = torch.cat([w, -eye]), torch.cat([cap - b, -torch.as_tensor(box.lower).expand_as(q)], 1)
+    gh = factor.solve(g.T).T
+    multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
+    found = torch.maximum(factor.solve((q - multipliers @ g).T).T, torch.as_tensor(box.lower)).to(z.dtype)
+    problem = _Smooth(link, u, x_next)
+    energy = [problem.value([point], problem.image([point])) for point in (z, found)]
+    kept = torch.where((energy[1] <= energy[0])[:, None], found, z)
+    distance = float((kept - found).abs().max() / found.abs().max().clamp(min=1e-30))
+    return StateStep([kept], max(kkt, distance), n_iter, "dual")
+
+
+def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[Tensor, float, int]:
+    """Non-negative least squares with a matrix of more rows than rank: equilibrated, and by proximal points, each well conditioned."""
+    scale = m.diagonal().rsqrt()
+    m, q = scale[:, None] * m * scale, q * scale
+    proximal, found, n_iter = m + _PROXIMAL * torch.eye(len(m), dtype=m.dtype, device=m.device), torch.zeros_like(q), 0
+    for _ in range(passes):
+        step = nnls(proximal, q + _PROXIMAL * found, found, tol)
+        found, n_iter = step.z, n_iter + step.n_iter
+        kkt = float(torch.minimum(found, found @ m - q).abs().max() / q.abs().max())
+        if kkt <= 10 * tol:
+            break
+    return found * scale, kkt, n_iter
+
+
+def _descend(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
+    lipschitz = link.curvature * link.following.operator.norm(link.weights) ** 2
+    result = prox_gradient(_Smooth(link, u, x_next), [z], 1 / max(lipschitz, 1e-9), tol, max_iter)
+    return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
+
+
+def _split(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
+    problem, following = _Copied(link, u, x_next), link.following
+    pull = problem.adjoint(following.lam * following.divergence.grad(problem.image(0 * z), x_next))
+    result = splitting(problem, z, link.layer.lam, tol, 50 * max_iter, float(pull.abs().max()) or 1.0)
+    return StateStep([result.x], result.kkt, result.n_iter, "splitting")
+
+
+class _Smooth:
+    """The block as a `Composite` that separates over samples: the next layer's term is the smooth part."""
+
+    def __init__(self, link: Link, u: Tensor, x_next: Tensor) -> None:
+        self.link, self.u, self.x_next = link, u, x_next
+
+    def image(self, x: list[Tensor]) -> list[Tensor]:
+        return [self.link.following.operator.forward(x[0], self.link.weights)]
+
+    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
+        link = self.link
+        after = link.following.divergence.value(image[0], self.x_next)
+        return link.following.lam * after + link.layer.lam * link.activation.value(self.u, x[0])
+
+    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
+        following = self.link.following
+        return [following.operator.adjoint(following.lam * following.divergence.grad(image[0], self.x_next), self.link.weights)]
+
+    def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
+        return [self.link.activation.prox(x[0], self.u, self.link.layer.lam * step)]
+
+
+class _Copied:
+    """The block as a `Separable` that separates over samples."""
+
+    def __init__(self, link: Link, u: Tensor, x_next: Tensor) -> None:
+        self.link, self.x_next, self.smooth = link, x_next, _Smooth(link, u, x_next)
+        self.factor = Factor.of(link.following.operator.gram(link.weights).double(), 1.0, 1.0, 0.0)
+
+    def image(self, x: Tensor) -> Tensor:
+        return self.smooth.image([x])[0]
+
+    def adjoint(self, u: Tensor) -> Tensor:
+        return self.link.following.operator.adjoint(u, self.link.weights)
+
+    def solve(self, x: Tensor) -> Tensor:
+        return self.factor.solve(x.double().T).T.to(x.dtype)
+
+    def prox_image(self, u: Tensor, step: float) -> Tensor:
+        return self.link.following.divergence.prox_u(u, self.x_next, self.link.following.lam * step)
+
+    def prox(self, x: Tensor, step: float) -> Tensor:
+        return self.smooth.prox([x], step)[0]
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.smooth.value([x], [self.image(x)])
+
+    def retract(self, x: Tensor) -> Tensor:
+        return x
+
+
+def joint_refusal(network: LiftedNetwork) -> str:
+    """Why the states of all layers cannot be updated at once; empty if they can."""
+    for place, activation in enumerate(network.hidden):
+        if not (activation.joint and activation.quadratic):
+            return f"layer {place}: {activation!r} is not jointly convex and smooth, so its states must be updated layer by layer"
+    if network.loss.curvature == torch.inf:
+        return f"the loss {network.loss!r} is not smooth, so the states must be updated layer by layer"
+    return ""
+
+
+def update_all_states(
+    network: LiftedNetwork, weights: Weights, states: States, tol: float = 1e-3, max_iter: int = 500
+) -> StateStep:
+    """The minimising X_1, ..., X_L together (sec. 6.2, JCR)."""
+    refusal = joint_refusal(network)
+    if refusal:
+        raise ValueError(f"joint=True is not possible: {refusal}")
+    return _gather(_descend_jointly(network, weights, rows, tol, max_iter) for rows in _chunks(*states))
+
+
+def _descend_jointly(network: LiftedNetwork, weights: Weights, states: States, tol: float, max_iter: int) -> StateStep:
+    problem = _Joint(network, weights, states)
+    result = prox_gradient(problem, list(states[1:-1]), 1 / problem.lipschitz(), tol, max_iter)
+    return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
+
+
+class _Joint:
+    """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it."""
+
+    def __init__(self, network: LiftedNetwork, weights: Weights, states: States) -> None:
+        self.network, self.weights, self.y = network, weights, states[-1]
+        self.u0 = network.preactivation(0, weights, states[0])
+
+    def image(self, x: list[Tensor]) -> list[Tensor]:
+        return [self.network.preactivation(place, self.weights, state) for place, state in enumerate(x, start=1)]
+
+    def _pairs(self, x: list[Tensor], image: list[Tensor]) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        return zip(self.network.layers, [self.u0, *image], [*x, self.y], strict=True)
+
+    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
+        return torch.stack([layer.lam * layer.divergence.value(u, z) for layer, u, z in self._pairs(x, image)]).sum(0)
+
+    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
+        pulls = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
+        layers = zip(self.network.layers[1:], self.weights[1:], pulls, pulls[1:], strict=False)
+        return [layer.operator.adjoint(after, weights) - before for layer, weights, before, after in layers]
+
+    def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
+        return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
+
+    def lipschitz(self) -> float:
+        """Block Gershgorin bound on the Hessian's norm."""
+        curvatures = [layer.lam * layer.divergence.curvature for layer in self.network.layers]
+        norms = [0.0] + [layer.operator.norm(w) for layer, w in list(zip(self.network.layers, self.weights, strict=True))[1:]]
+        before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
+        after = [c * (s * s + (s if place < len(norms) - 1 else 0)) for place, (c, s) in enumerate(zip(curvatures, norms, strict=True))]
+        return max(b + a for b, a in zip(before, after[1:], strict=False))
+
+
+def _chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    size = _CPU_ROWS if tensors[0].device.type == "cpu" else _GPU_ROWS
+    for start in range(0, len(tensors[0]), size):
+        yield [tensor[start : start + size] for tensor in tensors]
+
+
+def _gather(parts: Iterable[StateStep]) -> StateStep:
+    parts = list(parts)
+    states = [torch.cat(pieces) for pieces in zip(*(part.states for part in parts), strict=True)]
+    return StateStep(states, max(p.kkt for p in parts), max(p.n_iter for p in parts), parts[0].method)

@@ -1,0 +1,1 @@
+"""Experiments (sec. 7): data sets and the demonstration."""

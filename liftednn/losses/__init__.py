@@ -1,0 +1,18 @@
+"""Losses (sec. 3, 5.1, 6.2): the last divergence, its state clamped to the responses."""
+
+from __future__ import annotations
+
+from liftednn.base import Loss
+from liftednn.losses.entropy import CrossEntropy, SoftmaxCrossEntropy
+from liftednn.losses.split import Split
+from liftednn.losses.squared import SquaredError
+
+__all__ = ["CrossEntropy", "SoftmaxCrossEntropy", "Split", "SquaredError"]
+
+
+def named(name: str) -> Loss:
+    """ "softmax" for SoftmaxCrossEntropy, "squared" for SquaredError."""
+    losses: dict[str, type[Loss]] = {"softmax": SoftmaxCrossEntropy, "squared": SquaredError}
+    if name not in losses:
+        raise ValueError(f"unknown loss {name!r}: give one of {', '.join(sorted(losses))}, or a Loss")
+    return losses[name]()

@@ -1,0 +1,110 @@
+"""Cross-entropies: of the softmax (eq. 11), which is the Fenchel divergence of softmax at Y, and of probabilities (eq. 15)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Loss
+from liftednn.functional import barrier
+
+__all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(Loss):
+    """L(y, u) = logsumexp(u) - <u, y> + <y, log y>; curvature 1/2. The last term is 0 for one-hot y and makes L >= 0 for all.
+
+    Responses are labels 0 .. p-1, (n,), or rows of probabilities, (n, p).
+    """
+
+    curvature = 0.5
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.softmax(-1)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return u.logsumexp(-1) + (torch.xlogy(z, z) - u * z).sum(-1)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return u.softmax(-1) - z
+
+    def encode(self, y: Tensor, width: int) -> Tensor:
+        return class_responses(y, width)
+
+    def decode(self, u: Tensor) -> Tensor:
+        return u.argmax(-1)
+
+    def score(self, u: Tensor, y: Tensor) -> float:
+        return accuracy(u, y)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """L(y, u) = -<y, log u> on probabilities u > 0; not smooth at 0, so its curvature is infinite.
+
+    Responses as for SoftmaxCrossEntropy. Alone it cannot end a network, since affine scores drive it to -inf; eq. 15 puts it behind a
+    projection on the simplex, `Split(CrossEntropy(), Simplex())`.
+    """
+
+    curvature = torch.inf
+    refusal = (
+        "CrossEntropy takes probabilities, and over affine scores it has no lower bound: use Split(CrossEntropy(), Simplex()) "
+        "or SoftmaxCrossEntropy()"
+    )
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        outside = torch.where(z > 0, u <= 0, False).to(u.dtype)
+        return -torch.xlogy(z, u.clamp(min=torch.finfo(u.dtype).tiny)).sum(-1) + barrier(outside)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return torch.where(z > 0, -z / u, torch.zeros_like(u))
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        """The positive root of u^2 - vu - step z = 0; v itself where z = 0 and D does not depend on u."""
+        return torch.where(z > 0, positive_root(v / 2, step * z), v)
+
+    def encode(self, y: Tensor, width: int) -> Tensor:
+        return class_responses(y, width)
+
+    def decode(self, u: Tensor) -> Tensor:
+        return u.argmax(-1)
+
+    def score(self, u: Tensor, y: Tensor) -> float:
+        return accuracy(u, y)
+
+
+def positive_root(t: Tensor, c: Tensor) -> Tensor:
+    """t + sqrt(t^2 + c) for c >= 0, without cancellation for t < 0; 2 max(t, 0) where c = 0."""
+    radius = torch.hypot(t, c.sqrt())
+    return torch.where(t > 0, t + radius, c / (radius - t).clamp(min=torch.finfo(t.dtype).tiny))
+
+
+def class_responses(y: Tensor, width: int) -> Tensor:
+    """Labels (n,) or probabilities (n, width) -> probabilities (n, width)."""
+    if y.ndim == 2:
+        if y.shape[1] != width:
+            raise ValueError(f"y has {y.shape[1]} columns, but the network has {width} outputs: they must agree")
+        if bool((y < 0).any()) or not torch.allclose(y.sum(-1), torch.ones_like(y[:, 0]), atol=1e-4):
+            raise ValueError("each row of y must be a probability distribution: non-negative, adding up to 1")
+        return y
+    if y.ndim != 1:
+        raise ValueError(f"y has shape {tuple(y.shape)}: give labels (n,) or probabilities (n, {width})")
+    labels = y.long()
+    if not bool((labels == y).all()):
+        raise ValueError("labels must be integers: encode other labels as 0, 1, 2, ... first")
+    if len(y) and (int(labels.min()) < 0 or int(labels.max()) >= width):
+        raise ValueError(
+            f"labels must lie in 0 .. {width - 1}, the network's {width} outputs, got {int(labels.min())} .. {int(labels.max())}"
+        )
+    return torch.nn.functional.one_hot(labels, width)
+
+
+def accuracy(u: Tensor, y: Tensor) -> float:
+    """Share of rows whose largest score is their largest response."""
+    return float((u.argmax(-1) == y.argmax(-1)).double().mean())

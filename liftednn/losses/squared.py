@@ -1,0 +1,54 @@
+"""The squared loss (sec. 3): the identity's divergence, clamped to the responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from liftednn.base import Loss
+
+__all__ = ["SquaredError"]
+
+
+@dataclass(frozen=True)
+class SquaredError(Loss):
+    """L(y, u) = |u - y|^2; curvature 2, quadratic. Responses are real, (n,) or (n, p)."""
+
+    curvature, quadratic, homogeneous = 2.0, True, True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (u - z).square().sum(-1)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - z)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return (v + 2 * step * z) / (1 + 2 * step)
+
+    def encode(self, y: Tensor, width: int) -> Tensor:
+        return real_responses(y, width)
+
+    def decode(self, u: Tensor) -> Tensor:
+        return u
+
+    def score(self, u: Tensor, y: Tensor) -> float:
+        return r_squared(u, y)
+
+
+def real_responses(y: Tensor, width: int) -> Tensor:
+    """(n,) or (n, width) -> (n, width)."""
+    columns = y[:, None] if y.ndim == 1 else y
+    if columns.ndim != 2 or columns.shape[1] != width:
+        raise ValueError(f"y has shape {tuple(y.shape)}, but the network has {width} outputs: give (n, {width})")
+    return columns
+
+
+def r_squared(u: Tensor, y: Tensor) -> float:
+    """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
+    y = y.double()
+    total = (y - y.mean(0)).square().sum()
+    return float(1 - (u.double() - y).square().sum() / total) if total > 0 else 0.0

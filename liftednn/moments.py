@@ -1,0 +1,137 @@
+"""Additive second moments of a regression: all that the W-step with a quadratic divergence needs to know of the data (sec. 6.1).
+
+    weight, mean_x, mean_z,  xx = sum (x - mean_x)'(x - mean_x),  xz = sum (x - mean_x)'(z - mean_z),  zz = sum |z - mean_z|^2
+
+kept centred and in float64, so that `a + b` (the moments of both sets of rows) loses no digits to large means, whichever way the
+rows were cut. `forget * a` discounts old rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Moments"]
+
+# A product over this many rows is formed in the data's own precision, then added up in float64.
+_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Centred moments of rows x (n, p) and z (n, q), float64.
+
+    `eps` is the precision of the data they came from: what counts as zero in their spectrum.
+    """
+
+    weight: Tensor
+    mean_x: Tensor
+    mean_z: Tensor
+    xx: Tensor
+    xz: Tensor
+    zz: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
+        if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not len(x):
+            raise ValueError(f"x and z must be matrices with the same rows, at least one, got {tuple(x.shape)} and {tuple(z.shape)}")
+        weight = _total(x, sample_weight)
+        mean = _mean(x, weight, sample_weight)
+        xx = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        for rows, w in _blocks(x, sample_weight):
+            centred = rows - mean.to(rows.dtype)
+            xx += _weighted(centred, w).T @ centred
+        empty = cls(weight, mean, mean[:0], xx, xx[:, :0], xx.new_zeros(()), torch.finfo(x.dtype).eps)
+        return empty.retarget(x, z, sample_weight)
+
+    def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
+        """The same rows x with other targets z: the Gram matrix is kept, only the cross moments are formed anew."""
+        mean_z = _mean(z, self.weight, sample_weight)
+        xz = torch.zeros(x.shape[1], z.shape[1], dtype=torch.float64, device=x.device)
+        zz = xz.new_zeros(())
+        for (rows, w), (targets, _) in zip(_blocks(x, sample_weight), _blocks(z, sample_weight), strict=True):
+            centred = targets - mean_z.to(targets.dtype)
+            weighted = _weighted(centred, w)
+            xz += (rows - self.mean_x.to(rows.dtype)).T @ weighted
+            zz += (centred * weighted).sum(dtype=torch.float64)
+        return replace(self, mean_z=mean_z, xz=xz, zz=zz)
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of the rows of both (Chan, Golub and LeVeque)."""
+        weight = self.weight + other.weight
+        share = other.weight / weight
+        dx, dz = other.mean_x - self.mean_x, other.mean_z - self.mean_z
+        mixed = self.weight * share
+        return Moments(
+            weight,
+            self.mean_x + share * dx,
+            self.mean_z + share * dz,
+            self.xx + other.xx + mixed * torch.outer(dx, dx),
+            self.xz + other.xz + mixed * torch.outer(dx, dz),
+            self.zz + other.zz + mixed * dz.square().sum(),
+            max(self.eps, other.eps),
+        )
+
+    def __rmul__(self, forget: float) -> Moments:
+        """The same rows, each counting `forget` times as much."""
+        scaled = {name: forget * getattr(self, name) for name in ("weight", "xx", "xz", "zz")}
+        return replace(self, **scaled)
+
+    def about_zero(self) -> Moments:
+        """The moments about 0 in place of the mean: those of a regression without intercept."""
+        n, mx, mz = self.weight, self.mean_x, self.mean_z
+        return Moments(
+            n,
+            torch.zeros_like(mx),
+            torch.zeros_like(mz),
+            self.xx + n * torch.outer(mx, mx),
+            self.xz + n * torch.outer(mx, mz),
+            self.zz + n * mz.square().sum(),
+            self.eps,
+        )
+
+    @property
+    def gram(self) -> Tensor:
+        """Covariance of x, (p, p)."""
+        return self.xx / self.weight
+
+    @property
+    def cross(self) -> Tensor:
+        """Covariance of x and z, (p, q)."""
+        return self.xz / self.weight
+
+    def bias(self, w: Tensor) -> Tensor:
+        """The intercept that is optimal with w (q, p): mean_z - w mean_x."""
+        return self.mean_z - w @ self.mean_x
+
+    def residual(self, w: Tensor) -> Tensor:
+        """mean |x w' + b - z|^2 with the optimal intercept, from the moments alone."""
+        quadratic = (w @ self.gram * w).sum() - 2 * (w.T * self.cross).sum() + self.zz / self.weight
+        return quadratic.clamp(min=0)
+
+
+def _blocks(x: Tensor, sample_weight: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for start in range(0, len(x), _ROWS):
+        rows = slice(start, start + _ROWS)
+        yield x[rows], None if sample_weight is None else sample_weight[rows]
+
+
+def _weighted(x: Tensor, w: Tensor | None) -> Tensor:
+    return x if w is None else x * w[:, None].to(x.dtype)
+
+
+def _total(x: Tensor, sample_weight: Tensor | None) -> Tensor:
+    if sample_weight is None:
+        return torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+    return sample_weight.double().sum()
+
+
+def _mean(x: Tensor, weight: Tensor, sample_weight: Tensor | None) -> Tensor:
+    total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    for rows, w in _blocks(x, sample_weight):
+        total += _weighted(rows, w).sum(0, dtype=torch.float64)
+    return total / weight

@@ -1,0 +1,208 @@
+"""Lifted networks (sec. 3 and 5.1, eq. 2 and 10): the layers, the objective, the recursion and how far the states are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from liftednn import activations, losses
+from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
+from liftednn.operators import Dense
+from liftednn.penalties import L2
+
+__all__ = ["Evaluation", "Layer", "LiftedNetwork"]
+
+# Rows that are evaluated at a time: bounds memory, and keeps the float64 energies in cache.
+_ROWS = 4096
+
+Weights = Sequence[Affine]
+States = Sequence[Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """lam D(A(x; w, b), z) + pi(w): one term of the objective."""
+
+    operator: Operator
+    divergence: Divergence
+    penalty: Penalty = L2()
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lam < torch.inf:
+            raise ValueError(f"lam must be positive, got {self.lam}")
+
+    @property
+    def width(self) -> int:
+        """Width of the state this layer gives."""
+        return self.divergence.width(self.operator.out_width)
+
+
+class Evaluation(NamedTuple):
+    """The objective and what stands beside it, all in float64.
+
+    terms       lam_l mean D_l of each layer
+    penalties   pi_l(w_l) of each layer
+    gaps        mean D_l(u, z) - min_z D_l(u, z) of each hidden layer: 0 exactly when the states obey the recursion
+    loss        mean loss of the feed-forward scores
+    score       accuracy or R^2 of the feed-forward scores
+    """
+
+    terms: tuple[float, ...]
+    penalties: tuple[float, ...]
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+
+    @property
+    def objective(self) -> float:
+        return sum(self.terms) + sum(self.penalties)
+
+
+@dataclass(frozen=True)
+class LiftedNetwork:
+    """L hidden layers, each with an activation, and a last one with the loss.
+
+    `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses.
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        object.__setattr__(self, "layers", tuple(layers))
+        if not self.layers or not isinstance(self.layers[-1].divergence, Loss):
+            raise ValueError("a network needs at least one layer, and its last divergence must be a Loss")
+        for place, layer in enumerate(self.layers[:-1]):
+            if not isinstance(layer.divergence, Activation):
+                raise ValueError(f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}")
+            needed = self.layers[place + 1].operator.in_width
+            if layer.width != needed:
+                raise ValueError(f"layer {place} gives {layer.width} states, but layer {place + 1} takes {needed}")
+
+    @classmethod
+    def mlp(
+        cls,
+        sizes: Sequence[int],
+        activation: str | Activation | Sequence[str | Activation] = "relu",
+        loss: str | Loss = "softmax",
+        lam: float | Sequence[float] = 1.0,
+        rho: float = 1e-3,
+    ) -> LiftedNetwork:
+        """Dense layers of the given widths: sizes = [inputs, hidden ..., outputs].
+
+        activation   one for all hidden layers, or one each: a name such as "relu" or "fenchel_relu", or an Activation
+        loss         "softmax", "squared", or a Loss
+        lam          the weight of the hidden divergences, one for all or one each; the loss has weight 1
+        rho          the weight of |w|^2 in every layer
+        """
+        if len(sizes) < 2:
+            raise ValueError(f"sizes must hold at least inputs and outputs, got {list(sizes)}")
+        hidden = len(sizes) - 2
+        chosen = [_activation(a) for a in _one_each(activation, hidden, "activation")]
+        divergences: list[Divergence] = [*chosen, losses.named(loss) if isinstance(loss, str) else loss]
+        lams = [*_one_each(lam, hidden, "lam"), 1.0]
+        operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
+        return cls([Layer(a, d, L2(rho), float(x)) for a, d, x in zip(operators, divergences, lams, strict=True)])
+
+    @property
+    def loss(self) -> Loss:
+        divergence = self.layers[-1].divergence
+        assert isinstance(divergence, Loss)
+        return divergence
+
+    @property
+    def hidden(self) -> list[Activation]:
+        return [layer.divergence for layer in self.layers[:-1] if isinstance(layer.divergence, Activation)]
+
+    def preactivation(self, place: int, weights: Weights, x: Tensor) -> Tensor:
+        """A_l(x; w_l, b_l)."""
+        return self.layers[place].operator.forward(x, weights[place])
+
+    def propagate(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """X_0, ..., X_L by the recursion X_{l+1} = phi_l(A_l(X_l)) (eq. 2)."""
+        states = [x]
+        for place, activation in enumerate(self.hidden):
+            states.append(activation(self.preactivation(place, weights, states[-1])))
+        return states
+
+    def scores(self, weights: Weights, x: Tensor) -> Tensor:
+        """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs)."""
+        return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x)[-1])
+
+    def evaluate(self, weights: Weights, states: States) -> Evaluation:
+        """Objective, gaps and feed-forward score in one pass over the rows."""
+        n, depth = len(states[0]), len(self.layers)
+        energies = torch.zeros(depth, dtype=torch.float64, device=states[0].device)
+        floors, loss, scores = energies.clone(), energies[0].clone(), []
+        for rows in _blocks(states):
+            forward = rows[0]
+            for place, layer in enumerate(self.layers):
+                u = self.preactivation(place, weights, rows[place])
+                v = u if place == 0 else self.preactivation(place, weights, forward)
+                energies[place] += layer.divergence.value(u.double(), rows[place + 1].double()).sum()
+                if place < depth - 1:
+                    forward = layer.divergence(v)
+                    reached = forward if place == 0 else layer.divergence(u)
+                    floors[place] += layer.divergence.value(u.double(), reached.double()).sum()
+            loss += self.loss.value(v.double(), rows[-1].double()).sum()
+            scores.append(v)
+        terms, floor = (energies / n).tolist(), (floors / n).tolist()
+        return Evaluation(
+            tuple(layer.lam * term for layer, term in zip(self.layers, terms, strict=True)),
+            tuple(float(layer.penalty.value(w.w)) for layer, w in zip(self.layers, weights, strict=True)),
+            tuple(term - least for term, least in zip(terms[:-1], floor[:-1], strict=True)),
+            float(loss / n),
+            self.loss.score(torch.cat(scores), states[-1]),
+        )
+
+    def objective(self, weights: Weights, states: States) -> float:
+        """F(W, b, X) (eq. 10), summed in float64."""
+        return self.evaluate(weights, states).objective
+
+    def gaps(self, weights: Weights, states: States) -> tuple[float, ...]:
+        """For each hidden layer, how far its states are from obeying the recursion; see `Evaluation`."""
+        return self.evaluate(weights, states).gaps
+
+    def equalised(self, weights: Weights, states: States, lam: float = 1.0) -> tuple[LiftedNetwork, list[Affine], list[Tensor]]:
+        """The same model with all hidden weights equal to `lam` (the rescaling of sec. 3), objective and scores unchanged.
+
+        X_l -> s_l X_l with s_l = sqrt(lam_l / lam), w_l -> (s_{l+1} / s_l) w_l, b_l -> s_{l+1} b_l, rho_l -> (s_l / s_{l+1})^2 rho_l.
+        Needs divergences that are homogeneous of degree 2 and squared-norm penalties.
+        """
+        for place, layer in enumerate(self.layers):
+            if place < len(self.layers) - 1 and not layer.divergence.homogeneous:
+                raise ValueError(f"layer {place}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away")
+            if layer.penalty.ridge is None:
+                raise ValueError(f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model")
+        scales = [1.0, *[(layer.lam / lam) ** 0.5 for layer in self.layers[:-1]], 1.0]
+        network = LiftedNetwork(
+            [
+                replace(layer, penalty=L2((layer.penalty.ridge or 0.0) * (a / b) ** 2), lam=lam if place < len(self.layers) - 1 else layer.lam)
+                for place, (layer, a, b) in enumerate(zip(self.layers, scales, scales[1:], strict=False))
+            ]
+        )
+        scaled = [Affine(w.w * (b / a), w.b * b) for w, a, b in zip(weights, scales, scales[1:], strict=False)]
+        return network, scaled, [s * x for s, x in zip(scales, states, strict=True)]
+
+
+def _blocks(states: States) -> Iterator[list[Tensor]]:
+    for start in range(0, len(states[0]), _ROWS):
+        yield [state[start : start + _ROWS] for state in states]
+
+
+def _activation(given: str | Activation) -> Activation:
+    return activations.named(given) if isinstance(given, str) else given
+
+
+def _one_each(given: T | Sequence[T], count: int, name: str) -> list[T]:
+    """`count` values from one for all or a sequence of that length."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != count:
+            raise ValueError(f"{name} has {len(given)} entries for {count} hidden layers: give one for all or one each")
+        return list(given)
+    return [given] * count  # type: ignore[list-item]

@@ -1,0 +1,59 @@
+"""Penalties pi(w) that are constraints (sec. 2: "convex constraints, network structure"), each with an optional rho |w|_F^2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Box, Penalty
+from liftednn.functional import barrier, box_prox
+from liftednn.penalties.norms import check_strength
+
+__all__ = ["Mask", "NonNegative"]
+
+
+class _Boxed(Penalty):
+    """pi(w) = rho |w|_F^2 on a box, +inf outside."""
+
+    boxed = True
+    rho: float
+
+    def value(self, w: Tensor) -> Tensor:
+        w, box = w.double(), self.box()
+        outside = torch.maximum(box.lower - w, w - box.upper)
+        return self.rho * w.square().sum() + barrier(outside.flatten())
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return box_prox(self.box(), w, step)
+
+
+@dataclass(frozen=True)
+class NonNegative(_Boxed):
+    """pi(w) = rho |w|_F^2 on w >= 0."""
+
+    rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+
+    def box(self) -> Box:
+        return Box(0.0, torch.inf, 2 * self.rho, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(_Boxed):
+    """pi(w) = rho |w|_F^2 where `mask` (out, in) is true, w = 0 elsewhere: a fixed topology. No mask leaves all weights free."""
+
+    mask: Tensor | None = None
+    rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+
+    def box(self) -> Box:
+        if self.mask is None:
+            return Box(-torch.inf, torch.inf, 2 * self.rho, 0.0)
+        free = torch.where(self.mask.bool(), torch.inf, 0.0)
+        return Box(-free, free, 2 * self.rho, 0.0)

@@ -1,0 +1,112 @@
+"""Penalties pi(w) that are norms (sec. 2, 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Penalty
+from liftednn.functional import soft_threshold
+
+__all__ = ["L1", "L2", "ElasticNet", "GroupL2", "NoPenalty", "check_strength"]
+
+
+def check_strength(name: str, rho: float) -> None:
+    if not 0 <= rho < torch.inf:
+        raise ValueError(f"{name} must be non-negative and finite, got {rho}")
+
+
+@dataclass(frozen=True)
+class NoPenalty(Penalty):
+    """pi(w) = 0."""
+
+    ridge = 0.0
+
+    def value(self, w: Tensor) -> Tensor:
+        return w.new_zeros((), dtype=torch.float64)
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return w
+
+
+@dataclass(frozen=True)
+class L2(Penalty):
+    """pi(w) = rho |w|_F^2, the paper's."""
+
+    rho: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+
+    @property
+    def ridge(self) -> float:
+        return self.rho
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.rho * w.double().square().sum()
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return w / (1 + 2 * step * self.rho)
+
+
+@dataclass(frozen=True)
+class L1(Penalty):
+    """pi(w) = rho |w|_1: single weights become 0."""
+
+    rho: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.rho * w.double().abs().sum()
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return soft_threshold(w, step * self.rho)
+
+
+@dataclass(frozen=True)
+class ElasticNet(Penalty):
+    """pi(w) = rho (l1_ratio |w|_1 + (1 - l1_ratio) |w|_F^2)."""
+
+    rho: float = 1e-3
+    l1_ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+        if not 0 <= self.l1_ratio <= 1:
+            raise ValueError(f"l1_ratio must lie in [0, 1], got {self.l1_ratio}")
+
+    def value(self, w: Tensor) -> Tensor:
+        w = w.double()
+        return self.rho * (self.l1_ratio * w.abs().sum() + (1 - self.l1_ratio) * w.square().sum())
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        shrink = step * self.rho
+        return soft_threshold(w, shrink * self.l1_ratio) / (1 + 2 * shrink * (1 - self.l1_ratio))
+
+
+@dataclass(frozen=True)
+class GroupL2(Penalty):
+    """pi(w) = rho sum_g |w_g|_2 over rows (by="output": whole units become 0) or columns (by="input": whole features)."""
+
+    rho: float = 1e-3
+    by: Literal["output", "input"] = "output"
+
+    def __post_init__(self) -> None:
+        check_strength("rho", self.rho)
+        if self.by not in ("output", "input"):
+            raise ValueError(f"by must be 'output' or 'input', got {self.by!r}")
+
+    def _norms(self, w: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(w, dim=1 if self.by == "output" else 0, keepdim=True)
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.rho * self._norms(w.double()).sum()
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        norms = self._norms(w).clamp(min=torch.finfo(w.dtype).tiny)
+        return w * (1 - step * self.rho / norms).clamp(min=0)

@@ -1,0 +1,113 @@
+"""Prediction (sec. 5.2): the feed-forward rule of a standard network, and the lifted rule.
+
+The lifted rule solves the training problem at the test point: weights fixed, the states and the response variables (eq. 12). It is the
+X-step again. For real responses the loss vanishes at its own output and drops out. For classes, each candidate label has an optimal
+energy, and the smallest one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine, Loss
+from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
+from liftednn.network import LiftedNetwork
+
+__all__ = ["feedforward", "lifted"]
+
+# Rows predicted at a time; the answer for a row does not depend on the others.
+_ROWS = 8192
+
+
+@torch.no_grad()
+def feedforward(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
+    """Scores (n, outputs) by the recursion (eq. 1); `network.loss.decode` turns them into responses."""
+    x = _rows(network, weights, x)
+    return torch.cat([network.scores(weights, rows) for rows in x.split(_ROWS)])
+
+
+@torch.no_grad()
+def lifted(network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float = 1e-6, max_iter: int = 1000) -> Tensor:
+    """Scores (n, outputs) by the lifted rule (eq. 12).
+
+    Real responses: the scores at the optimal states. Classes: minus the optimal energy of each class, so that the largest score wins.
+
+    tol        relative KKT residual to which the states are solved, and the relative change at which cyclic passes stop
+    max_iter   iterations at most in a block, and cyclic passes at most
+    """
+    x = _rows(network, weights, x)
+    rule = _by_class if _classifies(network.loss) else _by_elimination
+    return torch.cat([rule(network, weights, rows, tol, max_iter) for rows in x.split(_ROWS)])
+
+
+def _rows(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
+    x = torch.as_tensor(x).to(weights[0].w)
+    width = network.layers[0].operator.in_width
+    if x.ndim != 2 or x.shape[1] != width:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width})")
+    if not bool(x.isfinite().all()):
+        raise ValueError("x holds NaN or infinity: remove or impute those entries first")
+    return x
+
+
+def _classifies(loss: Loss) -> bool:
+    """Whether responses are labels: then decoding scores gives integers."""
+    return not loss.decode(torch.zeros(1, 1)).is_floating_point()
+
+
+def _by_elimination(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
+    """Real responses: min over y removes the loss, and the hidden states feel only each other."""
+    states = _cycle(network, weights, network.propagate(weights, x), tol, max_iter)
+    return network.preactivation(len(network.layers) - 1, weights, states[-1])
+
+
+def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
+    """Classes: one X-step per label, all sharing their matrices."""
+    start, width = network.propagate(weights, x), network.layers[-1].operator.out_width
+    together = len(start) > 2 and not joint_refusal(network)
+    energies = []
+    for label in range(width):
+        y = network.loss.encode(torch.full((len(x),), label, device=x.device), width).to(x)
+        states = [*start, y]
+        if together:
+            states[1:-1] = update_all_states(network, weights, states, tol, 10 * max_iter).states
+        else:
+            states = _cycle(network, weights, states, tol, max_iter)
+        energies.append(_energy(network, weights, states))
+    return -torch.stack(energies, 1)
+
+
+def _cycle(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], tol: float, max_iter: int) -> list[Tensor]:
+    """Passes over the hidden layers, last to first, until the energy no longer falls; one pass is exact for one layer."""
+    hidden = len(network.layers) - 1
+    before = torch.inf
+    for _ in range(max_iter if hidden > 1 else hidden):
+        for place in range(hidden, 0, -1):
+            states[place] = _state(network, weights, states, place, tol, max_iter)
+        energy = float(_energy(network, weights, states).sum())
+        if before - energy <= tol * abs(energy):
+            break
+        before = energy
+    return states
+
+
+def _state(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], place: int, tol: float, max_iter: int) -> Tensor:
+    """The optimal X_l given its neighbours; phi(u) where nothing follows it."""
+    u = network.preactivation(place - 1, weights, states[place - 1])
+    if place + 1 == len(states):
+        return network.hidden[place - 1](u)
+    link = Link(network.layers[place - 1], network.layers[place], weights[place])
+    return update_state(link, u, states[place], states[place + 1], tol, max_iter).states[0]
+
+
+def _energy(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor]) -> Tensor:
+    """sum_l lam_l D_l of each row, over the layers that `states` spans."""
+    terms = []
+    for place, layer in enumerate(network.layers[: len(states) - 1]):
+        u = network.preactivation(place, weights, states[place])
+        terms.append(layer.lam * layer.divergence.value(u, states[place + 1]))
+    return torch.stack(terms).sum(0)

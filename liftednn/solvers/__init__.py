@@ -1,0 +1,23 @@
+"""Solvers: one convex block each, usable alone, without knowledge of networks."""
+
+from liftednn.solvers.auto import select
+from liftednn.solvers.nnls import NNLSResult, nnls
+from liftednn.solvers.prox_gradient import Composite, ProxResult, prox_gradient
+from liftednn.solvers.ridge import Factor, ridge
+from liftednn.solvers.sketch import sketch
+from liftednn.solvers.splitting import Separable, SplittingResult, splitting
+
+__all__ = [
+    "Composite",
+    "Factor",
+    "NNLSResult",
+    "ProxResult",
+    "Separable",
+    "SplittingResult",
+    "nnls",
+    "prox_gradient",
+    "ridge",
+    "select",
+    "sketch",
+    "splitting",
+]

@@ -1,0 +1,37 @@
+"""Which solver fits a block: the only dispatch in the package, the same for the W-step and the X-step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from liftednn.base import Activation, Divergence, Penalty
+
+__all__ = ["Method", "select"]
+
+Method = Literal["ridge", "nnls", "majorised", "prox_gradient", "dual", "splitting"]
+
+
+def select(smooth: Divergence, proxable: Penalty | Activation) -> Method:
+    """The method for  min_v  smooth(affine(v)) + proxable(v), from what the two declare.
+
+    W-step: `smooth` is the layer's divergence in u, `proxable` its penalty. X-step: the next layer's divergence in u, and this
+    layer's activation in z.
+
+    dual           quadratic below a cap + quadratic on a box: the dual is non-negative least squares with one shared matrix
+    splitting      the smooth part is not smooth after all
+    ridge          quadratic + squared norm: one linear system
+    nnls           quadratic + quadratic on a box: bounded least squares with one matrix shared by all rows
+    majorised      smooth + squared norm: a few ridge steps on refreshed pseudo-targets, one factor for all of them
+    prox_gradient  everything else
+    """
+    if smooth.capped and proxable.boxed and isinstance(proxable, Activation):
+        return "dual"
+    if smooth.curvature == torch.inf:
+        return "splitting"
+    if proxable.ridge is not None:
+        return "ridge" if smooth.quadratic else "majorised"
+    if smooth.quadratic and proxable.boxed:
+        return "nnls"
+    return "prox_gradient"

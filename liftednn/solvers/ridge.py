@@ -1,0 +1,64 @@
+"""Ridge regression on moments, the W-step of a quadratic divergence (sec. 6.1):
+
+    argmin_{w, b}  lam mean |x w' + b - z|^2 + rho |w - anchor|^2
+
+The intercept is eliminated by centring and never penalised. Factor once, solve many: `Factor` serves every right-hand side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.moments import Moments
+
+__all__ = ["Factor", "ridge"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """(lam gram + rho I)^-1, or its pseudo-inverse where that matrix is singular to the precision of its data.
+
+    `lower` is the Cholesky factor, or (p, r) vectors v with v v' the pseudo-inverse, when `singular`.
+    """
+
+    lower: Tensor
+    singular: bool
+
+    @classmethod
+    def of(cls, gram: Tensor, lam: float, rho: float, eps: float) -> Factor:
+        matrix = lam * gram
+        matrix.diagonal().add_(rho)
+        largest = matrix.diagonal().max().clamp(min=torch.finfo(matrix.dtype).tiny)
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        floor = len(matrix) * eps * largest
+        if int(info) == 0 and bool(lower.diagonal().square().min() > floor):
+            return cls(lower, singular=False)
+        values, vectors = torch.linalg.eigh(matrix)
+        kept = values > floor
+        return cls(vectors[:, kept] / values[kept].sqrt(), singular=True)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """The solution for each column of `right` (p, q); of minimum norm where the matrix is singular."""
+        if self.singular:
+            return self.lower @ (self.lower.T @ right)
+        return torch.cholesky_solve(right, self.lower)
+
+
+def ridge(moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None) -> Affine:
+    """The minimiser, in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.
+
+    anchor   (q, p), the point that rho pulls towards; None for 0
+    factor   `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
+    """
+    if lam <= 0 or rho < 0:
+        raise ValueError(f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}")
+    factor = factor or Factor.of(moments.gram, lam, rho, moments.eps)
+    right = lam * moments.cross
+    if anchor is not None:
+        right = right + rho * anchor.to(right).T
+    w = factor.solve(right).T
+    return Affine(w, moments.bias(w))

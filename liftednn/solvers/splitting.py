@@ -1,0 +1,143 @@
+"""Operator splitting (ADMM) for  F(x) = f(A x) + g(x)  where neither term is smooth.
+
+Both terms get a copy, u = A x and w = x, and the point itself solves one linear system whose matrix A'A + I never changes:
+
+    u <- prox_f(A x - p),  w <- prox_g(x - q),  p += u - A x,  q += w - x,  x <- argmin |A x - u - p|^2 + |x - w - q|^2
+
+The penalty sigma of the two constraints only rescales the proxes and the multipliers, so balancing it costs no new factor.
+The copies agree only in the limit; a point is accepted only if it lies in the domain of F and does not raise F above the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Separable", "SplittingResult", "splitting"]
+
+_RELAXATION = 1.6
+_CHECK = 25
+
+
+class Separable(Protocol):
+    """What the solver needs to know of a problem. The adjoint is that of the linear part of A, in the inner product of prox_image."""
+
+    def image(self, x: Tensor) -> Tensor: ...
+
+    def adjoint(self, u: Tensor) -> Tensor: ...
+
+    def solve(self, x: Tensor) -> Tensor:
+        """(A'A + I)^-1 x."""
+
+    def prox_image(self, u: Tensor, step: float) -> Tensor:
+        """prox of step f."""
+
+    def prox(self, x: Tensor, step: float) -> Tensor:
+        """prox of step g."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """F(x): a scalar, or (n,) where F separates over rows; +inf outside the domain."""
+
+    def retract(self, x: Tensor) -> Tensor:
+        """A point near x that is inside the domain where x is a little outside; x itself if none is known."""
+
+
+@dataclass(frozen=True)
+class SplittingResult:
+    """kkt: the largest of |A x - u| and |x - w|, relative to their size, and |A'f' + g'| / scale, at the returned x."""
+
+    x: Tensor
+    kkt: float
+    n_iter: int
+    status: Literal["converged", "max_iter"]
+
+
+def splitting(
+    problem: Separable,
+    start: Tensor,
+    sigma: float = 1.0,
+    tol: float = 1e-6,
+    max_iter: int = 5000,
+    scale: float | None = None,
+) -> SplittingResult:
+    """Minimise F from a start inside its domain; the result is inside too and its value no higher.
+
+    sigma   first guess of the penalty, balanced as the iteration goes
+    scale   what the stationarity A'f' + g' is measured against; None for the size of its two terms
+    """
+    at = _Copies.begin(problem, start, sigma, scale)
+    ceiling = problem.value(start)
+    if not bool(ceiling.isfinite().all()):
+        raise ValueError("splitting must start inside the domain: the objective is not finite at `start`")
+    x, kkt, n_iter, goal = start, torch.inf, 0, tol / 4
+    while n_iter < max_iter and kkt > tol:
+        at.advance(problem)
+        n_iter += 1
+        if n_iter % _CHECK and n_iter < max_iter:
+            continue
+        if at.residual(problem, at.x) <= goal or n_iter == max_iter:
+            x = _lowest(problem, start, ceiling, [at.x, at.w])
+            kkt, goal = at.residual(problem, x), goal / 4  # closer copies, should the chosen point not be good enough
+        at.balance(problem)
+    return SplittingResult(x, kkt, n_iter, "converged" if kkt <= tol else "max_iter")
+
+
+@dataclass
+class _Copies:
+    """x, its image, the copies u and w, and the scaled multipliers p and q."""
+
+    x: Tensor
+    image: Tensor
+    u: Tensor
+    w: Tensor
+    p: Tensor
+    q: Tensor
+    sigma: float
+    scale: float | None
+
+    @classmethod
+    def begin(cls, problem: Separable, x: Tensor, sigma: float, scale: float | None) -> _Copies:
+        image = problem.image(x)
+        return cls(x, image, image, x, torch.zeros_like(image), torch.zeros_like(x), sigma, scale)
+
+    def advance(self, problem: Separable) -> None:
+        image, x = torch.lerp(self.u, self.image, _RELAXATION), torch.lerp(self.w, self.x, _RELAXATION)
+        self.u, self.w = problem.prox_image(image - self.p, 1 / self.sigma), problem.prox(x - self.q, 1 / self.sigma)
+        self.p, self.q = self.p + self.u - image, self.q + self.w - x
+        self.x = self.x + problem.solve(problem.adjoint(self.u + self.p - self.image) + self.w + self.q - self.x)
+        self.image = problem.image(self.x)
+
+    def _gaps(self, problem: Separable, x: Tensor) -> tuple[float, float]:
+        """How far the copies are from x, and the multipliers from stationarity, both relative."""
+        image, pull = problem.image(x), problem.adjoint(self.p)
+        primal = max(_relative(image - self.u, image, self.u), _relative(x - self.w, x, self.w))
+        if self.scale is None:
+            return primal, _relative(pull + self.q, pull, self.q)
+        return primal, self.sigma * float((pull + self.q).abs().max()) / self.scale
+
+    def residual(self, problem: Separable, x: Tensor) -> float:
+        return max(self._gaps(problem, x))
+
+    def balance(self, problem: Separable) -> None:
+        """Residual balancing: a larger sigma closes the copies, a smaller one the stationarity."""
+        primal, dual = self._gaps(problem, self.x)
+        factor = 2.0 if primal > 5 * dual else 0.5 if dual > 5 * primal else 1.0
+        self.sigma, self.p, self.q = self.sigma * factor, self.p / factor, self.q / factor
+
+
+def _relative(difference: Tensor, *parts: Tensor) -> float:
+    size = max(float(part.abs().max()) for part in parts)
+    return float(difference.abs().max()) / (size or 1.0)
+
+
+def _lowest(problem: Separable, start: Tensor, ceiling: Tensor, candidates: list[Tensor]) -> Tensor:
+    """The best candidate, row by row where F separates; the start where none is in the domain and no higher."""
+    best, value = start, ceiling
+    for candidate in [*candidates, *map(problem.retract, candidates)]:
+        energy = problem.value(candidate)
+        lower = energy <= value
+        best, value = torch.where(lower[..., None], candidate, best), torch.where(lower, energy, value)
+    return best
