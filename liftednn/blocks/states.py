@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,10 +47,11 @@ class Link:
         assert isinstance(self.layer.divergence, Activation)
         return self.layer.divergence
 
-    @property
-    def curvature(self) -> float:
-        """Of the next layer's term in its pre-activation."""
-        return self.following.lam * self.following.divergence.curvature
+    @cached_property
+    def lipschitz(self) -> float:
+        """Of the gradient of the next layer's term in z."""
+        curvature = self.following.lam * self.following.divergence.curvature
+        return curvature * self.following.operator.norm(self.weights) ** 2
 
 
 def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 1e-3, max_iter: int = 200) -> StateStep:
@@ -116,8 +118,8 @@ def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[T
 
 
 def _descend(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
-    lipschitz = link.curvature * link.following.operator.norm(link.weights) ** 2
-    result = prox_gradient(_Smooth(link, u, x_next), [z], 1 / max(lipschitz, 1e-9), tol, max_iter)
+    step = 1 / max(link.lipschitz, 1e-9)
+    result = prox_gradient(_Smooth(link, u, x_next), [z], step, tol, max_iter)
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
 

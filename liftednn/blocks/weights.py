@@ -80,11 +80,10 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     problem = _Centred(layer, design.rows, z, design.moments(z), design.bias)
     curvature, rho = layer.lam * layer.divergence.curvature, layer.penalty.ridge or 0.0
-    factor = design.factor(problem.moments, curvature / 2, rho)
+    inverse = design.factor(problem.moments, curvature / 2, rho).inverse().to(current.w.dtype) / 2
 
     def metric(gradient: list[Tensor]) -> list[Tensor]:
-        w, c = gradient
-        return [factor.solve(w.double().T).T.to(w.dtype) / 2, c / curvature]
+        return [gradient[0] @ inverse, gradient[1] / curvature]
 
     result = prox_gradient(problem, problem.centre(current), metric, tol, max_iter)
     return *problem.uncentre(result.x), result.kkt, result.n_iter

@@ -26,7 +26,7 @@ class SoftmaxCrossEntropy(Loss):
         return u.softmax(-1)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        return u.logsumexp(-1) + (torch.xlogy(z, z) - u * z).sum(-1)
+        return torch.nn.functional.kl_div(u.log_softmax(-1), z, reduction="none").sum(-1)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return u.softmax(-1) - z

@@ -44,4 +44,6 @@ class Dense(Operator):
         return weights.w.T @ weights.w
 
     def norm(self, weights: Affine) -> float:
-        return float(torch.linalg.matrix_norm(weights.w, 2))
+        w = weights.w.double()
+        small = w @ w.T if w.shape[0] < w.shape[1] else w.T @ w
+        return float(torch.linalg.eigvalsh(small)[-1].clamp(min=0).sqrt())

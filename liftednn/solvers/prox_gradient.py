@@ -17,10 +17,9 @@ from torch import Tensor
 
 __all__ = ["Composite", "ProxResult", "prox_gradient"]
 
-# Steps without progress beyond rounding after which a solve counts as stalled.
-_PATIENCE = 30
-# The residual at x costs a gradient of its own, so it is looked at every so many steps.
-_CHECK = 4
+# The residual at x costs a gradient of its own, so it is looked at every so many steps; a solve that has made no progress beyond
+# rounding at so many looks counts as stalled.
+_CHECK, _PATIENCE = 4, 8
 
 Point = list[Tensor]
 Metric = Callable[[Point], Point]
@@ -72,8 +71,9 @@ def prox_gradient(
     while residual > tol * scale and n_iter < max_iter and not at.stalled:
         at.advance(problem, step)
         n_iter += 1
-        if n_iter % _CHECK == 0 or at.stalled or n_iter == max_iter:
-            residual = _residual(problem, at)
+        if n_iter % _CHECK == 0 or n_iter == max_iter:
+            before, residual = residual, _residual(problem, at)
+            at.take_stock(residual < 0.9 * before)
     status = "converged" if residual <= tol * scale else "stalled" if at.stalled else "max_iter"
     return ProxResult(at.x, residual / scale, n_iter, status)
 
@@ -88,6 +88,7 @@ class _Iterate:
     y: Point
     y_image: Point
     momentum: Tensor
+    checked: Tensor
     idle: int = 0
 
     @classmethod
@@ -96,7 +97,7 @@ class _Iterate:
         value = problem.value(x, image)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        return cls(x, image, value, x, image, torch.ones_like(value))
+        return cls(x, image, value, x, image, torch.ones_like(value), value)
 
     @property
     def stalled(self) -> bool:
@@ -106,11 +107,17 @@ class _Iterate:
         candidate = _step(problem, self.y, self.y_image, step)
         image = problem.image(candidate)
         value = problem.value(candidate, image)
-        rounding = 4 * torch.finfo(candidate[0].dtype).eps * self.lowest.abs()
-        accepted = value <= self.lowest + rounding
-        self.idle = 0 if bool((value < self.lowest - rounding).any()) else self.idle + 1
+        accepted = value <= self.lowest + self._rounding()
         self._move(_pick(accepted, candidate, self.x), _pick(accepted, image, self.image), accepted)
         self.lowest = torch.minimum(self.lowest, value)
+
+    def _rounding(self) -> Tensor:
+        return 4 * torch.finfo(self.x[0].dtype).eps * self.lowest.abs()
+
+    def take_stock(self, closer: bool) -> None:
+        """Count the checks since which neither the residual nor any row's value, beyond rounding, has improved."""
+        progress = closer or bool((self.lowest < self.checked - self._rounding()).any())
+        self.idle, self.checked = 0 if progress else self.idle + 1, self.lowest
 
     def _move(self, x: Point, image: Point, accepted: Tensor) -> None:
         one = torch.ones_like(self.momentum)
@@ -144,7 +151,7 @@ def _residual(problem: Composite, at: _Iterate) -> float:
 
 
 def _pick(accepted: Tensor, new: Point, old: Point) -> Point:
-    if bool(accepted.all()):
+    if accepted.device.type == "cpu" and bool(accepted.all()):  # saves a pass; on a GPU the question would cost more
         return new
     return [torch.where(accepted[..., None], a, b) for a, b in zip(new, old, strict=True)]
 

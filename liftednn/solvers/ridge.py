@@ -47,6 +47,10 @@ class Factor:
             return self.lower @ (self.lower.T @ right)
         return torch.cholesky_solve(right, self.lower)
 
+    def inverse(self) -> Tensor:
+        """The inverse itself, for steps that need no more digits than a metric does."""
+        return self.lower @ self.lower.T if self.singular else torch.cholesky_inverse(self.lower)
+
 
 def ridge(moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None) -> Affine:
     """The minimiser, in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.

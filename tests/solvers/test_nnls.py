@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 
-import cvxpy
 import numpy as np
 import pytest
 import scipy.optimize
@@ -93,6 +92,7 @@ def test_both_bounds_equal_bounded_least_squares() -> None:
 
 
 def test_per_entry_bounds_equal_a_conic_solver() -> None:
+    cvxpy = pytest.importorskip("cvxpy")
     p, n = 12, 4
     h = gram(p, 50.0)
     q = targets(n, h)

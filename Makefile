@@ -1,0 +1,52 @@
+# `make demo` and `make test` are all a newcomer needs; both set up `.venv` first.
+# With a GPU: make setup TORCH="torch"   (pip then takes the build with CUDA)
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+# The index of CPU builds is taken where it can be reached, and skipped fast where it cannot.
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --retries 1 --extra-index-url $(CPU_INDEX) "$(TORCH)"
+	$(PIP) -e ".[dev]" -c constraints.txt
+	touch $@
+
+demo: setup
+	$(BIN)/python -m liftednn.experiments.demo
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: bench-nnls bench-sweep
+
+bench-nnls: setup
+	$(BIN)/python -m benchmarks.nnls
+
+bench-sweep: setup
+	$(BIN)/python -m benchmarks.sweep
+
+bench-paper: setup
+	$(BIN)/python -m benchmarks.paper_model
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

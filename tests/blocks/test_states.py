@@ -1,0 +1,139 @@
+"""The X-step against cvxpy, scipy and stationarity, for one layer and for all at once."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn import activations as act
+from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
+from liftednn.losses import SoftmaxCrossEntropy, SquaredError
+from liftednn.solvers import select
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+P, Q, N = 5, 4, 6
+WEIGHTS = lnn.Affine(draw(Q, P), draw(Q, seed=1))
+W, B = WEIGHTS.w.numpy(), WEIGHTS.b.numpy()
+U = 2 * draw(N, P, seed=2)
+
+
+def link(activation: lnn.Activation, following: lnn.Divergence, lam: float = 0.7, lam_next: float = 1.3) -> Link:
+    return Link(
+        lnn.Layer(lnn.operators.Dense(3, P), activation, lam=lam),
+        lnn.Layer(lnn.operators.Dense(P, Q), following, lam=lam_next),
+        WEIGHTS,
+    )
+
+
+BOXES = {"ReLU": (0, np.inf), "HardTanh": (-1, 1), "HardSigmoid": (0, 1), "Identity": (-np.inf, np.inf)}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_bounded_least_squares_against_scipy(name: str) -> None:
+    activation, y = getattr(act, name)(), draw(N, Q, seed=3)
+    step = update_state(link(activation, SquaredError()), U, activation(U), y, tol=1e-11, max_iter=5000)
+    assert (step.method, step.kkt <= 1e-11) == ("nnls", True)
+    for u, target, found in zip(U.numpy(), y.numpy(), step.states[0].numpy(), strict=True):
+        energy = lambda z, u=u, target=target: 1.3 * ((W @ z + B - target) ** 2).sum() + 0.7 * ((z - u) ** 2).sum()  # noqa: E731
+        low, high = BOXES[name]
+        oracle = minimize(energy, np.clip(u, low, high), bounds=[(low, high)] * P, options={"ftol": 1e-15, "gtol": 1e-10})
+        np.testing.assert_allclose(found, oracle.x, atol=1e-5)
+
+
+def test_relu_before_a_softmax_against_a_conic_solver() -> None:
+    labels = torch.arange(N) % Q
+    y = SoftmaxCrossEntropy().encode(labels, Q).double()
+    step = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-9, max_iter=5000)
+    for u, label, found in zip(U.numpy(), labels.numpy(), step.states[0].numpy(), strict=True):
+        z = cp.Variable(P, nonneg=True)
+        scores = W @ z + B
+        goal = 1.3 * (cp.log_sum_exp(scores) - scores[int(label)]) + 0.7 * cp.sum_squares(z - u)
+        cp.Problem(cp.Minimize(goal)).solve(solver=cp.CLARABEL)
+        np.testing.assert_allclose(found, z.value, atol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 3.0])
+def test_leaky_relu_before_leaky_relu_against_a_conic_solver(alpha: float) -> None:
+    leaky = act.LeakyReLU(alpha)
+    start = leaky(U)
+    after = leaky(start @ WEIGHTS.w.T + WEIGHTS.b) + draw(N, Q, seed=5).abs()
+    step = update_state(link(leaky, leaky), U, start, after, tol=1e-8)
+    assert step.method == "dual"
+    for u, target, found in zip(U.numpy(), after.numpy(), step.states[0].numpy(), strict=True):
+        z = cp.Variable(P)
+        goal = 1.3 * cp.sum_squares(W @ z + B - target) + 0.7 * cp.sum_squares(z - u)
+        cp.Problem(cp.Minimize(goal), [z >= alpha * u, alpha * (W @ z + B) <= target]).solve(solver=cp.CLARABEL)
+        np.testing.assert_allclose(found, z.value, atol=1e-4)
+
+
+def test_l1_relu_against_a_conic_solver() -> None:
+    after = draw(N, Q, seed=5).abs()
+    step = update_state(link(act.ReLU("l1"), act.ReLU("l1")), U, U.relu(), after, tol=1e-8, max_iter=400)
+    assert step.method == "splitting"
+    for u, target, found in zip(U.numpy(), after.numpy(), step.states[0].numpy(), strict=True):
+        z = cp.Variable(P, nonneg=True)
+        goal = cp.Problem(cp.Minimize(1.3 * cp.norm1(W @ z + B - target) + 0.7 * cp.norm1(z - u)))
+        goal.solve(solver=cp.CLARABEL)
+        energy = 1.3 * np.abs(W @ found + B - target).sum() + 0.7 * np.abs(found - u).sum()
+        assert energy == pytest.approx(goal.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", act.__all__)
+@pytest.mark.parametrize("following", [SquaredError(), SoftmaxCrossEntropy(), act.FenchelReLU(), act.Tanh()])
+def test_no_sample_ends_higher_and_rivals_do_not_beat_it(name: str, following: lnn.Divergence) -> None:
+    activation = getattr(act, name)()
+    u = 2 * draw(N, activation.fan(P), seed=2)
+    block, start, after = link(activation, following), activation(u), following(draw(N, Q, seed=4))
+
+    def energy(z: Tensor) -> Tensor:
+        return 1.3 * following.value(z @ WEIGHTS.w.T + WEIGHTS.b, after) + 0.7 * activation.value(u, z)
+
+    step = update_state(block, u, start, after, tol=1e-7, max_iter=3000)
+    found = energy(step.states[0])
+    assert step.method == select(following, activation)
+    assert step.kkt <= 1e-7
+    assert bool((found <= energy(start) * (1 + 1e-12)).all())
+    for seed in range(5):
+        rival = activation.prox(step.states[0] + 0.1 * draw(N, P, seed=seed), u, 1e-3)
+        assert bool((energy(rival) >= found - 1e-6 * (1 + found.abs())).all())
+
+
+def network(activation: str = "relu", loss: str = "squared") -> lnn.LiftedNetwork:
+    return lnn.LiftedNetwork.mlp([3, 5, 4, 2], activation=activation, loss=loss, lam=[0.7, 1.3])
+
+
+def test_all_states_at_once_against_a_conic_solver() -> None:
+    net = network()
+    weights = [lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in net.layers]
+    x, y = draw(4, 3), draw(4, 2, seed=6)
+    step = update_all_states(net, weights, [*net.propagate(weights, x), y], tol=1e-10, max_iter=20000)
+    (w0, b0), (w1, b1), (w2, b2) = [(w.numpy(), b.numpy()) for w, b in weights]
+    for row in range(4):
+        z1, z2 = cp.Variable(5, nonneg=True), cp.Variable(4, nonneg=True)
+        goal = 0.7 * cp.sum_squares(z1 - w0 @ x[row].numpy() - b0) + 1.3 * cp.sum_squares(z2 - w1 @ z1 - b1)
+        cp.Problem(cp.Minimize(goal + cp.sum_squares(w2 @ z2 + b2 - y[row].numpy()))).solve(solver=cp.CLARABEL)
+        np.testing.assert_allclose(step.states[0][row].numpy(), z1.value, atol=1e-5)
+        np.testing.assert_allclose(step.states[1][row].numpy(), z2.value, atol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "sentence"), [("fenchel_relu", "not jointly convex"), ("leaky_relu", "not jointly convex and smooth")])
+def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: str, sentence: str) -> None:
+    net = network(activation)
+    assert sentence in joint_refusal(net)
+    with pytest.raises(ValueError, match=sentence):
+        lnn.BCD(joint=True).run(net, draw(5, 3), draw(5, 2))
+
+
+def test_rows_are_independent_of_their_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = SoftmaxCrossEntropy().encode(torch.arange(N) % Q, Q).double()
+    whole = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-10, max_iter=5000)
+    monkeypatch.setattr("liftednn.blocks.states._CPU_ROWS", 2)
+    cut = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-10, max_iter=5000)
+    torch.testing.assert_close(cut.states[0], whole.states[0], atol=1e-8, rtol=0)

@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn import activations as act
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weights_of(network: lnn.LiftedNetwork) -> list[lnn.Affine]:
+    return [lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in network.layers]
+
+
+def test_mlp_reads_like_its_arguments() -> None:
+    network = lnn.LiftedNetwork.mlp([784, 300, 100, 10], activation=["relu", act.Tanh()], lam=[2.0, 3.0], rho=0.5)
+    assert [layer.operator.weight_shape for layer in network.layers] == [(300, 784), (100, 300), (10, 100)]
+    assert network.hidden == [act.ReLU(), act.Tanh()]
+    assert [layer.lam for layer in network.layers] == [2.0, 3.0, 1.0]
+    assert all(layer.penalty == lnn.penalties.L2(0.5) for layer in network.layers)
+
+
+def test_mlp_sizes_are_widths_of_states() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 6, 2], activation=act.MaxPool(3), loss="squared")
+    assert network.layers[0].operator.weight_shape == (18, 4)
+    assert network.propagate(weights_of(network), draw(5, 4))[1].shape == (5, 6)
+
+
+@pytest.mark.parametrize("name", act.__all__)
+def test_gaps_vanish_exactly_where_the_recursion_holds(name: str) -> None:
+    network = lnn.LiftedNetwork.mlp([4, 6, 2], activation=getattr(act, name)(), loss="squared")
+    weights, y = weights_of(network), draw(30, 2)
+    states = [*network.propagate(weights, draw(30, 4)), y]
+    assert network.gaps(weights, states)[0] == pytest.approx(0, abs=1e-9)
+    other = [*network.propagate(weights, draw(30, 4, seed=7)), y]
+    states[1] = torch.lerp(states[1], other[1], 0.5)
+    if network.objective(weights, states) < torch.inf:
+        assert network.gaps(weights, states)[0] > 1e-6
+
+
+def test_evaluate_does_not_depend_on_how_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = lnn.LiftedNetwork.mlp([4, 6, 3], activation="tanh")
+    weights, x = weights_of(network), draw(50, 4)
+    states = [*network.propagate(weights, x), network.loss.encode(torch.arange(50) % 3, 3).double()]
+    whole = network.evaluate(weights, states)
+    monkeypatch.setattr("liftednn.network._CPU_ROWS", 7)
+    cut = network.evaluate(weights, states)
+    assert cut.objective == pytest.approx(whole.objective, rel=1e-12)
+    assert cut.gaps == pytest.approx(whole.gaps, abs=1e-12)
+    assert cut.score == whole.score
+
+
+def test_the_objective_is_added_up_in_float64() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 6, 2], activation="relu", loss="squared")
+    weights = weights_of(network)
+    states = [draw(2000, 4), draw(2000, 6).abs(), draw(2000, 2)]
+    exact = network.objective(weights, states)
+    single = network.objective([lnn.Affine(w.float(), b.float()) for w, b in weights], [s.float() for s in states])
+    assert single == pytest.approx(exact, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: lnn.LiftedNetwork.mlp([4]), "at least inputs and outputs"),
+        (lambda: lnn.LiftedNetwork.mlp([4, 3, 2], activation="swish"), "unknown activation 'swish'"),
+        (lambda: lnn.LiftedNetwork.mlp([4, 3, 2], loss="hinge"), "unknown loss 'hinge'"),
+        (lambda: lnn.LiftedNetwork.mlp([4, 3, 2], lam=-1.0), "lam must be positive, got -1.0"),
+        (lambda: lnn.LiftedNetwork.mlp([4, 3, 2], lam=[1.0, 2.0]), "lam has 2 entries for 1 hidden layers"),
+        (lambda: lnn.LiftedNetwork.mlp([4, 3, 2], rho=-1e-3), "rho must be non-negative"),
+        (lambda: lnn.LiftedNetwork([]), "at least one layer"),
+        (lambda: lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(2, 2), act.ReLU())]), "must be a Loss"),
+        (lambda: _chain(5, 4), "layer 0 gives 5 states, but layer 1 takes 4"),
+        (lambda: _chain(5, 5, lnn.losses.SquaredError()), "must be an Activation"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(build, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build()
+
+
+def _chain(gives: int, takes: int, first: lnn.Divergence | None = None) -> lnn.LiftedNetwork:
+    dense, loss = lnn.operators.Dense, lnn.losses.SquaredError()
+    return lnn.LiftedNetwork([lnn.Layer(dense(3, gives), first or act.ReLU()), lnn.Layer(dense(takes, 1), loss)])
