@@ -19,6 +19,7 @@ from sklearn.decomposition._cdnmf_fast import _update_cdnmf_fast
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.report import store, table
 from liftednn.solvers import nnls
 
 UNKNOWNS, ROWS, TURNS, PEER_ROWS, TOL = 300, 20_000, 5, 12, 1e-6
@@ -26,7 +27,7 @@ MOST_SWEEPS = 4000
 Problem = tuple[Tensor, Tensor]
 
 
-class ProductCounter(TorchDispatchMode):
+class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the floating-point operations of the matrix products made inside its block."""
 
     flops = 0
@@ -49,7 +50,8 @@ def well_conditioned(p: int, n: int) -> Problem:
 def spectrum_of_five_decades(p: int) -> Tensor:
     vectors = torch.linalg.qr(torch.randn(p, p, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
     h = (vectors * torch.logspace(0, -5, p, dtype=torch.float64)) @ vectors.T
-    return (h + h.T) / 2
+    symmetric: Tensor = (h + h.T) / 2
+    return symmetric
 
 
 def badly_conditioned(p: int, n: int) -> Problem:
@@ -103,7 +105,11 @@ def peak_gflops() -> float:
 
 
 def versus_peers(name: str, h: Tensor, q: Tensor) -> dict[str, Any]:
-    ours, scipys, descents, peaks, kkts = [], [], [], [], {"scipy": 0.0, "sklearn": 0.0}
+    ours: list[float] = []
+    scipys: list[float] = []
+    descents: list[float] = []
+    peaks: list[float] = []
+    kkts = {"scipy": 0.0, "sklearn": 0.0}
     nnls(h, q[:2000], tol=TOL)
     for turn in range(TURNS):
         part = q[turn * PEER_ROWS : (turn + 1) * PEER_ROWS]
@@ -114,7 +120,7 @@ def versus_peers(name: str, h: Tensor, q: Tensor) -> dict[str, Any]:
             times.append(1e3 * spent / PEER_ROWS)
             kkts[key] = max(kkts[key], residual(h, part, z))
         peaks.append(peak_gflops())
-    with ProductCounter() as counter:
+    with ProductCounter() as counter:  # type: ignore[no-untyped-call]
         nnls(h, q, tol=TOL)
     mine, gflops = statistics.median(ours), counter.flops / (statistics.median(ours) * 1e-3 * len(q)) / 1e9
     return {
@@ -183,17 +189,14 @@ def cases() -> Iterator[dict[str, Any]]:
     yield lifted_states()
 
 
-def run() -> list[dict[str, Any]]:
-    return list(cases())
-
-
 def main() -> None:
     print(
         f"{torch.get_num_threads()} threads; if other programs share the cores, set OMP_NUM_THREADS below their number"
     )
-    for row in cases():
-        shown = (f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        print("; ".join(shown), flush=True)
+    rows = list(cases())
+    table("nnls against its peers, medians of 5", [row for row in rows if "times_scipy" in row])
+    table("how nnls grows", [row for row in rows if "times_scipy" not in row])
+    store("nnls", rows)
 
 
 if __name__ == "__main__":

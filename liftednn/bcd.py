@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -87,7 +87,9 @@ class BCD:
 
     def __post_init__(self) -> None:
         if self.max_iter < 0 or self.block_iter < 1:
-            raise ValueError(f"max_iter must be at least 0 and block_iter at least 1, got {self.max_iter} and {self.block_iter}")
+            raise ValueError(
+                f"max_iter must be at least 0 and block_iter at least 1, got {self.max_iter} and {self.block_iter}"
+            )
         if self.tol < 0 or self.block_tol <= 0:
             raise ValueError(f"tol must be non-negative and block_tol positive, got {self.tol} and {self.block_tol}")
 
@@ -122,14 +124,17 @@ class BCD:
             status = "stopped"
         return Solution(state.weights, state.states, history, status, _sentence(status, history, self.tol))
 
-    def init(self, network: LiftedNetwork, x: Any, y: Any, weights: Sequence[tuple[Tensor, Tensor]] | None = None) -> State:
+    def init(
+        self, network: LiftedNetwork, x: Any, y: Any, weights: Sequence[tuple[Tensor, Tensor]] | None = None
+    ) -> State:
         """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
         for place, layer in enumerate(network.layers):
             if layer.divergence.refusal:
                 raise ValueError(f"layer {place}: {layer.divergence.refusal}")
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
-        x, y = _inputs(network, x), _responses(network, y, x)
+        x = _inputs(network, x)
+        y = _responses(network, y, x)
         first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias)
         if weights is not None:
             start = _given(network, weights, x)
@@ -189,14 +194,10 @@ def _sentence(status: str, history: list[Record], tol: float) -> str:
 
 
 def _inputs(network: LiftedNetwork, x: Any) -> Tensor:
-    x = torch.as_tensor(x).detach()
-    x = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.get_default_dtype())
-    width = network.layers[0].operator.in_width
-    if x.ndim != 2 or x.shape[1] != width or not len(x):
-        raise ValueError(f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1")
-    if not bool(x.isfinite().all()):
-        raise ValueError("x holds NaN or infinity: remove or impute those entries first")
-    return x
+    rows = torch.as_tensor(x).detach()
+    return network.check_rows(
+        rows if rows.dtype in (torch.float32, torch.float64) else rows.to(torch.get_default_dtype())
+    )
 
 
 def _responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
@@ -215,20 +216,29 @@ def _given(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: 
     for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
         shape = layer.operator.weight_shape
         if w.shape != shape or b.shape != shape[:1]:
-            raise ValueError(f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}")
+            raise ValueError(
+                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
+            )
         if not bool(w.isfinite().all() and b.isfinite().all()):
             raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+        if not bool(layer.penalty.value(w).isfinite()):
+            raise ValueError(
+                f"the weights of layer {place} break the constraint {layer.penalty!r}: project them on it first"
+            )
     return start
 
 
 def _random(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> list[Affine]:
-    """He's normal weights, drawn on the CPU so that all devices agree; the head is constant, at the mean response."""
+    """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
+
+    The head is constant, at the mean response, a point of every loss's domain.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = []
     for layer in network.layers[:-1]:
         out, fan_in = layer.operator.weight_shape
         w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
-        weights.append(Affine(w.to(x), x.new_zeros(out)))
+        weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
     head = network.layers[-1].operator
     b = y.mean(0) if head.bias else y.new_zeros(head.weight_shape[0])
     return [*weights, Affine(x.new_zeros(head.weight_shape), b)]

@@ -23,7 +23,9 @@ __all__ = [
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
     """prox of threshold |.|_1: shrink each entry towards 0."""
-    return v - v.clamp(-threshold, threshold) if isinstance(threshold, float) else v.sign() * (v.abs() - threshold).relu()
+    return (
+        v - v.clamp(-threshold, threshold) if isinstance(threshold, float) else v.sign() * (v.abs() - threshold).relu()
+    )
 
 
 def box_prox(box: Box, v: Tensor, step: float) -> Tensor:
@@ -63,6 +65,7 @@ def box_barrier(z: Tensor, lower: float, upper: float) -> Tensor:
 
 def simplex_projection(v: Tensor) -> Tensor:
     """Euclidean projection of each row on {z >= 0, sum z = 1}, by sorting."""
+    v = v - v.amax(-1, keepdim=True)  # the projection does not feel a common shift, its rounding does
     ordered = v.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
     count = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)

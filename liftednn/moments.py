@@ -38,12 +38,15 @@ class Moments:
     @classmethod
     def of(cls, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
         if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not len(x):
-            raise ValueError(f"x and z must be matrices with the same rows, at least one, got {tuple(x.shape)} and {tuple(z.shape)}")
+            raise ValueError(
+                f"x and z must be matrices with the same rows, at least one, got {tuple(x.shape)} and {tuple(z.shape)}"
+            )
         weight = _total(x, sample_weight)
         mean = _mean(x, weight, sample_weight)
-        xx = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        shift, rest = _rounded(mean, x)
+        xx = -weight * torch.outer(rest, rest)
         for rows, w in _blocks(x, sample_weight):
-            centred = rows - mean.to(rows.dtype)
+            centred = rows - shift
             xx += _weighted(centred, w).T @ centred
         empty = cls(weight, mean, mean[:0], xx, xx[:, :0], xx.new_zeros(()), torch.finfo(x.dtype).eps)
         return empty.retarget(x, z, sample_weight)
@@ -51,12 +54,13 @@ class Moments:
     def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
         """The same rows x with other targets z: the Gram matrix is kept, only the cross moments are formed anew."""
         mean_z = _mean(z, self.weight, sample_weight)
-        xz = torch.zeros(x.shape[1], z.shape[1], dtype=torch.float64, device=x.device)
-        zz = xz.new_zeros(())
+        shift_x, rest_x = _rounded(self.mean_x, x)
+        shift_z, rest_z = _rounded(mean_z, z)
+        xz, zz = -self.weight * torch.outer(rest_x, rest_z), -self.weight * rest_z.square().sum()
         for (rows, w), (targets, _) in zip(_blocks(x, sample_weight), _blocks(z, sample_weight), strict=True):
-            centred = targets - mean_z.to(targets.dtype)
+            centred = targets - shift_z
             weighted = _weighted(centred, w)
-            xz += (rows - self.mean_x.to(rows.dtype)).T @ weighted
+            xz += (rows - shift_x).T @ weighted
             zz += (centred * weighted).sum(dtype=torch.float64)
         return replace(self, mean_z=mean_z, xz=xz, zz=zz)
 
@@ -112,6 +116,12 @@ class Moments:
         """mean |x w' + b - z|^2 with the optimal intercept, from the moments alone."""
         quadratic = (w @ self.gram * w).sum() - 2 * (w.T * self.cross).sum() + self.zz / self.weight
         return quadratic.clamp(min=0)
+
+
+def _rounded(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean in the precision of the data, to be subtracted there, and what that rounding leaves to be taken off later."""
+    shift = mean.to(x.dtype)
+    return shift, mean - shift.double()
 
 
 def _blocks(x: Tensor, sample_weight: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ class Layer:
 
     operator: Operator
     divergence: Divergence
-    penalty: Penalty = L2()
+    penalty: Penalty = field(default_factory=L2)
     lam: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,7 +79,9 @@ class LiftedNetwork:
             raise ValueError("a network needs at least one layer, and its last divergence must be a Loss")
         for place, layer in enumerate(self.layers[:-1]):
             if not isinstance(layer.divergence, Activation):
-                raise ValueError(f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}")
+                raise ValueError(
+                    f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}"
+                )
             needed = self.layers[place + 1].operator.in_width
             if layer.width != needed:
                 raise ValueError(f"layer {place} gives {layer.width} states, but layer {place + 1} takes {needed}")
@@ -103,7 +105,8 @@ class LiftedNetwork:
         if len(sizes) < 2:
             raise ValueError(f"sizes must hold at least inputs and outputs, got {list(sizes)}")
         hidden = len(sizes) - 2
-        chosen = [_activation(a) for a in _one_each(activation, hidden, "activation")]
+        given: list[str | Activation] = _one_each(activation, hidden, "activation")
+        chosen = [_activation(each) for each in given]
         divergences: list[Divergence] = [*chosen, losses.named(loss) if isinstance(loss, str) else loss]
         lams = [*_one_each(lam, hidden, "lam"), 1.0]
         operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
@@ -118,6 +121,17 @@ class LiftedNetwork:
     @property
     def hidden(self) -> list[Activation]:
         return [layer.divergence for layer in self.layers[:-1] if isinstance(layer.divergence, Activation)]
+
+    def check_rows(self, x: Tensor) -> Tensor:
+        """x, if it can be an input: (n, inputs) and finite; otherwise a plain refusal."""
+        width = self.layers[0].operator.in_width
+        if x.ndim != 2 or x.shape[1] != width or not len(x):
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
+            )
+        if not bool(x.isfinite().all()):
+            raise ValueError("x holds NaN or infinity: remove or impute those entries first")
+        return x
 
     def preactivation(self, place: int, weights: Weights, x: Tensor) -> Tensor:
         """A_l(x; w_l, b_l)."""
@@ -144,12 +158,12 @@ class LiftedNetwork:
             for place, layer in enumerate(self.layers):
                 u = self.preactivation(place, weights, rows[place])
                 v = u if place == 0 else self.preactivation(place, weights, forward)
-                energies[place] += layer.divergence.value(u.double(), rows[place + 1].double()).sum()
+                energies[place] += _energy(layer.divergence, u, rows[place + 1])
                 if place < depth - 1:
                     forward = layer.divergence(v)
                     reached = forward if place == 0 else layer.divergence(u)
-                    floors[place] += layer.divergence.value(u.double(), reached.double()).sum()
-            loss += self.loss.value(v.double(), rows[-1].double()).sum()
+                    floors[place] += _energy(layer.divergence, u, reached)
+            loss += _energy(self.loss, v, rows[-1])
             scores.append(v)
         terms, floor = (energies / n).tolist(), (floors / n).tolist()
         return Evaluation(
@@ -168,7 +182,9 @@ class LiftedNetwork:
         """For each hidden layer, how far its states are from obeying the recursion; see `Evaluation`."""
         return self.evaluate(weights, states).gaps
 
-    def equalised(self, weights: Weights, states: States, lam: float = 1.0) -> tuple[LiftedNetwork, list[Affine], list[Tensor]]:
+    def equalised(
+        self, weights: Weights, states: States, lam: float = 1.0
+    ) -> tuple[LiftedNetwork, list[Affine], list[Tensor]]:
         """The same model with all hidden weights equal to `lam` (the rescaling of sec. 3), objective and scores unchanged.
 
         X_l -> s_l X_l with s_l = sqrt(lam_l / lam), w_l -> (s_{l+1} / s_l) w_l, b_l -> s_{l+1} b_l, rho_l -> (s_l / s_{l+1})^2 rho_l.
@@ -176,18 +192,33 @@ class LiftedNetwork:
         """
         for place, layer in enumerate(self.layers):
             if place < len(self.layers) - 1 and not layer.divergence.homogeneous:
-                raise ValueError(f"layer {place}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away")
+                raise ValueError(
+                    f"layer {place}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away"
+                )
             if layer.penalty.ridge is None:
-                raise ValueError(f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model")
+                raise ValueError(
+                    f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model"
+                )
         scales = [1.0, *[(layer.lam / lam) ** 0.5 for layer in self.layers[:-1]], 1.0]
         network = LiftedNetwork(
             [
-                replace(layer, penalty=L2((layer.penalty.ridge or 0.0) * (a / b) ** 2), lam=lam if place < len(self.layers) - 1 else layer.lam)
+                replace(
+                    layer,
+                    penalty=L2((layer.penalty.ridge or 0.0) * (a / b) ** 2),
+                    lam=lam if place < len(self.layers) - 1 else layer.lam,
+                )
                 for place, (layer, a, b) in enumerate(zip(self.layers, scales, scales[1:], strict=False))
             ]
         )
         scaled = [Affine(w.w * (b / a), w.b * b) for w, a, b in zip(weights, scales, scales[1:], strict=False)]
         return network, scaled, [s * x for s, x in zip(scales, states, strict=True)]
+
+
+def _energy(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
+    """The sum over rows in float64. Whether u and z lie in a domain that couples them is judged in their own precision."""
+    if divergence.capped:
+        return divergence.value(u, z).sum(dtype=torch.float64)
+    return divergence.value(u.double(), z.double()).sum()
 
 
 def _blocks(states: States) -> Iterator[list[Tensor]]:
@@ -206,4 +237,4 @@ def _one_each(given: T | Sequence[T], count: int, name: str) -> list[T]:
         if len(given) != count:
             raise ValueError(f"{name} has {len(given)} entries for {count} hidden layers: give one for all or one each")
         return list(given)
-    return [given] * count  # type: ignore[list-item]
+    return [given] * count

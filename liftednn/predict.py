@@ -26,12 +26,14 @@ _ROWS = 8192
 @torch.no_grad()
 def feedforward(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
     """Scores (n, outputs) by the recursion (eq. 1); `network.loss.decode` turns them into responses."""
-    x = _rows(network, weights, x)
+    x = network.check_rows(torch.as_tensor(x).to(weights[0].w))
     return torch.cat([network.scores(weights, rows) for rows in x.split(_ROWS)])
 
 
 @torch.no_grad()
-def lifted(network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float = 1e-6, max_iter: int = 1000) -> Tensor:
+def lifted(
+    network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float = 1e-6, max_iter: int = 1000
+) -> Tensor:
     """Scores (n, outputs) by the lifted rule (eq. 12).
 
     Real responses: the scores at the optimal states. Classes: minus the optimal energy of each class, so that the largest score wins.
@@ -39,19 +41,9 @@ def lifted(network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float
     tol        relative KKT residual to which the states are solved, and the relative change at which cyclic passes stop
     max_iter   iterations at most in a block, and cyclic passes at most
     """
-    x = _rows(network, weights, x)
+    x = network.check_rows(torch.as_tensor(x).to(weights[0].w))
     rule = _by_class if _classifies(network.loss) else _by_elimination
     return torch.cat([rule(network, weights, rows, tol, max_iter) for rows in x.split(_ROWS)])
-
-
-def _rows(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
-    x = torch.as_tensor(x).to(weights[0].w)
-    width = network.layers[0].operator.in_width
-    if x.ndim != 2 or x.shape[1] != width:
-        raise ValueError(f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width})")
-    if not bool(x.isfinite().all()):
-        raise ValueError("x holds NaN or infinity: remove or impute those entries first")
-    return x
 
 
 def _classifies(loss: Loss) -> bool:
@@ -81,7 +73,9 @@ def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol:
     return -torch.stack(energies, 1)
 
 
-def _cycle(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], tol: float, max_iter: int) -> list[Tensor]:
+def _cycle(
+    network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], tol: float, max_iter: int
+) -> list[Tensor]:
     """Passes over the hidden layers, last to first, until the energy no longer falls; one pass is exact for one layer."""
     hidden = len(network.layers) - 1
     before = torch.inf
@@ -95,7 +89,9 @@ def _cycle(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tenso
     return states
 
 
-def _state(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], place: int, tol: float, max_iter: int) -> Tensor:
+def _state(
+    network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], place: int, tol: float, max_iter: int
+) -> Tensor:
     """The optimal X_l given its neighbours; phi(u) where nothing follows it."""
     u = network.preactivation(place - 1, weights, states[place - 1])
     if place + 1 == len(states):

@@ -21,7 +21,9 @@ _N, _WIDTH, _SLACK = 64, 6, 1e-7
 def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0) -> None:
     """phi is the argmin; D is convex as declared; gradient, curvature, prox, box and homogeneity agree with D's values."""
     p = activation.fan(width)
-    assert activation.width(p) == width, f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
+    assert activation.width(p) == width, (
+        f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
+    )
     u, other = (3 * draw for draw in _draws(seed, 2, p))
     z = activation(u)
     assert z.shape == (_N, width), f"phi gave shape {tuple(z.shape)} for {_N} rows of {p}: expected {(_N, width)}"
@@ -29,11 +31,17 @@ def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0)
     _check_argmin(activation, u, seed)
     reached = activation.prox(z, other, 0.7)  # a point of the domain that is not phi(u)
     inside = _below_cap(activation, u, reached)
-    _check_in_u(activation, inside, _below_cap(activation, other, reached), reached)
+    for size in (1.0, 0.1):  # far out, and near 0, where a sigmoid bends most
+        _check_in_u(
+            activation,
+            _below_cap(activation, size * u, reached),
+            _below_cap(activation, size * other, reached),
+            reached,
+        )
     _check_in_z(activation, inside, reached, activation.prox(reached, inside, 0.3))
     _check_prox(activation, u, other, seed)
     if activation.boxed:
-        _check_box(activation, u, activation.prox(z, u, 0.5))
+        _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
         _close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
@@ -74,7 +82,10 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, _WIDTH), seed: 
 def check_operator(operator: Operator, seed: int = 0) -> None:
     """Affine in x with the declared adjoint, Gram matrix and norm; linear in (w, b) through `unfold`."""
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
     x, r = draw(_N, operator.in_width), draw(_N, operator.out_width)
     weights = Affine(draw(*operator.weight_shape), draw(operator.weight_shape[0]))
     u, at_zero = operator.forward(x, weights), operator.forward(torch.zeros_like(x), weights)
@@ -85,7 +96,9 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _close(regression.reshape(u.shape), u, "forward(x) must be unfold(x) w' + b")
     _close(x @ operator.gram(weights), operator.adjoint(u - at_zero, weights), "gram must be adjoint after forward")
     largest = float(torch.linalg.eigvalsh(operator.gram(weights))[-1])
-    _close(torch.tensor(operator.norm(weights) ** 2), torch.tensor(largest), "norm must be the spectral norm", share=1e-5)
+    _close(
+        torch.tensor(operator.norm(weights) ** 2), torch.tensor(largest), "norm must be the spectral norm", share=1e-5
+    )
 
 
 def _draws(seed: int, count: int, p: int) -> list[Tensor]:
@@ -135,7 +148,9 @@ def _check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> 
         assert bool((rise >= -_SLACK * size).all()), "D is not convex in u with this gradient: a tangent lies above it"
         if divergence.curvature < torch.inf:
             bound = divergence.curvature / 2 * move.square().sum(-1)
-            assert bool((rise <= bound + _SLACK * size).all()), f"curvature {divergence.curvature} is not an upper bound, or grad is wrong"
+            assert bool((rise <= bound + _SLACK * size).all()), (
+                f"curvature {divergence.curvature} is not an upper bound, or grad is wrong"
+            )
     if divergence.quadratic:
         spread = divergence.value(other, z) - value
         expected = divergence.curvature / 2 * ((other - z).square() - (u - z).square()).sum(-1)
@@ -152,7 +167,9 @@ def _check_in_z(activation: Activation, u: Tensor, z: Tensor, other: Tensor) -> 
         flipped = _below_cap(activation, flipped, moved)
         ends = (activation.value(u, z) + activation.value(flipped, moved)) / 2
         middle = activation.value((u + flipped) / 2, (z + moved) / 2)
-        assert bool((middle <= ends + _SLACK * (1 + ends.abs())).all()), "declared jointly convex, but D is not at a midpoint"
+        assert bool((middle <= ends + _SLACK * (1 + ends.abs())).all()), (
+            "declared jointly convex, but D is not at a midpoint"
+        )
 
 
 def _check_prox(activation: Activation, u: Tensor, other: Tensor, seed: int) -> None:
@@ -177,12 +194,21 @@ def _check_minimal(
     least = objective(found)
     assert bool(least.isfinite().all()), f"{name} must land inside the domain"
     for rival in _rivals(found, seed, lambda moved: torch.lerp(found, moved, 0.5)):
-        assert bool((objective(rival) >= least - _SLACK * (1 + least.abs())).all()), f"{name} is not a minimiser at step {step}"
+        assert bool((objective(rival) >= least - _SLACK * (1 + least.abs())).all()), (
+            f"{name} is not a minimiser at step {step}"
+        )
 
 
 def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:
     z, box = activation(u), activation.box(u)
-    quadratic = lambda a: (box.weight * a * a / 2 - box.pull * a).sum(-1)  # noqa: E731
-    _close(activation.value(u, z) - activation.value(u, other), quadratic(z) - quadratic(other), "box and value disagree in z")
+
+    def quadratic(a: Tensor) -> Tensor:
+        return (box.weight * a * a / 2 - box.pull * a).sum(-1)
+
+    _close(
+        activation.value(u, z) - activation.value(u, other),
+        quadratic(z) - quadratic(other),
+        "box and value disagree in z",
+    )
     for step in (0.05, 1.0, 20.0):
         _close(box_prox(box, other, step), activation.prox(other, u, step), "box and prox disagree")

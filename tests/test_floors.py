@@ -33,7 +33,9 @@ def imported_rooms(tree: ast.Module) -> set[str]:
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" if node.module == "liftednn" else node.module for alias in node.names]
+            names += [
+                f"{node.module}.{alias.name}" if node.module == "liftednn" else node.module for alias in node.names
+            ]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
     return {name.split(".")[1] for name in names if name.startswith("liftednn.")}
@@ -44,7 +46,9 @@ def test_imports_only_from_lower_floors(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0].removesuffix(".py")
     for other in imported_rooms(ast.parse(path.read_text())) - {room}:
         lower = FLOORS[other] < FLOORS[room]
-        assert lower or (room, other) in CROSSINGS, f"{room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS[other]})"
+        assert lower or (room, other) in CROSSINGS, (
+            f"{room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS[other]})"
+        )
 
 
 def test_no_file_is_too_long() -> None:
@@ -52,4 +56,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_the_rule_can_fail() -> None:
-    assert imported_rooms(ast.parse("from liftednn import bcd\nfrom liftednn.solvers.ridge import ridge")) == {"bcd", "solvers"}
+    assert imported_rooms(ast.parse("from liftednn import bcd\nfrom liftednn.solvers.ridge import ridge")) == {
+        "bcd",
+        "solvers",
+    }

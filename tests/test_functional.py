@@ -58,7 +58,9 @@ def test_derivative_of_the_dilogarithm_is_softplus() -> None:
 
 
 def test_log_omega_equals_scipy_wrightomega() -> None:
-    x = torch.cat([torch.linspace(-700, 700, 2801, dtype=torch.float64), torch.tensor([1e4, 1e8, 1e300]).double()])
+    x = torch.cat(
+        [torch.linspace(-700, 700, 2801, dtype=torch.float64), torch.tensor([1e4, 1e8, 1e300], dtype=torch.float64)]
+    )
     omega = wrightomega(x.numpy())
     np.testing.assert_allclose(log_omega(x).exp().numpy(), omega, rtol=1e-12)
 
@@ -149,8 +151,9 @@ def test_simplex_projection_is_a_projection_that_ignores_shifts(v: np.ndarray, s
     torch.testing.assert_close(simplex_projection(torch.from_numpy(v) + shift), z, rtol=0, atol=1e-12)
 
 
-def test_simplex_projection_lands_on_the_simplex_for_large_entries_in_float32() -> None:
-    v = 1e4 * rows(200, 10).float()
+@pytest.mark.parametrize(("shift", "spread"), [(0.0, 1.0), (0.0, 1e4), (1e4, 1.0)])
+def test_simplex_projection_lands_on_the_simplex_in_float32(shift: float, spread: float) -> None:
+    v = (shift + spread * rows(200, 10)).float()
     off = (simplex_projection(v).sum(-1) - 1).abs()
     assert float(off.max()) <= torch.finfo(torch.float32).eps ** 0.5
 
@@ -189,7 +192,9 @@ def test_barrier_forgives_rounding_relative_to_the_scale() -> None:
     assert float(barrier(violation, scale=torch.tensor([[1e3, 0.0]], dtype=torch.float64))) == torch.inf
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (-1.0, torch.inf), (-torch.inf, 2.0), (-torch.inf, torch.inf)])
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(0.0, 1.0), (-1.0, torch.inf), (-torch.inf, 2.0), (-torch.inf, torch.inf)]
+)
 def test_box_barrier_equals_barrier_of_both_sides(lower: float, upper: float) -> None:
     z = 3 * rows(200, 2)
     violation = torch.cat([lower - z, z - upper], -1)

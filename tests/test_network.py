@@ -11,7 +11,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def weights_of(network: lnn.LiftedNetwork) -> list[lnn.Affine]:
-    return [lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in network.layers]
+    return [
+        lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in network.layers
+    ]
 
 
 def test_mlp_reads_like_its_arguments() -> None:

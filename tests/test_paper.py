@@ -51,7 +51,9 @@ def test_eq_3_the_standard_problem_is_the_lifted_one_where_the_recursion_holds(a
 
 def test_eq_4_relu_is_the_nearest_non_negative_point() -> None:
     for u in np.linspace(-3, 3, 13):
-        nearest = minimize_scalar(lambda v, u=u: abs(v - u), bounds=(0, 10), method="bounded", options={"xatol": 1e-9}).x
+        nearest = minimize_scalar(
+            lambda v, u=u: abs(v - u), bounds=(0, 10), method="bounded", options={"xatol": 1e-9}
+        ).x
         assert float(act.ReLU()(torch.tensor(u))) == pytest.approx(nearest, abs=1e-6)
 
 
@@ -81,7 +83,10 @@ def test_eq_7_its_argmin_is_phi_and_its_value_minus_the_conjugate() -> None:
     sigmoid = act.Sigmoid()
     for u in (-4.0, -0.3, 0.0, 2.5):
         found = minimize_scalar(
-            lambda z, u=u: xlogy(z, z) + xlogy(1 - z, 1 - z) - u * z, bounds=(0, 1), method="bounded", options={"xatol": 1e-10}
+            lambda z, u=u: xlogy(z, z) + xlogy(1 - z, 1 - z) - u * z,
+            bounds=(0, 1),
+            method="bounded",
+            options={"xatol": 1e-10},
         )
         at = torch.tensor([u], dtype=torch.float64)
         assert float(sigmoid(at)) == pytest.approx(found.x, abs=1e-6)
@@ -106,7 +111,9 @@ def test_eq_9_max_pooling_of_two_blocks() -> None:
 
 
 def test_eq_10_the_objective_is_the_sum_over_layers() -> None:
-    network = lnn.LiftedNetwork.mlp([4, 5, 3, 2], activation=["sigmoid", "hardtanh"], loss="squared", lam=[0.7, 3.0], rho=0.01)
+    network = lnn.LiftedNetwork.mlp(
+        [4, 5, 3, 2], activation=["sigmoid", "hardtanh"], loss="squared", lam=[0.7, 3.0], rho=0.01
+    )
     weights = weights_of(network)
     states = [draw(7, 4), draw(7, 5).sigmoid(), draw(7, 3).clamp(-1, 1), draw(7, 2)]
     expected = 0.0
@@ -143,11 +150,15 @@ def test_eq_13_the_state_update_against_a_conic_solver() -> None:
     network = lnn.LiftedNetwork.mlp([4, 5, 3, 2], activation="relu", loss="squared", lam=[0.7, 3.0])
     weights, x, after = weights_of(network), draw(4, 4), draw(4, 3, seed=8).abs()
     u = network.preactivation(0, weights, x)
-    step = update_state(Link(network.layers[0], network.layers[1], weights[1]), u, u.relu(), after, tol=1e-10, max_iter=5000)
+    step = update_state(
+        Link(network.layers[0], network.layers[1], weights[1]), u, u.relu(), after, tol=1e-10, max_iter=5000
+    )
     w, b = weights[1].w.numpy(), weights[1].b.numpy()
     for row, target, found in zip(u.numpy(), after.numpy(), step.states[0].numpy(), strict=True):
         z = cp.Variable(5, nonneg=True)
-        cp.Problem(cp.Minimize(3 * cp.sum_squares(w @ z + b - target) + 0.7 * cp.sum_squares(z - row))).solve(solver=cp.CLARABEL)
+        cp.Problem(cp.Minimize(3 * cp.sum_squares(w @ z + b - target) + 0.7 * cp.sum_squares(z - row))).solve(
+            solver=cp.CLARABEL
+        )
         np.testing.assert_allclose(found, z.value, atol=1e-6)
 
 

@@ -89,9 +89,9 @@ class ReLU(Activation):
     def curvature(self) -> float:
         return 2.0 if self._squared else torch.inf
 
-    quadratic = property(lambda self: self._squared)  # type: ignore[assignment]
-    boxed = property(lambda self: self._squared)  # type: ignore[assignment]
-    homogeneous = property(lambda self: self._squared)  # type: ignore[assignment]
+    quadratic = property(lambda self: self._squared)
+    boxed = property(lambda self: self._squared)
+    homogeneous = property(lambda self: self._squared)
 
     def __call__(self, u: Tensor) -> Tensor:
         return u.relu()

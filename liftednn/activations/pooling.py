@@ -48,9 +48,9 @@ class MaxPool(Activation):
             return ""
         return "MaxPool(form='paper') has an energy without lower bound, so no training problem: use form='projection'"
 
-    capped = property(lambda self: self.form == "projection")  # type: ignore[assignment]
-    boxed = property(lambda self: self.form == "projection")  # type: ignore[assignment]
-    homogeneous = property(lambda self: self.form == "projection")  # type: ignore[assignment]
+    capped = property(lambda self: self.form == "projection")
+    boxed = property(lambda self: self.form == "projection")
+    homogeneous = property(lambda self: self.form == "projection")
 
     def width(self, p: int) -> int:
         return len(self._sizes(p))
@@ -59,7 +59,9 @@ class MaxPool(Activation):
         if isinstance(self.groups, int):
             return width * self.groups
         if len(self.groups) != width:
-            raise ValueError(f"MaxPool has {len(self.groups)} groups, so it gives {len(self.groups)} states, not {width}")
+            raise ValueError(
+                f"MaxPool has {len(self.groups)} groups, so it gives {len(self.groups)} states, not {width}"
+            )
         return sum(self.groups)
 
     def _sizes(self, p: int) -> tuple[int, ...]:
@@ -100,8 +102,12 @@ class MaxPool(Activation):
         if self.form == "projection":
             return box_prox(self.box(u), v, step)
         sizes = self._sum(torch.ones_like(u))
-        above = lambda z: self._sum((u > self._spread(z)).to(u.dtype))  # noqa: E731
-        return root(lambda z: z - v + step * (self.c - above(z)), v - step * self.c, v + step * (sizes - self.c))
+
+        def slope(z: Tensor) -> Tensor:
+            above = self._sum((u > self._spread(z)).to(u.dtype))
+            return z - v + step * (self.c - above)
+
+        return root(slope, v - step * self.c, v + step * (sizes - self.c))
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         top = self._spread(z)

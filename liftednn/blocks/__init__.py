@@ -3,4 +3,13 @@
 from liftednn.blocks.states import Link, StateStep, joint_refusal, update_all_states, update_state
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 
-__all__ = ["Design", "Link", "StateStep", "WeightStep", "joint_refusal", "update_all_states", "update_state", "update_weights"]
+__all__ = [
+    "Design",
+    "Link",
+    "StateStep",
+    "WeightStep",
+    "joint_refusal",
+    "update_all_states",
+    "update_state",
+    "update_weights",
+]

@@ -7,13 +7,14 @@ All layers at once, where every divergence is jointly convex: one convex problem
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine, Box
+from liftednn.functional import box_prox
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import Factor, nnls, prox_gradient, select, splitting
 
@@ -60,7 +61,7 @@ def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 
     solve = {"nnls": _bounded, "dual": _capped, "prox_gradient": _descend, "splitting": _split}[method]
     whole = method == "nnls"  # it cuts the rows into blocks itself
     parts = [[u, z, x_next]] if whole else _chunks(u, z, x_next)
-    return _gather(solve(link, *rows, tol, max_iter) for rows in parts)
+    return _gather(solve(link, u, z, x_next, tol, max_iter) for u, z, x_next in parts)
 
 
 def _quadratic(link: Link, u: Tensor, z: Tensor, x_next: Tensor, curvature: float) -> tuple[Tensor, Tensor, Box]:
@@ -69,7 +70,9 @@ def _quadratic(link: Link, u: Tensor, z: Tensor, x_next: Tensor, curvature: floa
     h = following.lam * curvature * following.operator.gram(link.weights)
     h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
     offset = following.operator.forward(torch.zeros_like(z), link.weights)
-    q = lam * box.pull - following.operator.adjoint(following.lam * following.divergence.grad(offset, x_next), link.weights)
+    q = lam * box.pull - following.operator.adjoint(
+        following.lam * following.divergence.grad(offset, x_next), link.weights
+    )
     # A bound that depends on u carries the rounding of a product: the present state counts as inside.
     lower = torch.minimum(box.lower, z) if isinstance(box.lower, Tensor) else box.lower
     return h, q, box._replace(lower=lower)
@@ -87,10 +90,10 @@ def _capped(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_it
     In float64 and to a small residual, since what the dual leaves open is a violation of the caps. Samples whose energy would not fall
     keep their state, and the residual then says how far that is from the dual's.
     """
-    h, q, box = _quadratic(link, u.double(), z.double(), x_next.double(), 2.0)
-    cap = link.following.divergence.cap(x_next)
-    assert cap is not None
     w, b = (part.double() for part in link.weights)
+    precise = replace(link, weights=Affine(w, b))
+    h, q, box = _quadratic(precise, u.double(), z.double(), x_next.double(), 2.0)
+    cap = link.following.divergence.cap(x_next.double())
     eye, factor = torch.eye(len(h), dtype=h.dtype, device=h.device), Factor.of(h, 1.0, 0.0, 0.0)
     g, c = torch.cat([w, -eye]), torch.cat([cap - b, -torch.as_tensor(box.lower).expand_as(q)], 1)
     gh = factor.solve(g.T).T
@@ -118,8 +121,9 @@ def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[T
 
 
 def _descend(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
-    step = 1 / max(link.lipschitz, 1e-9)
-    result = prox_gradient(_Smooth(link, u, x_next), [z], step, tol, max_iter)
+    problem, step = _Smooth(link, u, x_next), 1 / max(link.lipschitz, 1e-9)
+    convexity = 0.0 if problem.box is None else link.layer.lam * float(torch.as_tensor(problem.box.weight).min())
+    result = prox_gradient(problem, [z], step, tol, max_iter, convexity=convexity)
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
 
@@ -135,6 +139,7 @@ class _Smooth:
 
     def __init__(self, link: Link, u: Tensor, x_next: Tensor) -> None:
         self.link, self.u, self.x_next = link, u, x_next
+        self.box = link.activation.box(u) if link.activation.boxed else None  # once, not at every prox
 
     def image(self, x: list[Tensor]) -> list[Tensor]:
         return [self.link.following.operator.forward(x[0], self.link.weights)]
@@ -146,10 +151,15 @@ class _Smooth:
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
         following = self.link.following
-        return [following.operator.adjoint(following.lam * following.divergence.grad(image[0], self.x_next), self.link.weights)]
+        return [
+            following.operator.adjoint(
+                following.lam * following.divergence.grad(image[0], self.x_next), self.link.weights
+            )
+        ]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
-        return [self.link.activation.prox(x[0], self.u, self.link.layer.lam * step)]
+        step = self.link.layer.lam * step
+        return [box_prox(self.box, x[0], step) if self.box else self.link.activation.prox(x[0], self.u, step)]
 
 
 class _Copied:
@@ -234,9 +244,14 @@ class _Joint:
     def lipschitz(self) -> float:
         """Block Gershgorin bound on the Hessian's norm."""
         curvatures = [layer.lam * layer.divergence.curvature for layer in self.network.layers]
-        norms = [0.0] + [layer.operator.norm(w) for layer, w in list(zip(self.network.layers, self.weights, strict=True))[1:]]
+        norms = [0.0] + [
+            layer.operator.norm(w) for layer, w in list(zip(self.network.layers, self.weights, strict=True))[1:]
+        ]
         before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
-        after = [c * (s * s + (s if place < len(norms) - 1 else 0)) for place, (c, s) in enumerate(zip(curvatures, norms, strict=True))]
+        after = [
+            c * (s * s + (s if place < len(norms) - 1 else 0))
+            for place, (c, s) in enumerate(zip(curvatures, norms, strict=True))
+        ]
         return max(b + a for b, a in zip(before, after[1:], strict=False))
 
 

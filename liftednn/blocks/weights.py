@@ -54,7 +54,13 @@ def update_weights(
 ) -> WeightStep:
     """The minimising weights, from the present ones; `tol` bounds the block's relative KKT residual."""
     method = select(layer.divergence, layer.penalty)
-    solve = {"ridge": _ridge, "nnls": _nnls, "majorised": _majorised, "prox_gradient": _prox_gradient, "splitting": _splitting}
+    solve = {
+        "ridge": _ridge,
+        "nnls": _nnls,
+        "majorised": _majorised,
+        "prox_gradient": _prox_gradient,
+        "splitting": _splitting,
+    }
     w, b, kkt, n_iter = solve[method](layer, design, z, current, tol, max_iter)
     return WeightStep(Affine(w.to(current.w), b.to(current.b)), kkt, n_iter, method)
 
@@ -73,7 +79,15 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     moments, weight, box = design.moments(z), layer.lam * layer.divergence.curvature, layer.penalty.box()
     h = weight * moments.gram
     h.diagonal().add_(box.weight)
-    result = nnls(h, weight * moments.cross.T, current.w.double(), tol, max_iter * 10, lower=_wide(box.lower, h), upper=_wide(box.upper, h))
+    result = nnls(
+        h,
+        weight * moments.cross.T,
+        current.w.double(),
+        tol,
+        max_iter * 10,
+        lower=_wide(box.lower, h),
+        upper=_wide(box.upper, h),
+    )
     return result.z, moments.bias(result.z), result.kkt, result.n_iter
 
 

@@ -40,7 +40,9 @@ def folder(name: str) -> Path:
         if (place / name).is_dir():
             return place / name
     looked = ", ".join(str(place / name) for place in places)
-    raise FileNotFoundError(f"no folder {name!r} of data found, looked at {looked}: set LIFTEDNN_DATA to the folder that holds it")
+    raise FileNotFoundError(
+        f"no folder {name!r} of data found, looked at {looked}: set LIFTEDNN_DATA to the folder that holds it"
+    )
 
 
 def mnist(device: str = "cpu") -> Dataset:

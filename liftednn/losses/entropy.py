@@ -90,7 +90,7 @@ def class_responses(y: Tensor, width: int) -> Tensor:
     if y.ndim == 2:
         if y.shape[1] != width:
             raise ValueError(f"y has {y.shape[1]} columns, but the network has {width} outputs: they must agree")
-        if bool((y < 0).any()) or not torch.allclose(y.sum(-1), torch.ones_like(y[:, 0]), atol=1e-4):
+        if bool((y < 0).any()) or bool(((y.double().sum(-1) - 1).abs() > 1e-4).any()):
             raise ValueError("each row of y must be a probability distribution: non-negative, adding up to 1")
         return y
     if y.ndim != 1:

@@ -1,6 +1,6 @@
 """The last layer as the paper splits it (sec. 6.2, eq. 14 and 15, App. A): a loss behind an activation, its own state eliminated.
 
-    L(y, u) = min_z loss(z, y) + lam D(u, z),     z = target(u, y) the minimiser
+L(y, u) = min_z loss(z, y) + lam D(u, z),     z = target(u, y) the minimiser
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["Split", "entropic_projection"]
 class Split(Loss):
     """L(y, u) = min_z loss(z, y) + lam D(u, z) for an activation's divergence D; curvature lam times D's.
 
-    SquaredError goes with any activation of finite curvature (eq. 14 for ReLU), CrossEntropy with Simplex (eq. 15). Fixing z at its
-    present minimiser majorises L, with equality at the present u, so a step that lowers lam D(., z) lowers L.
+    SquaredError goes with any jointly convex activation of finite curvature (eq. 14 for ReLU), CrossEntropy with Simplex (eq. 15):
+    joint convexity is what keeps L convex. Fixing z at its present minimiser majorises L, with equality at the present u, so a step
+    that lowers lam D(., z) lowers L.
     """
 
     loss: Loss = field(default_factory=SquaredError)
@@ -34,12 +35,14 @@ class Split(Loss):
     def __post_init__(self) -> None:
         if not 0 < self.lam < torch.inf:
             raise ValueError(f"lam must be positive, got {self.lam}")
-        squared = isinstance(self.loss, SquaredError) and self.activation.curvature < torch.inf
+        squared = (
+            isinstance(self.loss, SquaredError) and self.activation.joint and self.activation.curvature < torch.inf
+        )
         entropic = isinstance(self.loss, CrossEntropy) and isinstance(self.activation, Simplex)
         if not (squared or entropic):
             raise ValueError(
                 f"Split does not pair {type(self.loss).__name__} with {type(self.activation).__name__}: it pairs SquaredError with "
-                "an activation of finite curvature, and CrossEntropy with Simplex"
+                "a jointly convex activation of finite curvature, and CrossEntropy with Simplex"
             )
 
     @property
@@ -83,6 +86,9 @@ def entropic_projection(x: Tensor, y: Tensor, lam: float) -> Tensor:
     c = y64 / (2 * lam)
     lower = 1 / p - (x64 + p * c).amax(-1, keepdim=True)
     upper = 1 - (x64 + c).amax(-1, keepdim=True)
-    z = lambda nu: positive_root((x64 + nu) / 2, c)  # noqa: E731
+
+    def z(nu: Tensor) -> Tensor:
+        return positive_root((x64 + nu) / 2, c)
+
     nu = root(lambda nu: z(nu).sum(-1, keepdim=True) - 1, lower, upper)
     return z(nu).to(x.dtype)

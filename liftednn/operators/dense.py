@@ -22,7 +22,9 @@ class Dense(Operator):
 
     def __post_init__(self) -> None:
         if min(self.in_features, self.out_features) < 1:
-            raise ValueError(f"a dense layer needs at least 1 input and 1 output, got {self.in_features} and {self.out_features}")
+            raise ValueError(
+                f"a dense layer needs at least 1 input and 1 output, got {self.in_features} and {self.out_features}"
+            )
 
     in_width = property(lambda self: self.in_features)
     out_width = property(lambda self: self.out_features)

@@ -102,7 +102,8 @@ class GroupL2(Penalty):
             raise ValueError(f"by must be 'output' or 'input', got {self.by!r}")
 
     def _norms(self, w: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(w, dim=1 if self.by == "output" else 0, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(w, dim=1 if self.by == "output" else 0, keepdim=True)
+        return norms
 
     def value(self, w: Tensor) -> Tensor:
         return self.rho * self._norms(w.double()).sum()

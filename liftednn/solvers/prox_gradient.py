@@ -1,13 +1,13 @@
-"""Accelerated proximal gradient that never rises, for  F(x) = f(A x, x) + g(x)  on a list of tensors.
+"""Accelerated proximal gradient that does not rise, for  F(x) = f(A x, x) + g(x)  on a list of tensors.
 
-The affine image A x is carried along: the image of an extrapolated point is the extrapolated image, so that an iteration costs one
-forward and one adjoint product. Where F separates over rows its value is one number per row, and each row accepts, extrapolates and
-restarts on its own: a step that would raise F is undone and followed by a plain one, which cannot (step <= 1 / curvature). Values that
-differ by less than their rounding count as equal.
+An iteration costs one forward and one adjoint product. Every few of them F is looked at. Where it separates over rows its value is one
+number per row, and each row is judged on its own: where F has risen beyond rounding, the row goes back to where it was and takes plain
+steps, which cannot raise F (step <= 1 / curvature), until the next look.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -17,12 +17,12 @@ from torch import Tensor
 
 __all__ = ["Composite", "ProxResult", "prox_gradient"]
 
-# The residual at x costs a gradient of its own, so it is looked at every so many steps; a solve that has made no progress beyond
-# rounding at so many looks counts as stalled.
+# Steps between two looks at F and at the residual, and the looks without progress after which a solve counts as stalled.
 _CHECK, _PATIENCE = 4, 8
 
 Point = list[Tensor]
 Metric = Callable[[Point], Point]
+Status = Literal["converged", "max_iter", "stalled"]
 
 
 class Composite(Protocol):
@@ -48,7 +48,7 @@ class ProxResult:
     x: Point
     kkt: float
     n_iter: int
-    status: Literal["converged", "max_iter", "stalled"]
+    status: Status
 
 
 def prox_gradient(
@@ -58,73 +58,81 @@ def prox_gradient(
     tol: float = 1e-6,
     max_iter: int = 500,
     scale: float | None = None,
+    convexity: float = 0.0,
 ) -> ProxResult:
     """Minimise F from a start inside its domain.
 
-    step    1 / (Lipschitz constant of the gradient), or a metric: a function that maps the gradient of a problem without prox to
-            the step of a quadratic upper bound (one Cholesky factor, say)
-    scale   what the residual is measured against; None for max |gradient at 0|
+    step        1 / (Lipschitz constant of the gradient), or a metric: a function that maps the gradient of a problem without prox to
+                the step of a quadratic upper bound (one Cholesky factor, say)
+    scale       what the residual is measured against; None for max |gradient at 0|
+    convexity   modulus of strong convexity of g, where it is known: bounds the momentum
     """
-    at = _Iterate.begin(problem, start)
+    at = _Iterate.begin(problem, start, _momentum_bound(step, convexity))
     scale = scale or _largest(problem.gradient(*_origin(problem, start))) or 1.0
-    residual, n_iter = _residual(problem, at), 0
-    while residual > tol * scale and n_iter < max_iter and not at.stalled:
-        at.advance(problem, step)
-        n_iter += 1
-        if n_iter % _CHECK == 0 or n_iter == max_iter:
-            before, residual = residual, _residual(problem, at)
-            at.take_stock(residual < 0.9 * before)
-    status = "converged" if residual <= tol * scale else "stalled" if at.stalled else "max_iter"
-    return ProxResult(at.x, residual / scale, n_iter, status)
+    n_iter = 0
+    while at.residual > tol * scale and n_iter < max_iter and at.idle < _PATIENCE:
+        count = min(_CHECK, max_iter - n_iter)
+        for _ in range(count):
+            at.advance(problem, step)
+        at.look(problem)
+        n_iter += count
+    status: Status = "converged" if at.residual <= tol * scale else "stalled" if at.idle >= _PATIENCE else "max_iter"
+    return ProxResult(at.best, at.residual / scale, n_iter, status)
 
 
 @dataclass
 class _Iterate:
-    """The point x and the extrapolated point y; for each row (or for all) the lowest value so far and the momentum."""
+    """The iterate x, the extrapolated y, the momentum of each row (or of all), and what was best at the last look."""
 
     x: Point
-    image: Point
-    lowest: Tensor
     y: Point
-    y_image: Point
     momentum: Tensor
-    checked: Tensor
+    bound: float
+    best: Point
+    value: Tensor
+    residual: float
+    plain: Tensor
     idle: int = 0
 
     @classmethod
-    def begin(cls, problem: Composite, x: Point) -> _Iterate:
+    def begin(cls, problem: Composite, x: Point, bound: float) -> _Iterate:
         image = problem.image(x)
         value = problem.value(x, image)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        return cls(x, image, value, x, image, torch.ones_like(value), value)
-
-    @property
-    def stalled(self) -> bool:
-        return self.idle >= _PATIENCE
+        one = torch.ones_like(value)
+        return cls(x, x, one, bound, x, value, _residual(problem, x, image), one < 0)
 
     def advance(self, problem: Composite, step: float | Metric) -> None:
-        candidate = _step(problem, self.y, self.y_image, step)
-        image = problem.image(candidate)
-        value = problem.value(candidate, image)
-        accepted = value <= self.lowest + self._rounding()
-        self._move(_pick(accepted, candidate, self.x), _pick(accepted, image, self.image), accepted)
-        self.lowest = torch.minimum(self.lowest, value)
+        new = _step(problem, self.y, step)
+        momentum = (1 + (1 + 4 * self.momentum**2).sqrt()) / 2
+        beta = ((self.momentum - 1) / momentum).clamp(max=self.bound).masked_fill(self.plain, 0)
+        self.y = [torch.lerp(old, a, (1 + beta[..., None]).to(a.dtype)) for a, old in zip(new, self.x, strict=True)]
+        self.x, self.momentum = new, momentum
 
-    def _rounding(self) -> Tensor:
-        return 4 * torch.finfo(self.x[0].dtype).eps * self.lowest.abs()
+    def look(self, problem: Composite) -> None:
+        """Keep what did not rise, send the rest back."""
+        image = problem.image(self.x)
+        value = problem.value(self.x, image)
+        rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
+        risen = ~(value <= self.value + rounding)
+        if bool(risen.any()):
+            self.x = [torch.where(risen[..., None], old, new) for new, old in zip(self.x, self.best, strict=True)]
+            self.y = [torch.where(risen[..., None], x, y) for x, y in zip(self.x, self.y, strict=True)]
+            self.momentum = self.momentum.masked_fill(risen, 1)
+            image = problem.image(self.x)
+        residual = _residual(problem, self.x, image)
+        progress = residual < 0.9 * self.residual or bool((value < self.value - rounding).any())
+        self.idle = 0 if progress else self.idle + 1
+        self.best, self.value, self.residual, self.plain = self.x, torch.fmin(value, self.value), residual, risen
 
-    def take_stock(self, closer: bool) -> None:
-        """Count the checks since which neither the residual nor any row's value, beyond rounding, has improved."""
-        progress = closer or bool((self.lowest < self.checked - self._rounding()).any())
-        self.idle, self.checked = 0 if progress else self.idle + 1, self.lowest
 
-    def _move(self, x: Point, image: Point, accepted: Tensor) -> None:
-        one = torch.ones_like(self.momentum)
-        momentum = torch.where(accepted, (1 + (1 + 4 * self.momentum**2).sqrt()) / 2, one)
-        beta = torch.where(accepted, (self.momentum - 1) / momentum, one - 1)
-        self.y, self.y_image = _extrapolate(x, self.x, beta), _extrapolate(image, self.image, beta)
-        self.x, self.image, self.momentum = x, image, momentum
+def _momentum_bound(step: float | Metric, convexity: float) -> float:
+    """Nesterov's constant momentum for a problem of known condition, 1 where it is not known."""
+    if callable(step) or not convexity:
+        return 1.0
+    root = math.sqrt(1 + 1 / (step * convexity))
+    return (root - 1) / (root + 1)
 
 
 def _origin(problem: Composite, x: Point) -> tuple[Point, Point]:
@@ -136,25 +144,15 @@ def _largest(parts: Point) -> float:
     return max((float(part.abs().max()) for part in parts if part.numel()), default=0.0)
 
 
-def _step(problem: Composite, y: Point, image: Point, step: float | Metric) -> Point:
+def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
     """The minimiser of the quadratic upper bound at y."""
-    gradient = problem.gradient(y, image)
+    gradient = problem.gradient(y, problem.image(y))
     if callable(step):
         return [a - d for a, d in zip(y, step(gradient), strict=True)]
     return problem.prox([torch.add(a, g, alpha=-step) for a, g in zip(y, gradient, strict=True)], step)
 
 
-def _residual(problem: Composite, at: _Iterate) -> float:
-    gradient = problem.gradient(at.x, at.image)
-    moved = problem.prox([a - g for a, g in zip(at.x, gradient, strict=True)], 1.0)
-    return _largest([a - m for a, m in zip(at.x, moved, strict=True)])
-
-
-def _pick(accepted: Tensor, new: Point, old: Point) -> Point:
-    if accepted.device.type == "cpu" and bool(accepted.all()):  # saves a pass; on a GPU the question would cost more
-        return new
-    return [torch.where(accepted[..., None], a, b) for a, b in zip(new, old, strict=True)]
-
-
-def _extrapolate(new: Point, old: Point, beta: Tensor) -> Point:
-    return [torch.lerp(b, a, (1 + beta[..., None]).to(a.dtype)) for a, b in zip(new, old, strict=True)]
+def _residual(problem: Composite, x: Point, image: Point) -> float:
+    gradient = problem.gradient(x, image)
+    moved = problem.prox([a - g for a, g in zip(x, gradient, strict=True)], 1.0)
+    return _largest([a - m for a, m in zip(x, moved, strict=True)])

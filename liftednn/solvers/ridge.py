@@ -52,7 +52,9 @@ class Factor:
         return self.lower @ self.lower.T if self.singular else torch.cholesky_inverse(self.lower)
 
 
-def ridge(moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None) -> Affine:
+def ridge(
+    moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None
+) -> Affine:
     """The minimiser, in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.
 
     anchor   (q, p), the point that rho pulls towards; None for 0
@@ -61,8 +63,6 @@ def ridge(moments: Moments, lam: float, rho: float, anchor: Tensor | None = None
     if lam <= 0 or rho < 0:
         raise ValueError(f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}")
     factor = factor or Factor.of(moments.gram, lam, rho, moments.eps)
-    right = lam * moments.cross
-    if anchor is not None:
-        right = right + rho * anchor.to(right).T
-    w = factor.solve(right).T
+    centre = torch.zeros_like(moments.cross) if anchor is None else anchor.to(moments.cross).T
+    w = (centre + factor.solve(lam * (moments.cross - moments.gram @ centre))).T
     return Affine(w, moments.bias(w))

@@ -6,11 +6,12 @@ Each refinement is one exact gradient in the metric of the sketched Hessian, whi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.moments import Moments
 from liftednn.solvers.ridge import Factor
 
 __all__ = ["sketch"]
@@ -21,13 +22,18 @@ def sketch(x: Tensor, z: Tensor, lam: float, rho: float, size: int, refine: int 
 
     refine   steps of the iterative Hessian sketch; 0 is sketch-and-solve
     """
+    if lam <= 0 or rho < 0:
+        raise ValueError(f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}")
     if not 0 < size <= len(x):
         raise ValueError(f"size must lie in 1 .. {len(x)}, the number of rows, got {size}")
     centre_x, centre_z = x.double().mean(0), z.double().mean(0)
     xc, zc = x.double() - centre_x, z.double() - centre_z
     bucket, sign = _hash(len(x), size, seed, x.device)
-    fold = lambda a: a.new_zeros(size, a.shape[1]).index_add_(0, bucket, sign[:, None] * a)  # noqa: E731
-    sx, sz = fold(xc) / len(x) ** 0.5, fold(zc) / len(x) ** 0.5
+
+    def fold(a: Tensor) -> Tensor:
+        return a.new_zeros(size, a.shape[1]).index_add_(0, bucket, sign[:, None] * a) / math.sqrt(len(x))
+
+    sx, sz = fold(xc), fold(zc)
     factor = Factor.of(sx.T @ sx, lam, rho, torch.finfo(x.dtype).eps)
     w = factor.solve(lam * sx.T @ sz)
     for _ in range(refine):

@@ -66,13 +66,13 @@ def splitting(
     """Minimise F from a start inside its domain; the result is inside too and its value no higher.
 
     sigma   first guess of the penalty, balanced as the iteration goes
-    scale   what the stationarity A'f' + g' is measured against; None for the size of its two terms
+    scale   what the stationarity A'f' + g' is measured against; None for the largest its two terms have been
     """
     at = _Copies.begin(problem, start, sigma, scale)
     ceiling = problem.value(start)
     if not bool(ceiling.isfinite().all()):
         raise ValueError("splitting must start inside the domain: the objective is not finite at `start`")
-    x, kkt, n_iter, goal = start, torch.inf, 0, tol / 4
+    x, kkt, n_iter, goal, balance_at = start, torch.inf, 0, tol / 4, _CHECK
     while n_iter < max_iter and kkt > tol:
         at.advance(problem)
         n_iter += 1
@@ -81,7 +81,9 @@ def splitting(
         if at.residual(problem, at.x) <= goal or n_iter == max_iter:
             x = _lowest(problem, start, ceiling, [at.x, at.w])
             kkt, goal = at.residual(problem, x), goal / 4  # closer copies, should the chosen point not be good enough
-        at.balance(problem)
+        if n_iter >= balance_at:  # ever more rarely: a penalty that keeps changing keeps the copies apart
+            at.balance(problem)
+            balance_at = int(1.5 * n_iter)
     return SplittingResult(x, kkt, n_iter, "converged" if kkt <= tol else "max_iter")
 
 
@@ -97,6 +99,7 @@ class _Copies:
     q: Tensor
     sigma: float
     scale: float | None
+    largest: float = 0.0
 
     @classmethod
     def begin(cls, problem: Separable, x: Tensor, sigma: float, scale: float | None) -> _Copies:
@@ -114,9 +117,8 @@ class _Copies:
         """How far the copies are from x, and the multipliers from stationarity, both relative."""
         image, pull = problem.image(x), problem.adjoint(self.p)
         primal = max(_relative(image - self.u, image, self.u), _relative(x - self.w, x, self.w))
-        if self.scale is None:
-            return primal, _relative(pull + self.q, pull, self.q)
-        return primal, self.sigma * float((pull + self.q).abs().max()) / self.scale
+        self.largest = max(self.largest, self.sigma * float(pull.abs().max()), self.sigma * float(self.q.abs().max()))
+        return primal, self.sigma * float((pull + self.q).abs().max()) / (self.scale or self.largest or 1.0)
 
     def residual(self, problem: Separable, x: Tensor) -> float:
         return max(self._gaps(problem, x))

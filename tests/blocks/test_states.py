@@ -43,7 +43,9 @@ def test_bounded_least_squares_against_scipy(name: str) -> None:
     for u, target, found in zip(U.numpy(), y.numpy(), step.states[0].numpy(), strict=True):
         energy = lambda z, u=u, target=target: 1.3 * ((W @ z + B - target) ** 2).sum() + 0.7 * ((z - u) ** 2).sum()  # noqa: E731
         low, high = BOXES[name]
-        oracle = minimize(energy, np.clip(u, low, high), bounds=[(low, high)] * P, options={"ftol": 1e-15, "gtol": 1e-10})
+        oracle = minimize(
+            energy, np.clip(u, low, high), bounds=[(low, high)] * P, options={"ftol": 1e-15, "gtol": 1e-10}
+        )
         np.testing.assert_allclose(found, oracle.x, atol=1e-5)
 
 
@@ -111,7 +113,9 @@ def network(activation: str = "relu", loss: str = "squared") -> lnn.LiftedNetwor
 
 def test_all_states_at_once_against_a_conic_solver() -> None:
     net = network()
-    weights = [lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in net.layers]
+    weights = [
+        lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in net.layers
+    ]
     x, y = draw(4, 3), draw(4, 2, seed=6)
     step = update_all_states(net, weights, [*net.propagate(weights, x), y], tol=1e-10, max_iter=20000)
     (w0, b0), (w1, b1), (w2, b2) = [(w.numpy(), b.numpy()) for w, b in weights]
@@ -123,7 +127,10 @@ def test_all_states_at_once_against_a_conic_solver() -> None:
         np.testing.assert_allclose(step.states[1][row].numpy(), z2.value, atol=1e-5)
 
 
-@pytest.mark.parametrize(("activation", "sentence"), [("fenchel_relu", "not jointly convex"), ("leaky_relu", "not jointly convex and smooth")])
+@pytest.mark.parametrize(
+    ("activation", "sentence"),
+    [("fenchel_relu", "not jointly convex"), ("leaky_relu", "not jointly convex and smooth")],
+)
 def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: str, sentence: str) -> None:
     net = network(activation)
     assert sentence in joint_refusal(net)

@@ -57,7 +57,9 @@ def test_softmax_with_l2_is_logistic_regression() -> None:
 
 def test_quadratic_with_elastic_net_is_scikit_learns() -> None:
     found = step(SquaredError(), pen.ElasticNet(0.2, 0.5), lam=1.0, max_iter=5000)
-    oracle = ElasticNet(alpha=0.15, l1_ratio=1 / 3, tol=1e-12, max_iter=100000)  # (1/2) mean |.|^2 + 0.05 |w|_1 + 0.05 |w|^2
+    oracle = ElasticNet(
+        alpha=0.15, l1_ratio=1 / 3, tol=1e-12, max_iter=100000
+    )  # (1/2) mean |.|^2 + 0.05 |w|_1 + 0.05 |w|^2
     np.testing.assert_allclose(found.weights.w.numpy(), oracle.fit(X.numpy(), Z.numpy()).coef_, atol=1e-6)
     assert found.method == "prox_gradient"
 
@@ -68,7 +70,10 @@ def test_quadratic_with_elastic_net_is_scikit_learns() -> None:
         (pen.NonNegative(0.05), lambda w: (0.05 * cp.sum_squares(w), [w >= 0])),
         (pen.GroupL2(0.3, "output"), lambda w: (0.3 * cp.sum(cp.norm(w, 2, axis=1)), [])),
         (pen.GroupL2(0.3, "input"), lambda w: (0.3 * cp.sum(cp.norm(w, 2, axis=0)), [])),
-        (pen.Mask(torch.eye(Q, P).bool(), 0.05), lambda w: (0.05 * cp.sum_squares(w), [cp.multiply(w, 1 - np.eye(Q, P)) == 0])),
+        (
+            pen.Mask(torch.eye(Q, P).bool(), 0.05),
+            lambda w: (0.05 * cp.sum_squares(w), [cp.multiply(w, 1 - np.eye(Q, P)) == 0]),
+        ),
         (pen.L1(0.3), lambda w: (0.3 * cp.sum(cp.abs(w)), [])),
     ],
 )
