@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -52,13 +53,13 @@ class Adam:
     def __init__(self, x: Tensor, y: Tensor, sizes: list[int]) -> None:
         self.x, self.y = x, y
         layers: list[torch.nn.Module] = []
-        for p, q in zip(sizes, sizes[1:], strict=False):
+        for p, q in pairwise(sizes):
             layers += [torch.nn.Linear(p, q), torch.nn.ReLU()]
         self.module = torch.nn.Sequential(*layers[:-1]).to(x.device)
         self.optimiser = torch.optim.Adam(self.module.parameters(), 1e-3)
 
     def __call__(self) -> None:
-        for rows in torch.randperm(len(self.x), device=self.x.device).split(100):
+        for rows in torch.split(torch.randperm(len(self.x), device=self.x.device), 100):
             self.optimiser.zero_grad()
             torch.nn.functional.cross_entropy(self.module(self.x[rows]), self.y[rows]).backward()  # type: ignore[no-untyped-call]
             self.optimiser.step()
@@ -72,7 +73,7 @@ def peak(device: str) -> float:
 
 def products(sizes: list[int], rows: int) -> float:
     """GFLOP in the matrix products that a sweep cannot do without: u = x w' for the X-step and the evaluation, x'z for the W-step."""
-    return sum(3 * 2 * rows * p * q for p, q in zip(sizes, sizes[1:], strict=False)) / 1e9
+    return sum(3 * 2 * rows * p * q for p, q in pairwise(sizes)) / 1e9
 
 
 def measure(x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str) -> dict[str, Any]:

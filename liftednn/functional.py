@@ -15,9 +15,11 @@ __all__ = [
     "box_prox",
     "conjugate_softplus",
     "log_omega",
+    "log_partition",
     "root",
     "simplex_projection",
     "soft_threshold",
+    "softmax",
 ]
 
 
@@ -61,6 +63,18 @@ def box_barrier(z: Tensor, lower: float, upper: float) -> Tensor:
     if upper < torch.inf:
         outside = outside | (z.amax(-1) > upper + slack)
     return torch.zeros_like(z[..., 0]).masked_fill(outside, torch.inf)
+
+
+def softmax(u: Tensor) -> Tensor:
+    """softmax of each row, in elementary steps: for rows of a few classes that is several times faster than the library's kernel."""
+    e = (u - u.amax(-1, keepdim=True)).exp_()
+    return e.div_(e.sum(-1, keepdim=True))
+
+
+def log_partition(u: Tensor) -> Tensor:
+    """log sum exp of each row."""
+    top = u.amax(-1, keepdim=True)
+    return (u - top).exp_().sum(-1).log_() + top[..., 0]
 
 
 def simplex_projection(v: Tensor) -> Tensor:

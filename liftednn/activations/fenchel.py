@@ -19,7 +19,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from liftednn.base import Activation, Box
-from liftednn.functional import barrier, box_barrier, box_prox, conjugate_softplus, log_omega, root
+from liftednn.functional import (
+    barrier,
+    box_barrier,
+    box_prox,
+    conjugate_softplus,
+    log_omega,
+    log_partition,
+    root,
+    softmax,
+)
 
 __all__ = [
     "FenchelHardSigmoid",
@@ -260,11 +269,11 @@ class Softmax(Fenchel):
     curvature = 0.5
 
     def __call__(self, u: Tensor) -> Tensor:
-        return u.softmax(-1)
+        return softmax(u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         off = (z.sum(-1, keepdim=True) - 1).abs()
-        return (_xlogx(z) - u * z).sum(-1) + u.logsumexp(-1) + barrier(off)
+        return (_xlogx(z) - u * z).sum(-1) + log_partition(u) + barrier(off)
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
         """z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def _he() -> list[lnn.Affine]:
     """Random weights as torch users would draw them."""
     torch.manual_seed(0)
     weights = []
-    for p, q in zip(_SIZES, _SIZES[1:], strict=False):
+    for p, q in pairwise(_SIZES):
         w = torch.empty(q, p)
         nn.init.kaiming_normal_(w, nonlinearity="relu")
         weights.append(lnn.Affine(w, torch.zeros(q)))
@@ -78,7 +79,7 @@ def _standard(weights: Sequence[lnn.Affine], data: Dataset, name: str) -> list[f
     optimiser = torch.optim.Adam(module.parameters(), _RATE)
     curve = [_accuracy(module(data.x_test), data.y_test)]
     for _ in track(range(_EPOCHS), description=f"Adam from {name}"):
-        for rows in torch.randperm(len(data.x)).split(100):
+        for rows in torch.split(torch.randperm(len(data.x)), 100):
             optimiser.zero_grad()
             nn.functional.cross_entropy(module(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()

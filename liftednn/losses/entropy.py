@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Loss
-from liftednn.functional import barrier
+from liftednn.functional import barrier, log_partition, softmax
 
 __all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
 
@@ -23,13 +23,13 @@ class SoftmaxCrossEntropy(Loss):
     curvature = 0.5
 
     def __call__(self, u: Tensor) -> Tensor:
-        return u.softmax(-1)
+        return softmax(u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        return torch.nn.functional.kl_div(u.log_softmax(-1), z, reduction="none").sum(-1)
+        return log_partition(u) + (torch.xlogy(z, z) - u * z).sum(-1)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return u.softmax(-1) - z
+        return softmax(u).sub_(z)
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)
