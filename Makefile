@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper clean
+.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory figures clean
 
 setup: $(VENV)/.ready
 
@@ -48,6 +48,12 @@ bench-sweep: setup
 
 bench-paper: setup
 	$(BIN)/python -m benchmarks.paper_model
+
+bench-memory: setup
+	$(BIN)/python -m benchmarks.memory
+
+figures: setup
+	$(BIN)/python -m benchmarks.figures
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -78,6 +78,7 @@ def products(sizes: list[int], rows: int) -> float:
 
 def measure(x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str) -> dict[str, Any]:
     """Each turn: a whole descent's first sweeps and one epoch of Adam, side by side."""
+    Sweeps(x, y, sizes, activation)()  # libraries load their kernels on first use
     sweeps, adam = Sweeps(x, y, sizes, activation), Adam(x, y, sizes)
     adam()
     first = seconds(sweeps, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,11 +48,15 @@ class Record:
 
 @dataclass
 class State:
-    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regression on X_0, whose Gram matrix never changes."""
+    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regression on X_0, whose Gram matrix never changes.
+
+    `kkt` holds the last residual of each block.
+    """
 
     weights: list[Affine]
     states: list[Tensor]
     first: Design
+    kkt: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,8 @@ class BCD:
             return State(start, [*network.propagate(start, x), y], first)
         state = State(_random(network, self.seed, x, y), [], first)
         state.states = [*network.propagate(state.weights, x), y]
-        self._update_weights(network, state, len(network.layers) - 1)
+        head = self._update_weights(network, state, len(network.layers) - 1)
+        state.kkt = {head.name: head.kkt}
         return state
 
     def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
@@ -172,12 +177,11 @@ class BCD:
         return Block(f"w{place}", step.kkt, step.n_iter, step.method)
 
     def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
-        kkt: dict[str, float] = {}
         for sweep in range(self.max_iter + 1):
             if sweep:
-                kkt = {block.name: block.kkt for block in self.blocks(network, state)}
+                state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
             seen = network.evaluate(state.weights, state.states)
-            yield Record(sweep, seen.objective, *seen, kkt=kkt, seconds=time.perf_counter() - started)
+            yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
 
 
 def _settled(before: float, after: float, tol: float) -> bool:

@@ -13,6 +13,7 @@ __all__ = [
     "barrier",
     "box_barrier",
     "box_prox",
+    "clip",
     "conjugate_softplus",
     "log_omega",
     "log_partition",

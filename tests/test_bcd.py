@@ -131,6 +131,7 @@ def test_history_starts_with_random_features_and_a_fitted_head() -> None:
     first, last = solution.history[0], solution.history[-1]
     assert [record.sweep for record in solution.history] == [0, 1, 2, 3]
     assert first.gaps == (0.0,)
+    assert list(first.kkt) == ["w1"]
     assert set(last.kkt) == {"x1", "w0", "w1"}
     assert max(last.kkt.values()) <= 1e-3
     assert last.objective == pytest.approx(network.objective(solution.weights, solution.states), rel=1e-12)
@@ -255,7 +256,7 @@ def test_what_cannot_be_trained_is_refused_in_words(activation: lnn.Activation, 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["relu", "fenchel_relu", "leaky_relu", "tanh"])
+@pytest.mark.parametrize("name", ["relu", "fenchel_relu", "hardtanh", "sigmoid"])
 def test_cuda_gives_what_the_cpu_gives(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), name, [6, 5])
     bcd = lnn.BCD(max_iter=2, tol=0, block_tol=1e-8, block_iter=2000)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine, Box
-from liftednn.functional import box_prox
+from liftednn.functional import box_prox, clip
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import Factor, nnls, prox_gradient, select, splitting
 
@@ -85,25 +85,36 @@ def _bounded(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_i
 
 
 def _capped(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
-    """Quadratic below linear caps g z <= c, rows of g shared: its dual, min over m >= 0, is non-negative least squares again.
+    """Quadratic under linear constraints z g' <= c, g shared: its dual, min over m >= 0, is non-negative least squares again.
 
-    In float64 and to a small residual, since what the dual leaves open is a violation of the caps. Samples whose energy would not fall
-    keep their state, and the residual then says how far that is from the dual's.
+    In float64 and to a small residual, since what the dual leaves open is a violation of the constraints. Samples whose energy would
+    not fall keep their state, and the residual then says how far that is from the dual's.
     """
-    w, b = (part.double() for part in link.weights)
-    precise = replace(link, weights=Affine(w, b))
+    precise = replace(link, weights=Affine(link.weights.w.double(), link.weights.b.double()))
     h, q, box = _quadratic(precise, u.double(), z.double(), x_next.double(), 2.0)
-    cap = link.following.divergence.cap(x_next.double())
-    eye, factor = torch.eye(len(h), dtype=h.dtype, device=h.device), Factor.of(h, 1.0, 0.0, 0.0)
-    g, c = torch.cat([w, -eye]), torch.cat([cap - b, -torch.as_tensor(box.lower).expand_as(q)], 1)
+    g, c = _constraints(precise, box, x_next.double(), q)
+    factor = Factor.of(h, 1.0, 0.0, 0.0)
     gh = factor.solve(g.T).T
     multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
-    found = torch.maximum(factor.solve((q - multipliers @ g).T).T, torch.as_tensor(box.lower)).to(z.dtype)
+    found = clip(factor.solve((q - multipliers @ g).T).T, box.lower, box.upper).to(z.dtype)
     problem = _Smooth(link, u, x_next)
-    energy = [problem.value([point], problem.image([point])) for point in (z, found)]
-    kept = torch.where((energy[1] <= energy[0])[:, None], found, z)
+    before, after = (problem.value([point], problem.image([point])) for point in (z, found))
+    kept = torch.where((after <= before)[:, None], found, z)
     distance = float((kept - found).abs().max() / found.abs().max().clamp(min=1e-30))
     return StateStep([kept], max(kkt, distance), n_iter, "dual")
+
+
+def _constraints(link: Link, box: Box, x_next: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """g (k, p) and c (n, k) of  z g' <= c: the caps of the next layer, and the sides of the box that are finite."""
+    operator = link.following.operator
+    offset = operator.forward(torch.zeros_like(q), link.weights)
+    outputs, eye = (torch.eye(p, dtype=q.dtype, device=q.device) for p in (operator.out_width, q.shape[1]))
+    g, c = [operator.adjoint(outputs, link.weights)], [link.following.divergence.cap(x_next) - offset]
+    for sign, bound in ((-1, box.lower), (1, box.upper)):
+        limit = torch.as_tensor(bound, dtype=q.dtype, device=q.device)
+        if bool(limit.isfinite().all()):
+            g, c = [*g, sign * eye], [*c, sign * limit.expand_as(q)]
+    return torch.cat(g), torch.cat(c, 1)
 
 
 def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[Tensor, float, int]:
@@ -129,7 +140,7 @@ def _descend(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_i
 
 def _split(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_iter: int) -> StateStep:
     problem, following = _Copied(link, u, x_next), link.following
-    pull = problem.adjoint(following.lam * following.divergence.grad(problem.image(0 * z), x_next))
+    pull = problem.adjoint(following.lam * following.divergence.grad(problem.image(torch.zeros_like(z)), x_next))
     result = splitting(problem, z, link.layer.lam, tol, 50 * max_iter, float(pull.abs().max()) or 1.0)
     return StateStep([result.x], result.kkt, result.n_iter, "splitting")
 

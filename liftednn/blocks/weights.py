@@ -7,6 +7,7 @@ and the curvature bound is block diagonal.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,19 +26,25 @@ class Design:
 
     rows: Tensor
     bias: bool = True
-    _moments: Moments | None = field(default=None, repr=False)
     _factors: dict[tuple[float, float], Factor] = field(default_factory=dict, repr=False)
 
-    def moments(self, z: Tensor) -> Moments:
-        if self._moments is None:
-            self._moments = Moments.of(self.rows, z)
-        else:
-            self._moments = self._moments.retarget(self.rows, z)
-        return self._moments if self.bias else self._moments.about_zero()
+    @cached_property
+    def _centred(self) -> Moments:
+        return Moments.of(self.rows, self.rows[:, :0])
 
-    def factor(self, moments: Moments, lam: float, rho: float) -> Factor:
+    @cached_property
+    def inputs(self) -> Moments:
+        """The moments of the rows alone, about 0 where there is no intercept."""
+        return self._centred if self.bias else self._centred.about_zero()
+
+    def moments(self, z: Tensor) -> Moments:
+        """The same with targets."""
+        both = self._centred.retarget(self.rows, z)
+        return both if self.bias else both.about_zero()
+
+    def factor(self, lam: float, rho: float) -> Factor:
         if (lam, rho) not in self._factors:
-            self._factors[lam, rho] = Factor.of(moments.gram, lam, rho, moments.eps)
+            self._factors[lam, rho] = Factor.of(self.inputs.gram, lam, rho, self.inputs.eps)
         return self._factors[lam, rho]
 
 
@@ -70,7 +77,7 @@ Outcome = tuple[Tensor, Tensor, float, int]
 
 def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, lam, rho = design.moments(z), layer.lam * layer.divergence.curvature / 2, layer.penalty.ridge or 0.0
-    w, b = ridge(moments, lam, rho, factor=design.factor(moments, lam, rho))
+    w, b = ridge(moments, lam, rho, factor=design.factor(lam, rho))
     gradient = lam * (w @ moments.gram - moments.cross.T) + rho * w
     return w, b, _share(gradient, lam * moments.cross), 1
 
@@ -92,39 +99,38 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    problem = _Centred(layer, design.rows, z, design.moments(z), design.bias)
+    problem = _Centred(layer, design, z)
     curvature, rho = layer.lam * layer.divergence.curvature, layer.penalty.ridge or 0.0
-    inverse = design.factor(problem.moments, curvature / 2, rho).inverse().to(current.w.dtype) / 2
+    inverse = design.factor(curvature / 2, rho).inverse().to(current.w.dtype) / 2
 
     def metric(gradient: list[Tensor]) -> list[Tensor]:
         return [gradient[0] @ inverse, gradient[1] / curvature]
 
-    result = prox_gradient(problem, problem.centre(current), metric, tol, max_iter)
+    result = prox_gradient(problem, problem.centre(current), metric, tol, max_iter, problem.scale())
     return *problem.uncentre(result.x), result.kkt, result.n_iter
 
 
 def _prox_gradient(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    problem = _Centred(layer, design.rows, z, design.moments(z), design.bias)
-    largest = float(torch.linalg.eigvalsh(problem.moments.gram)[-1])
+    problem = _Centred(layer, design, z)
+    largest = float(torch.linalg.eigvalsh(problem.gram)[-1])
     step = 1 / (layer.lam * layer.divergence.curvature * max(largest, 1.0))
-    result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10)
+    result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10, problem.scale())
     return *problem.uncentre(result.x), result.kkt, result.n_iter
 
 
 def _splitting(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    problem = _Copied(_Centred(layer, design.rows, z, design.moments(z), design.bias))
+    problem = _Copied(_Centred(layer, design, z))
     start = torch.cat([part.view(len(current.b), -1) for part in problem.data.centre(current)], 1)
-    scale = float(problem.adjoint(layer.lam * layer.divergence.grad(problem.image(0 * start), z)).abs().max()) or 1.0
-    result = splitting(problem, start, layer.lam, tol, max_iter * 50, scale)
+    result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
     return *problem.data.uncentre([result.x[:, :-1], result.x[:, -1]]), result.kkt, result.n_iter
 
 
 class _Centred:
     """The block as a `Composite` in (w, c): one scalar value, from the data."""
 
-    def __init__(self, layer: Layer, rows: Tensor, z: Tensor, moments: Moments, bias: bool) -> None:
-        self.layer, self.rows, self.z, self.moments, self.bias = layer, rows, z, moments, bias
-        self.mean = moments.mean_x.to(rows.dtype)
+    def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
+        self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
+        self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
         # With a squared norm the penalty joins the smooth part, so that a metric can carry it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
 
@@ -147,6 +153,14 @@ class _Centred:
         w, c = self.pull(self.layer.lam * self.layer.divergence.grad(image[0], self.z))
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
+    def scale(self) -> float:
+        """max |gradient at 0|, where the image is 0 without a product."""
+        at_zero = self.pull(
+            self.layer.lam
+            * self.layer.divergence.grad(self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[0]), self.z)
+        )
+        return max(float(part.abs().max()) for part in at_zero) or 1.0
+
     def pull(self, r: Tensor) -> list[Tensor]:
         """The adjoint of (w, c) -> u in the mean over rows."""
         c = r.mean(0)
@@ -161,7 +175,7 @@ class _Copied:
 
     def __init__(self, data: _Centred) -> None:
         self.data = data
-        self.factor = Factor.of(data.moments.gram, 1.0, 1.0, 0.0)
+        self.factor = Factor.of(data.gram, 1.0, 1.0, 0.0)
 
     def image(self, x: Tensor) -> Tensor:
         return self.data.image([x[:, :-1], x[:, -1]])[0]

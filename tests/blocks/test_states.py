@@ -75,6 +75,22 @@ def test_leaky_relu_before_leaky_relu_against_a_conic_solver(alpha: float) -> No
         np.testing.assert_allclose(found, z.value, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["HardTanh", "Identity", "ReLU"])
+def test_a_box_before_leaky_relu_against_a_conic_solver(name: str) -> None:
+    activation, leaky = getattr(act, name)(), act.LeakyReLU(0.3)
+    start = activation(U)
+    after = leaky(start @ WEIGHTS.w.T + WEIGHTS.b) + 0.3 * draw(N, Q, seed=5).abs()
+    step = update_state(link(activation, leaky), U, start, after, tol=1e-8)
+    assert (step.method, step.kkt < 1e-6) == ("dual", True)
+    low, high = BOXES[name]
+    for u, target, found in zip(U.numpy(), after.numpy(), step.states[0].numpy(), strict=True):
+        z = cp.Variable(P)
+        goal = 1.3 * cp.sum_squares(W @ z + B - target) + 0.7 * cp.sum_squares(z - u)
+        box = ([z >= low] if np.isfinite(low) else []) + ([z <= high] if np.isfinite(high) else [])
+        cp.Problem(cp.Minimize(goal), [0.3 * (W @ z + B) <= target, *box]).solve(solver=cp.CLARABEL)
+        np.testing.assert_allclose(found, z.value, atol=1e-4)
+
+
 def test_l1_relu_against_a_conic_solver() -> None:
     after = draw(N, Q, seed=5).abs()
     step = update_state(link(act.ReLU("l1"), act.ReLU("l1")), U, U.relu(), after, tol=1e-8, max_iter=400)
