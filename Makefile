@@ -1,5 +1,5 @@
 # `make demo` and `make test` are all a newcomer needs; both set up `.venv` first.
-# With a GPU: make setup TORCH="torch"   (pip then takes the build with CUDA)
+# With a GPU: make clean setup TORCH=torch CPU_INDEX=   (pip then takes torch's own build, with CUDA)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --retries 1 --extra-index-url $(CPU_INDEX) "$(TORCH)"
+	$(PIP) --retries 1 $(if $(CPU_INDEX),--extra-index-url $(CPU_INDEX)) "$(TORCH)"
 	$(PIP) -e ".[dev]" -c constraints.txt
 	touch $@
 

@@ -1,6 +1,6 @@
 """Lifted neural networks: networks trained by convex blocks instead of back-propagation."""
 
-from liftednn import activations, functional, losses, operators, penalties, predict, solvers
+from liftednn import activations, functional, losses, operators, penalties, predict, solvers, testing
 from liftednn.base import Activation, Affine, Box, Divergence, Loss, Operator, Penalty
 from liftednn.bcd import BCD, Solution
 from liftednn.moments import Moments
@@ -26,6 +26,7 @@ __all__ = [
     "penalties",
     "predict",
     "solvers",
+    "testing",
 ]
 
 __version__ = "0.1.0"

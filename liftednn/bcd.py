@@ -206,8 +206,8 @@ def _inputs(network: LiftedNetwork, x: Any) -> Tensor:
 
 def _responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
     y = torch.as_tensor(y).detach().to(x.device)
-    if len(y) != len(x):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
+    if not y.ndim or len(y) != len(x):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
     if y.is_floating_point() and not bool(y.isfinite().all()):
         raise ValueError("y holds NaN or infinity: remove those rows first")
     return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
@@ -225,6 +225,8 @@ def _given(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: 
             )
         if not bool(w.isfinite().all() and b.isfinite().all()):
             raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+        if not layer.operator.bias and bool(b.any()):
+            raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
         if not bool(layer.penalty.value(w).isfinite()):
             raise ValueError(
                 f"the weights of layer {place} break the constraint {layer.penalty!r}: project them on it first"

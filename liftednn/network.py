@@ -36,6 +36,15 @@ class Layer:
     def __post_init__(self) -> None:
         if not 0 < self.lam < torch.inf:
             raise ValueError(f"lam must be positive, got {self.lam}")
+        shape = self.operator.weight_shape
+        try:
+            fits = self.penalty.prox(torch.zeros(shape), 0.0).shape == shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
+            )
 
     @property
     def width(self) -> int:
@@ -169,7 +178,7 @@ class LiftedNetwork:
         return Evaluation(
             tuple(layer.lam * term for layer, term in zip(self.layers, terms, strict=True)),
             tuple(float(layer.penalty.value(w.w)) for layer, w in zip(self.layers, weights, strict=True)),
-            tuple(term - least for term, least in zip(terms[:-1], floor[:-1], strict=True)),
+            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor[:-1], strict=True)),
             float(loss / n),
             self.loss.score(torch.cat(scores), states[-1]),
         )
@@ -215,10 +224,8 @@ class LiftedNetwork:
 
 
 def _energy(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
-    """The sum over rows in float64. Whether u and z lie in a domain that couples them is judged in their own precision."""
-    if divergence.capped:
-        return divergence.value(u, z).sum(dtype=torch.float64)
-    return divergence.value(u.double(), z.double()).sum()
+    """Summed in float64; each row's energy, and whether it lies in the domain, in the precision of its own states."""
+    return divergence.value(u, z).sum(dtype=torch.float64)
 
 
 def _blocks(states: States) -> Iterator[list[Tensor]]:

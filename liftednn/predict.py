@@ -15,11 +15,13 @@ from torch import Tensor
 
 from liftednn.base import Affine, Loss
 from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
-from liftednn.network import LiftedNetwork
+from liftednn.losses import Split, SquaredError
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.operators import Dense
 
 __all__ = ["feedforward", "lifted"]
 
-# Rows predicted at a time; the answer for a row does not depend on the others.
+# Rows predicted at a time.
 _ROWS = 8192
 
 
@@ -38,7 +40,12 @@ def lifted(
 
     Real responses: the scores at the optimal states. Classes: minus the optimal energy of each class, so that the largest score wins.
 
-    tol        relative KKT residual to which the states are solved, and the relative change at which cyclic passes stop
+    Several hidden layers are solved at once where every activation is jointly convex and smooth. Elsewhere by cyclic passes over the
+    layers, which for Fenchel activations end at a stationary point, and for activations whose domain couples u and z (LeakyReLU, MaxPool)
+    or that are not smooth may rest above the optimum.
+
+    tol        relative KKT residual to which the states are solved, against the largest over all rows of a call, and the relative change
+               of each row's energy at which cyclic passes stop
     max_iter   iterations at most in a block, and cyclic passes at most
     """
     x = network.check_rows(torch.as_tensor(x).to(weights[0].w))
@@ -53,8 +60,18 @@ def _classifies(loss: Loss) -> bool:
 
 def _by_elimination(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
     """Real responses: min over y removes the loss, and the hidden states feel only each other."""
-    states = _cycle(network, weights, network.propagate(weights, x), tol, max_iter)
-    return network.preactivation(len(network.layers) - 1, weights, states[-1])
+    freed, last = _freed(network), len(network.layers) - 1
+    states = _cycle(freed, weights, freed.propagate(weights, x), tol, max_iter)
+    return network.preactivation(last, weights, states[last])
+
+
+def _freed(network: LiftedNetwork) -> LiftedNetwork:
+    """The network whose states the rule minimises over. A split loss leaves its activation behind: one more layer, its state free."""
+    last = network.layers[-1]
+    if not isinstance(last.divergence, Split):
+        return network
+    split = Layer(last.operator, last.divergence.activation, last.penalty, last.lam * last.divergence.lam)
+    return LiftedNetwork([*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError())])
 
 
 def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
@@ -78,12 +95,12 @@ def _cycle(
 ) -> list[Tensor]:
     """Passes over the hidden layers, last to first, until the energy no longer falls; one pass is exact for one layer."""
     hidden = len(network.layers) - 1
-    before = torch.inf
+    before = states[0].new_full((len(states[0]),), torch.inf)
     for _ in range(max_iter if hidden > 1 else hidden):
         for place in range(hidden, 0, -1):
             states[place] = _state(network, weights, states, place, tol, max_iter)
-        energy = float(_energy(network, weights, states).sum())
-        if before - energy <= tol * abs(energy):
+        energy = _energy(network, weights, states)
+        if bool((before - energy <= tol * energy.abs()).all()):
             break
         before = energy
     return states

@@ -45,6 +45,7 @@ def rises(
     for _ in range(sweeps):
         for block in bcd.blocks(network, state):
             after = network.objective(state.weights, state.states)
+            assert np.isfinite(after)
             worst, before, kkt[block.name] = max(worst, (after - before) / abs(before)), after, block.kkt
     return worst, kkt
 
@@ -264,3 +265,44 @@ def test_cuda_gives_what_the_cpu_gives(name: str) -> None:
         warnings.simplefilter("ignore")
         cpu, gpu = (bcd.run(network, X.to(device), y.to(device)) for device in ("cpu", "cuda"))
     assert gpu.history[-1].objective == pytest.approx(cpu.history[-1].objective, rel=1e-5)
+
+
+def test_units_of_a_feature_do_not_matter_in_float32() -> None:
+    x = draw(500, 30, dtype=torch.float32)
+    x[:, 0] *= 600
+    solution = lnn.BCD().run(lnn.LiftedNetwork.mlp([30, 1], loss="squared"), x, x[:, 1])
+    assert solution.history[-1].score > 0.999
+
+
+@pytest.mark.parametrize(
+    "penalty", [lnn.penalties.NonNegative(), lnn.penalties.Mask(torch.ones(2, 50).bool())], ids=["w>=0", "mask"]
+)
+def test_constrained_weights_on_fewer_rows_than_columns_in_float32(penalty: lnn.Penalty) -> None:
+    network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(50, 2), losses.SquaredError(), penalty)])
+    x = draw(20, 50, dtype=torch.float32)
+    history = lnn.BCD(max_iter=2).run(network, x, x[:, :2].abs()).history
+    assert np.isfinite(history[-1].objective)
+
+
+def test_a_unit_without_weights_does_no_harm() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 5, 4, 3], activation="leaky_relu")
+    weights = [(draw(5, 4), draw(5)), (draw(4, 5), draw(4)), (draw(3, 4), draw(3))]
+    weights[1][0][2] = 0
+    assert np.isfinite(lnn.BCD(max_iter=1).run(network, X, LABELS, weights=weights).history[-1].objective)
+
+
+def test_a_bounded_function_may_saturate() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 8, 3], activation=act.Monotone(torch.tanh, torch.atanh))
+    history = lnn.BCD(max_iter=1).run(network, 20 * X.float(), LABELS).history
+    assert np.isfinite(history[-1].objective)
+
+
+def test_a_bias_where_there_is_none_is_refused() -> None:
+    network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(4, 2, bias=False), losses.SquaredError())])
+    with pytest.raises(ValueError, match="layer 0 has no bias"):
+        lnn.BCD().run(network, X, REAL, weights=[(draw(2, 4), draw(2))])
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Mask does not fit weights of shape \(2, 4\)"):
+        lnn.Layer(lnn.operators.Dense(4, 2), losses.SquaredError(), lnn.penalties.Mask(torch.ones(4, 2).bool()))

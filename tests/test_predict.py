@@ -89,3 +89,13 @@ def test_bad_rows_are_refused(rule) -> None:
         rule(network, weights, draw(9, 5))
     with pytest.raises(ValueError, match="x holds NaN or infinity"):
         rule(network, weights, draw(9, 4) / 0)
+
+
+def test_a_split_loss_leaves_its_activation_behind() -> None:
+    network = lnn.LiftedNetwork.mlp([1, 1, 1], activation="relu", loss=lnn.losses.Split())
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    weights = [lnn.Affine(one, zero), lnn.Affine(one, zero - 3)]
+    score = lnn.predict.lifted(
+        network, weights, one, tol=1e-10
+    )  # min over z >= 0 of (1 - z)^2 + (z - 3)_-^2 is at z = 2
+    assert float(score) == pytest.approx(-1.0, abs=1e-6)

@@ -323,6 +323,9 @@ class Monotone(Fenchel):
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         w = self.inverse(z)
+        w = torch.where(
+            w.isinf(), w.sign() * (u.abs() + 50), w
+        )  # where a bounded phi has reached its end in this precision
         energy = self._integral(lambda t: self.phi(t) - z, w, u)
         in_range = (self.phi(w) - z).abs() <= torch.finfo(z.dtype).eps ** 0.5 * (1 + z.abs())
         return torch.where(in_range, energy, torch.inf).sum(-1)

@@ -54,6 +54,11 @@ class Link:
         curvature = self.following.lam * self.following.divergence.curvature
         return curvature * self.following.operator.norm(self.weights) ** 2
 
+    @cached_property
+    def copies(self) -> Factor:
+        """(A'A + I)^-1, for splitting."""
+        return Factor.of(self.following.operator.gram(self.weights).double(), 1.0, 1.0, 0.0)
+
 
 def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 1e-3, max_iter: int = 200) -> StateStep:
     """The minimising state of one layer, from the present z; u is its pre-activation, x_next the state after it."""
@@ -119,13 +124,15 @@ def _constraints(link: Link, box: Box, x_next: Tensor, q: Tensor) -> tuple[Tenso
 
 def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[Tensor, float, int]:
     """Non-negative least squares with a matrix of more rows than rank: equilibrated, and by proximal points, each well conditioned."""
-    scale = m.diagonal().rsqrt()
+    scale = torch.where(
+        m.diagonal() > 0, m.diagonal(), torch.ones_like(m[0])
+    ).rsqrt()  # a unit without weights constrains nothing
     m, q = scale[:, None] * m * scale, q * scale
     proximal, found, n_iter = m + _PROXIMAL * torch.eye(len(m), dtype=m.dtype, device=m.device), torch.zeros_like(q), 0
     for _ in range(passes):
         step = nnls(proximal, q + _PROXIMAL * found, found, tol)
         found, n_iter = step.z, n_iter + step.n_iter
-        kkt = float(torch.minimum(found, found @ m - q).abs().max() / q.abs().max())
+        kkt = float(torch.minimum(found, found @ m - q).abs().max()) / (float(q.abs().max()) or 1.0)
         if kkt <= 10 * tol:
             break
     return found * scale, kkt, n_iter
@@ -178,7 +185,6 @@ class _Copied:
 
     def __init__(self, link: Link, u: Tensor, x_next: Tensor) -> None:
         self.link, self.x_next, self.smooth = link, x_next, _Smooth(link, u, x_next)
-        self.factor = Factor.of(link.following.operator.gram(link.weights).double(), 1.0, 1.0, 0.0)
 
     def image(self, x: Tensor) -> Tensor:
         return self.smooth.image([x])[0]
@@ -187,7 +193,7 @@ class _Copied:
         return self.link.following.operator.adjoint(u, self.link.weights)
 
     def solve(self, x: Tensor) -> Tensor:
-        return self.factor.solve(x.double().T).T.to(x.dtype)
+        return self.link.copies.solve(x.double().T).T.to(x.dtype)
 
     def prox_image(self, u: Tensor, step: float) -> Tensor:
         return self.link.following.divergence.prox_u(u, self.x_next, self.link.following.lam * step)
@@ -219,13 +225,11 @@ def update_all_states(
     refusal = joint_refusal(network)
     if refusal:
         raise ValueError(f"joint=True is not possible: {refusal}")
-    return _gather(_descend_jointly(network, weights, rows, tol, max_iter) for rows in _chunks(*states))
-
-
-def _descend_jointly(network: LiftedNetwork, weights: Weights, states: States, tol: float, max_iter: int) -> StateStep:
-    problem = _Joint(network, weights, states)
-    result = prox_gradient(problem, list(states[1:-1]), 1 / problem.lipschitz(), tol, max_iter)
-    return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
+    step, parts = 1 / _joint_lipschitz(network, weights), []
+    for rows in _chunks(*states):
+        result = prox_gradient(_Joint(network, weights, rows), rows[1:-1], step, tol, max_iter)
+        parts.append(StateStep(result.x, result.kkt, result.n_iter, "prox_gradient"))
+    return _gather(parts)
 
 
 class _Joint:
@@ -252,18 +256,15 @@ class _Joint:
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
 
-    def lipschitz(self) -> float:
-        """Block Gershgorin bound on the Hessian's norm."""
-        curvatures = [layer.lam * layer.divergence.curvature for layer in self.network.layers]
-        norms = [0.0] + [
-            layer.operator.norm(w) for layer, w in list(zip(self.network.layers, self.weights, strict=True))[1:]
-        ]
-        before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
-        after = [
-            c * (s * s + (s if place < len(norms) - 1 else 0))
-            for place, (c, s) in enumerate(zip(curvatures, norms, strict=True))
-        ]
-        return max(b + a for b, a in zip(before, after[1:], strict=False))
+
+def _joint_lipschitz(network: LiftedNetwork, weights: Weights) -> float:
+    """Block Gershgorin bound on the norm of the joint Hessian."""
+    curvatures = [layer.lam * layer.divergence.curvature for layer in network.layers]
+    norms = [layer.operator.norm(w) for layer, w in zip(network.layers, weights, strict=True)]
+    norms[0] = 0.0  # the data are not a variable
+    before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
+    after = [c * (s * s + s) for c, s in zip(curvatures, norms, strict=True)]
+    return max(b + a for b, a in zip(before, after[1:], strict=False))
 
 
 def _chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:

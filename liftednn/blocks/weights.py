@@ -84,8 +84,9 @@ def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float,
 
 def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, weight, box = design.moments(z), layer.lam * layer.divergence.curvature, layer.penalty.box()
-    h = weight * moments.gram
-    h.diagonal().add_(box.weight)
+    h = weight * (moments.gram + moments.gram.T) / 2
+    # The rounding of the data may leave the Gram matrix a little indefinite.
+    h.diagonal().add_(box.weight + len(h) * moments.eps * h.diagonal().max())
     result = nnls(
         h,
         weight * moments.cross.T,

@@ -22,7 +22,8 @@ class _Boxed(Penalty):
 
     def value(self, w: Tensor) -> Tensor:
         w, box = w.double(), self.box()
-        outside = torch.maximum(box.lower - w, w - box.upper)
+        lower, upper = (torch.as_tensor(bound, dtype=w.dtype, device=w.device) for bound in (box.lower, box.upper))
+        outside = torch.maximum(lower - w, w - upper)
         return self.rho * w.square().sum() + barrier(outside.flatten())
 
     def prox(self, w: Tensor, step: float) -> Tensor:

@@ -57,9 +57,9 @@ def nnls(
     z0: Tensor | None = None,
     tol: float = 1e-6,
     max_iter: int = 2000,
-    lower: float | Tensor = 0.0,
     upper: float | Tensor | None = None,
     *,
+    lower: float | Tensor = 0.0,
     block_rows: int | None = None,
 ) -> NNLSResult:
     """Minimise 1/2 z h z' - q z' over lower <= z <= upper for every row of q (n, p); h (p, p) is shared and PSD.

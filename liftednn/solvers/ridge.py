@@ -30,16 +30,21 @@ class Factor:
 
     @classmethod
     def of(cls, gram: Tensor, lam: float, rho: float, eps: float) -> Factor:
+        """Factor lam gram + rho I; `eps` is the precision of the data behind gram.
+
+        Whether the matrix is singular is asked of its equilibrated form, so that the units of a feature do not matter. A positive rho
+        is never cut off: where rounding has left gram indefinite, its spectrum is lifted to rho.
+        """
         matrix = lam * gram
         matrix.diagonal().add_(rho)
-        largest = matrix.diagonal().max().clamp(min=torch.finfo(matrix.dtype).tiny)
-        lower, info = torch.linalg.cholesky_ex(matrix)
-        floor = len(matrix) * eps * largest
+        size = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
+        lower, info = torch.linalg.cholesky_ex(matrix / size[:, None] / size)
+        floor = 0.0 if rho > 0 else len(matrix) * eps
         if int(info) == 0 and bool(lower.diagonal().square().min() > floor):
-            return cls(lower, singular=False)
+            return cls(size[:, None] * lower, singular=False)
         values, vectors = torch.linalg.eigh(matrix)
-        kept = values > floor
-        return cls(vectors[:, kept] / values[kept].sqrt(), singular=True)
+        kept = values > (-torch.inf if rho > 0 else len(matrix) * eps * values[-1])
+        return cls(vectors[:, kept] / values[kept].clamp(min=rho).sqrt(), singular=True)
 
     def solve(self, right: Tensor) -> Tensor:
         """The solution for each column of `right` (p, q); of minimum norm where the matrix is singular."""
