@@ -109,6 +109,10 @@ class Activation(Divergence):
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
 
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step). Required where D is jointly convex."""
+        raise TypeError(f"{type(self).__name__} has no joint prox: only a jointly convex activation is asked for it")
+
     def box(self, u: Tensor) -> Box:
         """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")

@@ -76,7 +76,7 @@ class BCD:
 
     max_iter    sweeps at most
     tol         stop when a sweep lowers the objective by less than this share of it
-    joint       update the states of all layers at once; every activation must be jointly convex and smooth
+    joint       update the states of all layers at once; every activation must be jointly convex
     seed        of the initial weights
     block_tol   relative KKT residual to which each block is solved
     block_iter  iterations at most in a block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "box_prox",
     "clip",
     "conjugate_softplus",
+    "entropy_prox",
     "log_omega",
     "log_partition",
     "root",
@@ -139,6 +141,20 @@ def log_omega(x: Tensor) -> Tensor:
         e = y.exp()
         y = y - (y + e - x) / (1 + e)
     return y
+
+
+def entropy_prox(y: Tensor, step: float) -> Tensor:
+    """argmin_z sum z log z + |z - y|^2 / (2 step) over the simplex, row by row.
+
+    z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.
+
+    The largest entry lies between 1/p and 1, which brackets nu.
+    """
+    shifted = (y - y.amax(-1, keepdim=True)) / step - math.log(step)
+    lower, p = torch.full_like(y[..., :1], -1 / step), y.shape[-1]
+    upper = torch.full_like(lower, math.log(p) - 1 / (p * step))
+    nu = root(lambda nu: step * log_omega(shifted - nu).exp().sum(-1, keepdim=True) - 1, lower, upper)
+    return step * log_omega(shifted - nu).exp()
 
 
 # B_2k / (2k + 1)!, the coefficients of Li_2(1 - e^-y) = y - y^2/4 + sum_k B_2k y^(2k+1) / (2k+1)!

@@ -40,9 +40,9 @@ def lifted(
 
     Real responses: the scores at the optimal states. Classes: minus the optimal energy of each class, so that the largest score wins.
 
-    Several hidden layers are solved at once where every activation is jointly convex and smooth. Elsewhere by cyclic passes over the
-    layers, which for Fenchel activations end at a stationary point, and for activations whose domain couples u and z (LeakyReLU, MaxPool)
-    or that are not smooth may rest above the optimum.
+    Several hidden layers are solved at once where every activation is jointly convex, elsewhere by cyclic passes over the layers, which
+    end at a stationary point. For real responses the passes are cyclic always; where the domain couples u and z (LeakyReLU, MaxPool)
+    they may rest above the optimum.
 
     tol        relative KKT residual to which the states are solved, against the largest over all rows of a call, and the relative change
                of each row's energy at which cyclic passes stop

@@ -42,6 +42,8 @@ def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0)
     _check_prox(activation, u, other, seed)
     if activation.boxed:
         _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
+    if activation.joint and not activation.refusal:
+        _check_prox_joint(activation, u, reached, seed)
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
         _close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
@@ -180,6 +182,27 @@ def _check_prox(activation: Activation, u: Tensor, other: Tensor, seed: int) -> 
         if activation.curvature == torch.inf:
             moved = activation.prox_u(other, found, step)
             _check_minimal(lambda a, z=found: activation.value(a, z), moved, other, step, "prox_u", seed)  # type: ignore[misc]
+
+
+def _check_prox_joint(activation: Activation, a: Tensor, b: Tensor, seed: int) -> None:
+    """In u and z together: no pair of rivals inside the domain does better."""
+    for step in (0.05, 1.0, 20.0):
+        u, z = activation.prox_joint(a, b, step)
+        shapes = [u.shape[-1], z.shape[-1]]
+
+        def energy(pair: Tensor, shapes: list[int] = shapes) -> Tensor:
+            return activation.value(*torch.split(pair, shapes, -1))
+
+        pulled = torch.cat([a, b], -1)
+        _check_minimal(energy, torch.cat([u, z], -1), pulled, step, "prox_joint", seed)
+        other = activation.prox_joint(a.flip(0), b.flip(0), step)
+        toward = torch.lerp(torch.cat([u, z], -1), torch.cat(other, -1), 1e-2)  # inside, since the domain is convex
+        _check_no_better(energy, torch.cat([u, z], -1), toward, pulled, step)
+
+
+def _check_no_better(energy: Callable[[Tensor], Tensor], found: Tensor, rival: Tensor, v: Tensor, step: float) -> None:
+    least, other = (energy(point) + (point - v).square().sum(-1) / (2 * step) for point in (found, rival))
+    assert bool((other >= least - _SLACK * (1 + least.abs())).all()), f"prox_joint is not a minimiser at step {step}"
 
 
 def _check_minimal(

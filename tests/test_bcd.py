@@ -126,6 +126,14 @@ def test_joint_and_cyclic_descents_agree_where_both_are_allowed() -> None:
     assert joint <= cyclic * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("activation", [act.LeakyReLU(0.2), act.MaxPool(2), act.ReLU("l1")], ids=repr)
+def test_joint_descent_without_smoothness_rises_at_no_block(activation: lnn.Activation) -> None:
+    network, y = problem(losses.SquaredError(), activation, [5, 4])
+    worst, kkt = rises(network, y, lnn.BCD(joint=True, block_tol=1e-4, block_iter=200), X, sweeps=1)
+    assert worst <= 1e-6
+    assert kkt["x"] <= 1e-4
+
+
 def test_history_starts_with_random_features_and_a_fitted_head() -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), "relu", [6])
     solution = lnn.BCD(max_iter=3, tol=0).run(network, X, y)

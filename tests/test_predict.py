@@ -99,3 +99,18 @@ def test_a_split_loss_leaves_its_activation_behind() -> None:
         network, weights, one, tol=1e-10
     )  # min over z >= 0 of (1 - z)^2 + (z - 3)_-^2 is at z = 2
     assert float(score) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_deep_leaky_classes_against_a_conic_solver() -> None:
+    network = lnn.LiftedNetwork.mlp([3, 4, 4, 2], activation=lnn.activations.LeakyReLU(0.2))
+    weights, x = weights_of(network), draw(2, 3, seed=3)
+    scores = lnn.predict.lifted(network, weights, x, tol=1e-7).numpy()
+    (w0, b0), (w1, b1), (w2, b2) = [(w.numpy(), b.numpy()) for w, b in weights]
+    for row, found in zip(x.numpy(), scores, strict=True):
+        for label in range(2):
+            z1, z2 = cp.Variable(4), cp.Variable(4)
+            u0, u1, u2 = w0 @ row + b0, w1 @ z1 + b1, w2 @ z2 + b2
+            energy = cp.sum_squares(z1 - u0) + cp.sum_squares(z2 - u1) + cp.log_sum_exp(u2) - u2[label]
+            goal = cp.Problem(cp.Minimize(energy), [z1 >= 0.2 * u0, z2 >= 0.2 * u1])
+            goal.solve(solver=cp.CLARABEL)
+            assert -found[label] == pytest.approx(goal.value, rel=1e-4)

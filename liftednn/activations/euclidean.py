@@ -19,6 +19,16 @@ from liftednn.functional import barrier, box_barrier, box_prox, simplex_projecti
 __all__ = ["HardSigmoid", "HardTanh", "Identity", "LeakyReLU", "ReLU", "Simplex"]
 
 
+def _meet(a: Tensor, z: Tensor, step: float) -> Tensor:
+    """argmin_u |u - z|^2 + |u - a|^2 / (2 step)."""
+    return (a + 2 * step * z) / (1 + 2 * step)
+
+
+def _halfway(a: Tensor, b: Tensor, step: float) -> Tensor:
+    """The z of argmin_{u, z} |u - z|^2 + (|u - a|^2 + |z - b|^2) / (2 step), before any constraint on z."""
+    return (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)
+
+
 class _Clip(Activation):
     """phi(u) = clip(u, lower, upper);  D(u, z) = |u - z|^2 on lower <= z <= upper; curvature 2."""
 
@@ -39,7 +49,11 @@ class _Clip(Activation):
         return box_prox(self.box(u), v, step)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return (v + 2 * step * z) / (1 + 2 * step)
+        return _meet(v, z, step)
+
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        z = self(_halfway(a, b, step))  # phi projects on the domain
+        return _meet(a, z, step), z
 
     def box(self, u: Tensor) -> Box:
         return Box(self.lower, self.upper, 2.0, 2 * u)
@@ -109,7 +123,14 @@ class ReLU(Activation):
         return (u + soft_threshold(v - u, step)).relu()
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return (v + 2 * step * z) / (1 + 2 * step) if self._squared else z + soft_threshold(v - z, step)
+        return _meet(v, z, step) if self._squared else z + soft_threshold(v - z, step)
+
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        if self._squared:
+            z = _halfway(a, b, step).relu()
+            return _meet(a, z, step), z
+        z = ((a + b - soft_threshold(a - b, 2 * step)) / 2).relu()
+        return z + soft_threshold(a - z, step), z
 
     def box(self, u: Tensor) -> Box:
         return Box(0.0, torch.inf, 2.0, 2 * u)
@@ -143,10 +164,17 @@ class LeakyReLU(Activation):
         return box_prox(self.box(u), v, step)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return torch.minimum((v + 2 * step * z) / (1 + 2 * step), self.cap(z))
+        return torch.minimum(_meet(v, z, step), self.cap(z))
 
     def cap(self, z: Tensor) -> Tensor:
         return z / self.alpha
+
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        z = _halfway(a, b, step)
+        u = _meet(a, z, step)
+        edge = (a + self.alpha * b) / (1 + self.alpha**2 + 2 * step * (1 - self.alpha) ** 2)  # on z = alpha u
+        outside = z < self.alpha * u
+        return torch.where(outside, edge, u), torch.where(outside, self.alpha * edge, z)
 
     def box(self, u: Tensor) -> Box:
         return Box(self.alpha * u, torch.inf, 2.0, 2 * u)
@@ -172,4 +200,8 @@ class Simplex(Activation):
         return simplex_projection((v + 2 * step * u) / (1 + 2 * step))
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return (v + 2 * step * z) / (1 + 2 * step)
+        return _meet(v, z, step)
+
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        z = self(_halfway(a, b, step))  # phi projects on the domain
+        return _meet(a, z, step), z

@@ -24,7 +24,7 @@ from liftednn.functional import (
     box_barrier,
     box_prox,
     conjugate_softplus,
-    log_omega,
+    entropy_prox,
     log_partition,
     root,
     softmax,
@@ -276,15 +276,7 @@ class Softmax(Fenchel):
         return (_xlogx(z) - u * z).sum(-1) + log_partition(u) + barrier(off)
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
-        """z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.
-
-        The largest entry lies between 1/p and 1, which brackets nu.
-        """
-        shifted = (y - y.amax(-1, keepdim=True)) / step - np.log(step)
-        lower, p = torch.full_like(y[..., :1], -1 / step), y.shape[-1]
-        upper = torch.full_like(lower, np.log(p) - 1 / (p * step))
-        nu = root(lambda nu: step * log_omega(shifted - nu).exp().sum(-1, keepdim=True) - 1, lower, upper)
-        return step * log_omega(shifted - nu).exp()
+        return entropy_prox(y, step)
 
 
 _NODES, _MASSES = np.polynomial.legendre.leggauss(12)

@@ -115,6 +115,19 @@ class MaxPool(Activation):
             return torch.minimum(v, torch.maximum(v - step, top))
         return torch.minimum((v + 2 * step * top) / (1 + 2 * step), top)
 
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        """Given z, each u_i is its own prox_u; what is left is the root of an increasing function of z."""
+        if self.form == "paper":
+            raise TypeError("MaxPool(form='paper') has no joint prox: it does not train")
+
+        def slope(z: Tensor) -> Tensor:
+            top = self._spread(z)
+            held = (a - top).relu() / step  # where the cap binds, moving it moves u
+            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(held) + (z - b) / step
+
+        z = root(slope, torch.minimum(b, -self(-a)) - 1, torch.maximum(b, self(a)) + 1)
+        return self.prox_u(a, z, step), z
+
     def cap(self, z: Tensor) -> Tensor:
         return self._spread(z)
 

@@ -1,7 +1,7 @@
 """The X-step (sec. 6.2): min over the states with the weights fixed, parallel over samples.
 
 One layer (eq. 13):   min_z  lam_next D_next(A z, x_next) + lam D(u, z),   u the pre-activation that feeds the layer
-All layers at once, where every divergence is jointly convex: one convex problem per sample.
+All layers at once: blocks/joint.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from liftednn.base import Activation, Affine, Box
 from liftednn.functional import box_prox, clip
-from liftednn.network import Layer, LiftedNetwork, States, Weights
+from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, select, splitting
 
-__all__ = ["Link", "StateStep", "joint_refusal", "update_all_states", "update_state"]
+__all__ = ["Link", "StateStep", "chunks", "gather", "update_state"]
 
 # Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
@@ -65,8 +65,8 @@ def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 
     method = select(link.following.divergence, link.activation)
     solve = {"nnls": _bounded, "dual": _capped, "prox_gradient": _descend, "splitting": _split}[method]
     whole = method == "nnls"  # it cuts the rows into blocks itself
-    parts = [[u, z, x_next]] if whole else _chunks(u, z, x_next)
-    return _gather(solve(link, u, z, x_next, tol, max_iter) for u, z, x_next in parts)
+    parts = [[u, z, x_next]] if whole else chunks(u, z, x_next)
+    return gather(solve(link, u, z, x_next, tol, max_iter) for u, z, x_next in parts)
 
 
 def _quadratic(link: Link, u: Tensor, z: Tensor, x_next: Tensor, curvature: float) -> tuple[Tensor, Tensor, Box]:
@@ -208,72 +208,13 @@ class _Copied:
         return x
 
 
-def joint_refusal(network: LiftedNetwork) -> str:
-    """Why the states of all layers cannot be updated at once; empty if they can."""
-    for place, activation in enumerate(network.hidden):
-        if not (activation.joint and activation.quadratic):
-            return f"layer {place}: {activation!r} is not jointly convex and smooth, so its states must be updated layer by layer"
-    if network.loss.curvature == torch.inf:
-        return f"the loss {network.loss!r} is not smooth, so the states must be updated layer by layer"
-    return ""
-
-
-def update_all_states(
-    network: LiftedNetwork, weights: Weights, states: States, tol: float = 1e-3, max_iter: int = 500
-) -> StateStep:
-    """The minimising X_1, ..., X_L together (sec. 6.2, JCR)."""
-    refusal = joint_refusal(network)
-    if refusal:
-        raise ValueError(f"joint=True is not possible: {refusal}")
-    step, parts = 1 / _joint_lipschitz(network, weights), []
-    for rows in _chunks(*states):
-        result = prox_gradient(_Joint(network, weights, rows), rows[1:-1], step, tol, max_iter)
-        parts.append(StateStep(result.x, result.kkt, result.n_iter, "prox_gradient"))
-    return _gather(parts)
-
-
-class _Joint:
-    """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it."""
-
-    def __init__(self, network: LiftedNetwork, weights: Weights, states: States) -> None:
-        self.network, self.weights, self.y = network, weights, states[-1]
-        self.u0 = network.preactivation(0, weights, states[0])
-
-    def image(self, x: list[Tensor]) -> list[Tensor]:
-        return [self.network.preactivation(place, self.weights, state) for place, state in enumerate(x, start=1)]
-
-    def _pairs(self, x: list[Tensor], image: list[Tensor]) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        return zip(self.network.layers, [self.u0, *image], [*x, self.y], strict=True)
-
-    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        return torch.stack([layer.lam * layer.divergence.value(u, z) for layer, u, z in self._pairs(x, image)]).sum(0)
-
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        pulls = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
-        layers = zip(self.network.layers[1:], self.weights[1:], pulls, pulls[1:], strict=False)
-        return [layer.operator.adjoint(after, weights) - before for layer, weights, before, after in layers]
-
-    def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
-        return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
-
-
-def _joint_lipschitz(network: LiftedNetwork, weights: Weights) -> float:
-    """Block Gershgorin bound on the norm of the joint Hessian."""
-    curvatures = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    norms = [layer.operator.norm(w) for layer, w in zip(network.layers, weights, strict=True)]
-    norms[0] = 0.0  # the data are not a variable
-    before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
-    after = [c * (s * s + s) for c, s in zip(curvatures, norms, strict=True)]
-    return max(b + a for b, a in zip(before, after[1:], strict=False))
-
-
-def _chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:
+def chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:
     size = _CPU_ROWS if tensors[0].device.type == "cpu" else _GPU_ROWS
     for start in range(0, len(tensors[0]), size):
         yield [tensor[start : start + size] for tensor in tensors]
 
 
-def _gather(parts: Iterable[StateStep]) -> StateStep:
+def gather(parts: Iterable[StateStep]) -> StateStep:
     parts = list(parts)
     states = [torch.cat(pieces) for pieces in zip(*(part.states for part in parts), strict=True)]
     return StateStep(states, max(p.kkt for p in parts), max(p.n_iter for p in parts), parts[0].method)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Loss
-from liftednn.functional import barrier, log_partition, softmax
+from liftednn.functional import barrier, entropy_prox, log_partition, softmax
 
 __all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
 
@@ -30,6 +30,12 @@ class SoftmaxCrossEntropy(Loss):
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return softmax(u).sub_(z)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        pulled = v + step * z
+        return pulled - step * entropy_prox(
+            pulled / step, 1 / step
+        )  # Moreau's identity with the entropy of the simplex
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)

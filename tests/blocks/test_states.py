@@ -145,7 +145,7 @@ def test_all_states_at_once_against_a_conic_solver() -> None:
 
 @pytest.mark.parametrize(
     ("activation", "sentence"),
-    [("fenchel_relu", "not jointly convex"), ("leaky_relu", "not jointly convex and smooth")],
+    [("fenchel_relu", "not jointly convex"), ("sigmoid", "not jointly convex")],
 )
 def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: str, sentence: str) -> None:
     net = network(activation)
@@ -160,3 +160,42 @@ def test_rows_are_independent_of_their_chunk(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("liftednn.blocks.states._CPU_ROWS", 2)
     cut = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-10, max_iter=5000)
     torch.testing.assert_close(cut.states[0], whole.states[0], atol=1e-8, rtol=0)
+
+
+def lifted_energy(activation: str, w: list[np.ndarray], b: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> float:
+    """min over both hidden states of the whole energy of one sample, by a conic solver."""
+    z = [cp.Variable(5), cp.Variable(4)]
+    u = [w[0] @ x + b[0], w[1] @ z[0] + b[1], w[2] @ z[1] + b[2]]
+    if activation == "max_pool":
+        spread = [np.kron(np.eye(p), np.ones((2, 1))) for p in (5, 4)]
+        terms = [cp.sum_squares(s @ state - v) for s, state, v in zip(spread, z, u, strict=False)]
+        domain = [s @ state >= v for s, state, v in zip(spread, z, u, strict=False)]
+    elif activation == "l1":
+        terms, domain = [cp.norm1(state - v) for state, v in zip(z, u, strict=False)], [state >= 0 for state in z]
+    else:
+        terms = [cp.sum_squares(state - v) for state, v in zip(z, u, strict=False)]
+        domain = [state >= 0.2 * v for state, v in zip(z, u, strict=False)]
+    goal = cp.Problem(cp.Minimize(0.7 * terms[0] + 1.3 * terms[1] + cp.sum_squares(u[2] - y)), domain)
+    goal.solve(solver=cp.CLARABEL)
+    return float(goal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"), [("leaky", act.LeakyReLU(0.2)), ("l1", act.ReLU("l1")), ("max_pool", act.MaxPool(2))]
+)
+def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activation: lnn.Activation) -> None:
+    net = lnn.LiftedNetwork.mlp([3, 5, 4, 2], activation=activation, loss="squared", lam=[0.7, 1.3])
+    weights = [
+        lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in net.layers
+    ]
+    x, y = draw(4, 3), draw(4, 2, seed=6)
+    step = update_all_states(net, weights, [*net.propagate(weights, x), y], tol=1e-7, max_iter=2000)
+    assert step.method == "splitting"
+    states = [x, *step.states, y]
+    energy = sum(
+        layer.lam * layer.divergence.value(net.preactivation(place, weights, states[place]), states[place + 1])
+        for place, layer in enumerate(net.layers)
+    )
+    w, b = [part.w.numpy() for part in weights], [part.b.numpy() for part in weights]
+    for row in range(4):
+        assert float(energy[row]) == pytest.approx(lifted_energy(name, w, b, x[row].numpy(), y[row].numpy()), rel=1e-4)

@@ -295,8 +295,19 @@ def test_named_gives_the_two_usual_losses() -> None:
 def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> None:
     assert [loss for loss in EVERY if loss.refusal] == [CrossEntropy()]
     assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().refusal
-    with pytest.raises(TypeError, match=r"SoftmaxCrossEntropy declares curvature 0\.5 and has no prox_u"):
-        SoftmaxCrossEntropy().prox_u(rows(1, 2), rows(1, 2), 1.0)
+    with pytest.raises(TypeError, match=r"Split declares curvature 2\.0 and has no prox_u"):
+        Split().prox_u(torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
+
+
+@pytest.mark.parametrize("step", [1e-3, 0.5, 30.0])
+def test_the_prox_of_the_softmax_cross_entropy_is_stationary(step: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    v, y = (
+        3 * torch.randn(50, 4, generator=generator, dtype=torch.float64),
+        torch.eye(4, dtype=torch.float64).repeat(13, 1)[:50],
+    )
+    u = SoftmaxCrossEntropy().prox_u(v, y, step)
+    assert float((u.softmax(-1) - y + (u - v) / step).abs().max()) < 1e-9 / min(step, 1.0)
 
 
 @pytest.mark.parametrize("loss", [SoftmaxCrossEntropy(), CrossEntropy()], ids=repr)
