@@ -110,8 +110,15 @@ class Activation(Divergence):
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step). Required where D is jointly convex."""
-        raise TypeError(f"{type(self).__name__} has no joint prox: only a jointly convex activation is asked for it")
+        """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step), for a jointly convex D.
+
+        Where D is quadratic in u it is known: phi projects on the domain. Required where the curvature is infinite.
+        """
+        if not (self.joint and self.quadratic):
+            raise TypeError(f"{type(self).__name__} has no joint prox: implement it if D is jointly convex")
+        t = self.curvature * step
+        z = self((t * a + (1 + t) * b) / (1 + 2 * t))
+        return (a + t * z) / (1 + t), z
 
     def box(self, u: Tensor) -> Box:
         """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""

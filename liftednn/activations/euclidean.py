@@ -24,11 +24,6 @@ def _meet(a: Tensor, z: Tensor, step: float) -> Tensor:
     return (a + 2 * step * z) / (1 + 2 * step)
 
 
-def _halfway(a: Tensor, b: Tensor, step: float) -> Tensor:
-    """The z of argmin_{u, z} |u - z|^2 + (|u - a|^2 + |z - b|^2) / (2 step), before any constraint on z."""
-    return (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)
-
-
 class _Clip(Activation):
     """phi(u) = clip(u, lower, upper);  D(u, z) = |u - z|^2 on lower <= z <= upper; curvature 2."""
 
@@ -50,10 +45,6 @@ class _Clip(Activation):
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         return _meet(v, z, step)
-
-    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        z = self(_halfway(a, b, step))  # phi projects on the domain
-        return _meet(a, z, step), z
 
     def box(self, u: Tensor) -> Box:
         return Box(self.lower, self.upper, 2.0, 2 * u)
@@ -127,8 +118,7 @@ class ReLU(Activation):
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         if self._squared:
-            z = _halfway(a, b, step).relu()
-            return _meet(a, z, step), z
+            return super().prox_joint(a, b, step)
         z = ((a + b - soft_threshold(a - b, 2 * step)) / 2).relu()
         return z + soft_threshold(a - z, step), z
 
@@ -170,7 +160,7 @@ class LeakyReLU(Activation):
         return z / self.alpha
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        z = _halfway(a, b, step)
+        z = (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)  # were there no constraint
         u = _meet(a, z, step)
         edge = (a + self.alpha * b) / (1 + self.alpha**2 + 2 * step * (1 - self.alpha) ** 2)  # on z = alpha u
         outside = z < self.alpha * u
@@ -201,7 +191,3 @@ class Simplex(Activation):
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         return _meet(v, z, step)
-
-    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        z = self(_halfway(a, b, step))  # phi projects on the domain
-        return _meet(a, z, step), z

@@ -151,21 +151,21 @@ class _Centred:
         return self.layer.lam * rows.mean(dtype=torch.float64) + self.layer.penalty.value(x[0])
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        w, c = self.pull(self.layer.lam * self.layer.divergence.grad(image[0], self.z))
+        w, c = self.pull(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
     def scale(self) -> float:
         """max |gradient at 0|, where the image is 0 without a product."""
-        at_zero = self.pull(
-            self.layer.lam
-            * self.layer.divergence.grad(self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[0]), self.z)
-        )
+        zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[0])
+        at_zero = self.pull(self.layer.divergence.grad(zero, self.z), self.layer.lam)
         return max(float(part.abs().max()) for part in at_zero) or 1.0
 
-    def pull(self, r: Tensor) -> list[Tensor]:
-        """The adjoint of (w, c) -> u in the mean over rows."""
-        c = r.mean(0)
-        return [r.T @ self.rows / len(r) - torch.outer(c, self.mean), c if self.bias else torch.zeros_like(c)]
+    def pull(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
+        """The adjoint of (w, c) -> u in the mean over rows, times `weight`."""
+        share = weight / len(r)
+        c = r.sum(0) * share
+        w = torch.addr(share * (r.T @ self.rows), c, self.mean, alpha=-1)
+        return [w, c if self.bias else torch.zeros_like(c)]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return x if self.ridge is not None else [self.layer.penalty.prox(x[0], step), x[1]]

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     out = Path(arguments[0] if arguments else "demo.png")
     data = mnist()
     runs = {name: _lifted(name, lam, data, console) for name, lam in (("relu", 1.0), ("fenchel_relu", 1.0))}
-    starts = {"He": _he(), **{f"lifted, {name}": solution.weights for name, (_, solution) in runs.items()}}
+    fitted = lnn.BCD().init(runs["relu"][0], data.x, data.y).weights
+    starts = {"He": _he(), "He + fitted head": fitted}
+    starts |= {f"lifted, {name}": solution.weights for name, (_, solution) in runs.items()}
     curves = {name: _standard(weights, data, name) for name, weights in starts.items()}
     console.print(_summary(runs, curves, data))
     console.print(f"the paper's row (300): {_PAPER}")
@@ -108,7 +110,8 @@ def _summary(
             lnn.predict.lifted(network, solution.weights, data.x_test[:1000], tol=1e-4), data.y_test[:1000]
         )
         table.add_row(name, f"{sweep0:.4f}", f"{last:.4f}", f"{rule:.4f}", f"{curves[f'lifted, {name}'][-1]:.4f}")
-    table.add_row("He (random)", "", "", "", f"{curves['He'][-1]:.4f}")
+    for name in ("He", "He + fitted head"):
+        table.add_row(name, f"{curves[name][0]:.4f}", "", "", f"{curves[name][-1]:.4f}")
     return table
 
 
@@ -123,7 +126,7 @@ def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], ou
         sweeps = [record.sweep for record in history]
         axes[0].semilogy(sweeps, [record.objective for record in history], "o-", color=colour, label=name)
         axes[1].plot(sweeps, [record.score for record in history], "o-", color=colour, label=name)
-    for (name, curve), colour in zip(curves.items(), ("#555555", "#0072B2", "#D55E00"), strict=True):
+    for (name, curve), colour in zip(curves.items(), ("#999999", "#000000", "#0072B2", "#D55E00"), strict=True):
         axes[2].plot(range(len(curve)), curve, "o-", color=colour, label=f"from {name}")
     labels = (
         ("sweep", "objective"),

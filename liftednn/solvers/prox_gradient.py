@@ -82,16 +82,16 @@ def prox_gradient(
 
 @dataclass
 class _Iterate:
-    """The iterate x, the extrapolated y, the momentum of each row (or of all), and what was best at the last look."""
+    """The iterate x, the extrapolated y, the momentum, which rows take plain steps (None: none), and what was best at the last look."""
 
     x: Point
     y: Point
-    momentum: Tensor
     bound: float
     best: Point
     value: Tensor
     residual: float
-    plain: Tensor
+    momentum: float = 1.0
+    plain: Tensor | None = None
     idle: int = 0
 
     @classmethod
@@ -100,31 +100,38 @@ class _Iterate:
         value = problem.value(x, image)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        one = torch.ones_like(value)
-        return cls(x, x, one, bound, x, value, _residual(problem, x, image), one < 0)
+        return cls(x, x, bound, x, value, _residual(problem, x, image))
 
     def advance(self, problem: Composite, step: float | Metric) -> None:
         new = _step(problem, self.y, step)
-        momentum = (1 + (1 + 4 * self.momentum**2).sqrt()) / 2
-        beta = ((self.momentum - 1) / momentum).clamp(max=self.bound).masked_fill(self.plain, 0)
-        self.y = [torch.lerp(old, a, (1 + beta[..., None]).to(a.dtype)) for a, old in zip(new, self.x, strict=True)]
+        momentum = (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
+        beta = min((self.momentum - 1) / momentum, self.bound)
+        self.y = [torch.lerp(old, a, 1 + beta) for a, old in zip(new, self.x, strict=True)]
+        if self.plain is not None:
+            self.y = _pick(self.plain, new, self.y)
         self.x, self.momentum = new, momentum
 
     def look(self, problem: Composite) -> None:
-        """Keep what did not rise, send the rest back."""
+        """Keep what did not rise, send the rest back; the momentum begins anew where that is most of them."""
         image = problem.image(self.x)
         value = problem.value(self.x, image)
         rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
         risen = ~(value <= self.value + rounding)
-        if bool(risen.any()):
-            self.x = [torch.where(risen[..., None], old, new) for new, old in zip(self.x, self.best, strict=True)]
-            self.y = [torch.where(risen[..., None], x, y) for x, y in zip(self.x, self.y, strict=True)]
-            self.momentum = self.momentum.masked_fill(risen, 1)
+        self.plain = risen if bool(risen.any()) else None
+        if self.plain is not None:
+            self.x = _pick(risen, self.best, self.x)
+            self.y = _pick(risen, self.x, self.y)
+            self.momentum = 1.0 if 2 * int(risen.sum()) > risen.numel() else self.momentum
             image = problem.image(self.x)
         residual = _residual(problem, self.x, image)
         progress = residual < 0.9 * self.residual or bool((value < self.value - rounding).any())
         self.idle = 0 if progress else self.idle + 1
-        self.best, self.value, self.residual, self.plain = self.x, torch.fmin(value, self.value), residual, risen
+        self.best, self.value, self.residual = self.x, torch.fmin(value, self.value), residual
+
+
+def _pick(rows: Tensor, there: Point, elsewhere: Point) -> Point:
+    """`there` in those rows (or everywhere, if `rows` is one answer for all), `elsewhere` in the others."""
+    return [torch.where(rows[..., None], a, b) for a, b in zip(there, elsewhere, strict=True)]
 
 
 def _momentum_bound(step: float | Metric, convexity: float) -> float:
