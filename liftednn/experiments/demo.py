@@ -135,6 +135,7 @@ def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], ou
     )
     for axis, (horizontal, vertical) in zip(axes, labels, strict=True):
         axis.set(xlabel=horizontal, ylabel=vertical)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)
     axes[2].set_ylim(0.85, 1.0)
