@@ -192,10 +192,11 @@ def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activatio
     step = update_all_states(net, weights, [*net.propagate(weights, x), y], tol=1e-7, max_iter=2000)
     assert step.method == "splitting"
     states = [x, *step.states, y]
-    energy = sum(
+    terms = [
         layer.lam * layer.divergence.value(net.preactivation(place, weights, states[place]), states[place + 1])
         for place, layer in enumerate(net.layers)
-    )
+    ]
+    energy = torch.stack(terms).sum(0)
     w, b = [part.w.numpy() for part in weights], [part.b.numpy() for part in weights]
     for row in range(4):
         assert float(energy[row]) == pytest.approx(lifted_energy(name, w, b, x[row].numpy(), y[row].numpy()), rel=1e-4)
