@@ -69,7 +69,7 @@ def box_barrier(z: Tensor, lower: float, upper: float) -> Tensor:
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row, in elementary steps: for rows of a few classes that is several times faster than the library's kernel."""
+    """softmax of each row, in elementary steps: rows of a few classes are too short for the library's kernel on a CPU."""
     e = (u - u.amax(-1, keepdim=True)).exp_()
     return e.div_(e.sum(-1, keepdim=True))
 

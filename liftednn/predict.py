@@ -1,8 +1,8 @@
 """Prediction (sec. 5.2): the feed-forward rule of a standard network, and the lifted rule.
 
 The lifted rule solves the training problem at the test point: weights fixed, the states and the response variables (eq. 12). It is the
-X-step again. For real responses the loss vanishes at its own output and drops out. For classes, each candidate label has an optimal
-energy, and the smallest one wins.
+X-step again. For real responses the loss vanishes at its own output and drops out; a split loss leaves its activation behind. For
+classes, each candidate label has an optimal energy, and the smallest one wins.
 """
 
 from __future__ import annotations

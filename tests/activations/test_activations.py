@@ -390,3 +390,13 @@ def test_named_ignores_underscores_and_lists_what_it_knows() -> None:
     assert named("fenchel_leaky_relu") == FenchelLeakyReLU()
     with pytest.raises(ValueError, match=r"unknown activation 'swish': give one of .*relu.*, or an Activation"):
         named("swish")
+
+
+def test_the_quadrature_of_monotone_is_as_good_as_it_says() -> None:
+    u, zero = torch.tensor([[100.0]], dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    exact = {
+        activations.Monotone(): u * u.arcsinh() - (1 + u * u).sqrt() + 1,
+        activations.Monotone(torch.atan, torch.tan): u * u.atan() - (u * u).log1p() / 2,
+    }
+    for activation, integral in exact.items():
+        assert abs(float(activation.value(u, zero) / integral) - 1) < 1.5e-7
