@@ -20,6 +20,9 @@ from torch import Tensor
 
 __all__ = ["Activation", "Affine", "Box", "Divergence", "Loss", "Operator", "Penalty"]
 
+# Each proximal point shrinks the error by 1 + step times the modulus of strong convexity of D in z.
+_PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
+
 
 class Affine(NamedTuple):
     """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, and `b` of shape (out,)."""
@@ -108,6 +111,18 @@ class Activation(Divergence):
     @abstractmethod
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
+
+    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
+        """argmin_z D(u, z) + <g, z>: how the state that obeys u answers a pull g.
+
+        Where D is quadratic in u it is known. Otherwise by proximal points; override it where a formula exists.
+        """
+        if self.quadratic:
+            return self(u - g / self.curvature)
+        z = self(u)
+        for _ in range(_PROXIMAL_POINTS):
+            z = self.prox(z - _PROXIMAL_STEP * g, u, _PROXIMAL_STEP)
+        return z
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step), for a jointly convex D.

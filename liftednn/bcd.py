@@ -18,6 +18,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks import Design, Link, joint_refusal, update_all_states, update_state, update_weights
 from liftednn.network import LiftedNetwork
+from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
 
@@ -132,18 +133,16 @@ class BCD:
         self, network: LiftedNetwork, x: Any, y: Any, weights: Sequence[tuple[Tensor, Tensor]] | None = None
     ) -> State:
         """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
-        for place, layer in enumerate(network.layers):
-            if layer.divergence.refusal:
-                raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+        check_trainable(network)
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
-        x = _inputs(network, x)
-        y = _responses(network, y, x)
+        x = inputs(network, x)
+        y = responses(network, y, x)
         first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias)
         if weights is not None:
-            start = _given(network, weights, x)
+            start = given_weights(network, weights, x)
             return State(start, [*network.propagate(start, x), y], first)
-        state = State(_random(network, self.seed, x, y), [], first)
+        state = State(random_weights(network, self.seed, x, y), [], first)
         state.states = [*network.propagate(state.weights, x), y]
         head = self._update_weights(network, state, len(network.layers) - 1)
         state.kkt = {head.name: head.kkt}
@@ -195,56 +194,3 @@ def _sentence(status: str, history: list[Record], tol: float) -> str:
         "max_iter": f"max_iter: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
         "stopped": f"stopped: interrupted after {sweeps} complete sweeps; the weights and states are the last ones reached",
     }[status]
-
-
-def _inputs(network: LiftedNetwork, x: Any) -> Tensor:
-    rows = torch.as_tensor(x).detach()
-    return network.check_rows(
-        rows if rows.dtype in (torch.float32, torch.float64) else rows.to(torch.get_default_dtype())
-    )
-
-
-def _responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
-    y = torch.as_tensor(y).detach().to(x.device)
-    if not y.ndim or len(y) != len(x):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
-    if y.is_floating_point() and not bool(y.isfinite().all()):
-        raise ValueError("y holds NaN or infinity: remove those rows first")
-    return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
-
-
-def _given(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Affine]:
-    if len(weights) != len(network.layers):
-        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
-    start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
-    for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
-        shape = layer.operator.weight_shape
-        if w.shape != shape or b.shape != shape[:1]:
-            raise ValueError(
-                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
-            )
-        if not bool(w.isfinite().all() and b.isfinite().all()):
-            raise ValueError(f"the weights of layer {place} hold NaN or infinity")
-        if not layer.operator.bias and bool(b.any()):
-            raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
-        if not bool(layer.penalty.value(w).isfinite()):
-            raise ValueError(
-                f"the weights of layer {place} break the constraint {layer.penalty!r}: project them on it first"
-            )
-    return start
-
-
-def _random(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> list[Affine]:
-    """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
-
-    The head is constant, at the mean response, a point of every loss's domain.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weights = []
-    for layer in network.layers[:-1]:
-        out, fan_in = layer.operator.weight_shape
-        w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
-        weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
-    head = network.layers[-1].operator
-    b = y.mean(0) if head.bias else y.new_zeros(head.weight_shape[0])
-    return [*weights, Affine(x.new_zeros(head.weight_shape), b)]

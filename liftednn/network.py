@@ -138,7 +138,8 @@ class LiftedNetwork:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
             )
-        if not bool(x.isfinite().all()):
+        # One NaN or infinity makes the sum one; a sum that overflows by itself is looked at entry by entry.
+        if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
             raise ValueError("x holds NaN or infinity: remove or impute those entries first")
         return x
 

@@ -57,6 +57,9 @@ class Fenchel(Activation):
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return self(u) - z
 
+    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
+        return self(u - g)
+
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         return self.resolvent(v + step * u, step)
 
@@ -81,7 +84,9 @@ class _FenchelClip(Fenchel):
         return 1 / self.weight if self.weight else torch.inf
 
     def __call__(self, u: Tensor) -> Tensor:
-        return (u / self.weight).clamp(self.lower, self.upper) if self.weight else u.sign()
+        if not self.weight:
+            return u.sign()
+        return (u if self.weight == 1 else u / self.weight).clamp(self.lower, self.upper)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         p = self(u)

@@ -1,15 +1,23 @@
-"""The two blocks of the descent (sec. 6): weights with the states fixed, states with the weights fixed."""
+"""The two blocks (sec. 6): weights with the states fixed, states with the weights fixed; whole, or one step on a batch."""
 
+from liftednn.blocks.descent import Answer, Descent, Metric, answer, curvatures, descent_refusal, recursion
 from liftednn.blocks.joint import joint_refusal, update_all_states
 from liftednn.blocks.states import Link, StateStep, update_state
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 
 __all__ = [
+    "Answer",
+    "Descent",
     "Design",
     "Link",
+    "Metric",
     "StateStep",
     "WeightStep",
+    "answer",
+    "curvatures",
+    "descent_refusal",
     "joint_refusal",
+    "recursion",
     "update_all_states",
     "update_state",
     "update_weights",

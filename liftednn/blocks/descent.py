@@ -1,0 +1,263 @@
+"""One step on a batch: the X-step once for every layer, from the states of the recursion, then the W-step once.
+
+States. With X_l = phi(u_l) from the forward pass, the layers are gone through from the last to the first. Each state answers the
+gradient g of the terms after it by  z = argmin <g, z> + lam D(u, z):  a proximal gradient step in the layer's own divergence, which is
+the Bregman distance from phi(u) where D is a Fenchel divergence. It does not raise the block's objective where lam is at least the
+curvature of the terms after it. The layer's own pull is then lam grad_u D(u, z), the gradient in u of
+
+    E(u) = min_z  lam D(u, z) + (terms after it, linearised)
+
+Weights. E has curvature c in u, at most that of the terms after it and at most lam curvature(D): a step on W is one step of the
+ridge regression with the quadratic bound (c/2)|u - t|^2, pseudo-target t = u - pull / c, on running moments of the layer's inputs:
+
+    W <- W - rate * (pull' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1,   with momentum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Affine
+from liftednn.moments import Moments
+from liftednn.network import Layer, LiftedNetwork, Weights
+from liftednn.solvers import Factor
+
+__all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refusal", "recursion"]
+
+
+class Answer(NamedTuple):
+    """What a batch says: states of the recursion (X_0, ..., X_L), states after the X-step (X_1, ..., X_L), and each layer's pull."""
+
+    forward: list[Tensor]
+    states: list[Tensor]
+    pulls: list[Tensor]
+
+
+def descent_refusal(network: LiftedNetwork) -> str:
+    """Why mini-batch descent cannot train a network; empty if it can."""
+    for place, layer in enumerate(network.layers):
+        if layer.divergence.curvature == torch.inf:
+            return (
+                f"layer {place}: {layer.divergence!r} has no finite curvature, and mini-batch steps need one: "
+                "use its Fenchel form, or BCD"
+            )
+    return ""
+
+
+def answer(network: LiftedNetwork, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Answer:
+    """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss."""
+    forward, preactivations = recursion(network, weights, x)
+    last = network.layers[-1]
+    pull = last.lam * last.divergence.grad(preactivations[-1], y)
+    if row_weights is not None:
+        pull.mul_(row_weights[:, None])
+    return Answer(forward, *_backward(network, weights, preactivations, pull))
+
+
+def curvatures(network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], signs: Tensor) -> list[Tensor]:
+    """c of every layer, the mean over units and rows of the curvature in u of what the layer feels, as 0-dim tensors.
+
+    A probe: random signs of the loss's curvature are sent backward as a pull; the mean square that arrives is the mean diagonal of
+    J' (c_loss I) J, J the Jacobian from u to the scores.
+    """
+    top = network.layers[-1].lam * network.layers[-1].divergence.curvature
+    _, pulls = _backward(network, weights, preactivations, signs * top**0.5)
+    limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
+    found = [pull.square().mean().clamp(1e-6 * top, limit) for pull, limit in zip(pulls, limits, strict=True)]
+    return [*found[:-1], signs.new_full((), top)]
+
+
+def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """States (X_0, ..., X_L) and pre-activations (u_0, ..., u_L) of the forward pass."""
+    states, preactivations = [x], []
+    for place, layer in enumerate(network.layers):
+        preactivations.append(network.preactivation(place, weights, states[-1]))
+        if place + 1 < len(network.layers):
+            states.append(layer.divergence(preactivations[-1]))
+    return states, preactivations
+
+
+def _backward(
+    network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], pull: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    states: list[Tensor] = []
+    pulls = [pull]
+    for place in range(len(network.layers) - 1, 0, -1):
+        layer, u = network.layers[place - 1], preactivations[place - 1]
+        assert isinstance(layer.divergence, Activation)
+        down = network.layers[place].operator.adjoint(pulls[0], weights[place])
+        states.insert(0, layer.divergence.tilted(u, down.div_(layer.lam)))
+        pulls.insert(0, layer.divergence.grad(u, states[0]).mul_(layer.lam))
+    return states, pulls
+
+
+@dataclass
+class Metric:
+    """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed now and then.
+
+    damping   d as a share of the mean diagonal of gram
+    forget    what a refresh leaves of the older rows' weight
+    rows      2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
+    """
+
+    layer: Layer
+    damping: float
+    mean: Tensor
+    inverse: Tensor
+    curvature: Tensor
+    rows: Tensor
+    white: bool = False
+    moments: Moments | None = None
+    forget: float = 0.8
+
+    @classmethod
+    def of(cls, layer: Layer, x: Tensor, damping: float, scale: Tensor | None = None) -> Metric:
+        """From rows x; with `scale`, of whitened rows, whose geometry stays."""
+        p = x.shape[1]
+        rho = 2 * (layer.penalty.ridge or 0.0)
+        rows = x.new_full((1,), rho) if scale is None else rho * scale.square()
+        shape = (p,) if scale is not None else (p, p) if layer.penalty.ridge is not None else ()
+        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), rows, scale is not None)
+        metric.absorb(x)
+        return metric
+
+    def absorb(self, x: Tensor) -> None:
+        """Let rows x into the moments, and forget some of the older ones."""
+        if self.white:
+            return
+        fresh = Moments.of(x, x[:, :0])
+        fresh = fresh if self.layer.operator.bias else fresh.about_zero()
+        self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
+        self.mean.copy_(self.moments.mean_x)
+
+    def refresh(self, curvature: Tensor) -> None:
+        """Factor anew for this curvature; in place, so that a recorded step sees it."""
+        self.curvature.copy_(curvature)
+        if self.moments is None:
+            self.inverse.copy_((self.curvature + self.rows).reciprocal())
+            return
+        gram, c = self.moments.gram, float(curvature)
+        damping = self.damping * float(gram.diagonal().mean())
+        if self.layer.penalty.ridge is None:
+            largest = float(torch.linalg.eigvalsh(gram)[-1])
+            self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
+        else:
+            rho = c * damping + float(self.rows)
+            self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
+
+    def state(self) -> dict[str, Tensor]:
+        parts = {"mean": self.mean, "inverse": self.inverse, "curvature": self.curvature}
+        if self.moments is not None:
+            parts |= {"weight": self.moments.weight, "mean_x": self.moments.mean_x, "xx": self.moments.xx}
+        return parts
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        for name in ("mean", "inverse", "curvature"):
+            getattr(self, name).copy_(named[name])
+        if self.moments is not None:
+            weight, mean, xx = (named[name].to(self.moments.xx) for name in ("weight", "mean_x", "xx"))
+            self.moments = replace(self.moments, weight=weight, mean_x=mean, xx=xx)
+
+    def direction(self, weights: Affine, x: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        """What a step of rate 1 takes off (w, b), on rows x with the layer's pull."""
+        b = pull.mean(0) if self.layer.operator.bias else torch.zeros_like(weights.b)
+        w = torch.addmm(self.rows * weights.w, pull.T, x, alpha=1 / len(x))
+        if not self.white:
+            w.addr_(b, self.mean, alpha=-1)
+        w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
+        b = b / self.curvature
+        return w, b if self.white or not self.layer.operator.bias else b - w @ self.mean
+
+
+@dataclass
+class Descent:
+    """The weights of a network under mini-batch descent, updated in place.
+
+    reach   rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise move
+            the weights by more than its own residual
+    """
+
+    network: LiftedNetwork
+    weights: list[Affine]
+    metrics: list[Metric]
+    momentum: float
+    rate: Tensor
+    reach: Tensor | None = None
+    trust: float = 0.3
+    velocity: list[Affine] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.velocity = [Affine(torch.zeros_like(w), torch.zeros_like(b)) for w, b in self.weights]
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Nesterov's momentum on the preconditioned direction, all layers at once."""
+        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+        for place, metric in enumerate(self.metrics):
+            weights = self.weights[place]
+            rows = self.network.layers[place].operator.unfold(seen.forward[place])
+            moves = metric.direction(weights, rows, seen.pulls[place])
+            for value, velocity, move in zip(weights, self.velocity[place], moves, strict=True):
+                move.mul_(self.rate)
+                velocity.mul_(self.momentum).sub_(move)
+                value.add_(velocity, alpha=self.momentum).sub_(move)
+            if metric.layer.penalty.ridge is None:
+                step = float(self.rate * metric.inverse)
+                weights.w.copy_(metric.layer.penalty.prox(weights.w, step))
+
+    def _row_weights(self, x: Tensor) -> Tensor | None:
+        return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
+
+    def refresh(self, x: Tensor, y: Tensor, signs: Tensor) -> None:
+        """Renew every layer's geometry from a batch; `signs` (n, outputs) are +1 or -1.
+
+        A curvature is raised where a step of rate 1 would move the layer's pre-activations by more than a share of their size: the
+        gates of a ReLU then no longer are what the curvature was measured with.
+        """
+        _, preactivations = recursion(self.network, self.weights, x)
+        found = curvatures(self.network, self.weights, preactivations, signs)
+        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+        for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
+            rows = self.network.layers[place].operator.unfold(seen.forward[place])
+            metric.absorb(rows)
+            metric.refresh(curvature)
+            w, b = metric.direction(self.weights[place], rows, seen.pulls[place])
+            motion = self.network.layers[place].operator.forward(seen.forward[place], Affine(w, b))
+            excess = motion.square().mean().sqrt() / (self.trust * preactivations[place].square().mean().sqrt())
+            if excess > 1:
+                metric.refresh(curvature * excess)
+
+    def snapshot(self) -> list[Tensor]:
+        """Copies of weights and velocity."""
+        return [part.clone() for pair in (*self.weights, *self.velocity) for part in pair]
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        """Back to a snapshot, at rest."""
+        for part, kept in zip((p for pair in self.weights for p in pair), snapshot, strict=False):
+            part.copy_(kept)
+        for pair in self.velocity:
+            for part in pair:
+                part.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next step depends on, by name."""
+        named: dict[str, Tensor] = {}
+        for place, (weights, velocity, metric) in enumerate(
+            zip(self.weights, self.velocity, self.metrics, strict=True)
+        ):
+            parts = {"w": weights.w, "b": weights.b, "vw": velocity.w, "vb": velocity.b} | metric.state()
+            named |= {f"{place}.{name}": part for name, part in parts.items()}
+        return named
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """Take up a state that was saved; in place."""
+        for place, (weights, velocity, metric) in enumerate(
+            zip(self.weights, self.velocity, self.metrics, strict=True)
+        ):
+            own = {name.removeprefix(f"{place}."): part for name, part in named.items() if name.startswith(f"{place}.")}
+            for name, part in zip(("w", "b", "vw", "vb"), (*weights, *velocity), strict=True):
+                part.copy_(own[name])
+            metric.load(own)

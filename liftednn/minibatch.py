@@ -1,0 +1,288 @@
+"""Mini-batch lifted training: the blocks of section 6, one step of each per batch.
+
+Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
+What is given up: the objective of a batch falls only where lam is at least the curvature that follows (see blocks/descent.py), and
+from one batch to the next nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward
+product per layer; a run that would diverge is noticed, taken back and goes on with half the step, and history says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from liftednn import choices
+from liftednn.base import Affine
+from liftednn.blocks import Descent, Metric, answer, descent_refusal
+from liftednn.checkpoint import Checkpoint
+from liftednn.graphs import recorded
+from liftednn.monitor import Monitor, Pass
+from liftednn.network import LiftedNetwork
+from liftednn.sources import Memory, Source, source_of
+from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
+from liftednn.whitening import Coordinates
+
+__all__ = ["Fit", "MiniBatch", "Pass"]
+
+# Rows for the Gram matrix of the inputs, and batches of each pass that the monitors look at.
+_ROWS, _LOOKS = 8192, 5
+# Rows that the head is fitted to, and that the hidden layers' first Gram matrices are from.
+_FEW = 4096
+# A loss beyond this many times the first one is a run that diverges.
+_DIVERGED, _HALVINGS = 20.0, 8
+_EARLY = (2, 5, 10)
+# A row this many times farther off than the mean one, in squares, counts for less.
+_REACH = 10.0
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "first_loss")
+
+Status = Literal["max_iter", "stopped", "early"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run returns: the last weights, or with validation data the best ones, and how it went."""
+
+    weights: list[Affine]
+    history: list[Pass]
+    status: Status
+    result: str
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Mini-batch descent. What is None is chosen from the data; `automatic` chooses the network's lam and rho.
+
+    max_iter     passes over the data
+    batch_size   rows per step; an iterable of batches brings its own
+    step         the first rate, decayed to 0 along a cosine over all passes
+    momentum     Nesterov's
+    damping      of the Gram matrices, as a share of their mean diagonal
+    keep         share of the inputs' variance that training sees; the directions that hold the rest get no weight
+    refresh      steps between two refreshes of the Gram matrices' factors
+    patience     stop after this many passes without a better validation score; None: never
+    seed         of the initial weights and the order of rows
+    device       where to train; None: where x is
+    """
+
+    max_iter: int = 17
+    batch_size: int | None = None
+    step: float | None = None
+    momentum: float = 0.9
+    damping: float | None = None
+    keep: float = 0.95
+    refresh: int = 20
+    patience: int | None = None
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_iter < 1 or self.refresh < 1 or (self.batch_size or 1) < 1 or (self.patience or 1) < 1:
+            raise ValueError("max_iter, refresh, batch_size and patience must be at least 1")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if (self.step or 1.0) <= 0 or (self.damping or 0.0) < 0 or not 0 < self.keep <= 1:
+            raise ValueError("step must be positive, damping non-negative and keep in (0, 1]")
+
+    @torch.no_grad()
+    def run(
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any = None,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        callback: Callable[[Pass], object] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Fit:
+        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y).
+
+        weights      where to start; None for random features with a head fitted to a sample
+        validation   rows and responses that are never trained on: scored after each pass, and the best weights are kept
+        callback     called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        checkpoint   a file to write to and to go on from
+        """
+        if self.patience and validation is None:
+            raise ValueError("patience needs validation data: give validation=(x, y)")
+        run = _Run(self, network, source_of(x, y), weights, validation)
+        run.resume(checkpoint)
+        status: Status = "max_iter"
+        try:
+            for record in run.passes(checkpoint):
+                if callback is not None and callback(record):
+                    status = "stopped"
+                elif self.patience and record.number - run.monitor.best_pass >= self.patience:
+                    status = "early"
+                if status != "max_iter":
+                    break
+        except KeyboardInterrupt:
+            status = "stopped"
+            run.save(checkpoint)
+        return Fit(run.monitor.best or run.outward(), run.monitor.history, status, _sentence(status, run))
+
+
+class _Run:
+    """A run in progress."""
+
+    def __init__(
+        self,
+        settings: MiniBatch,
+        network: LiftedNetwork,
+        source: Source,
+        weights: Sequence[tuple[Tensor, Tensor]] | None,
+        validation: tuple[Any, Any] | None,
+    ) -> None:
+        started = time.perf_counter()
+        check_trainable(network)
+        refusal = descent_refusal(network)
+        if refusal:
+            raise ValueError(refusal)
+        self.settings, self.network, self.source = settings, network, source
+        self.monitor = Monitor(network, None if validation is None else self._checked(*validation))
+        self._choose(source.rows)
+        count = max(_ROWS, 8 * network.layers[0].operator.in_width)
+        self._prepare(*self._checked(*source.sample(count, settings.seed)), weights)
+        if isinstance(source, Memory):
+            x, y = self._checked(source.x, source.y)
+            self.source = Memory(self.coordinates.inward(x), y)
+        self.taken, self.halved, self.first_loss = 0, 0, math.inf
+        self.seconds = time.perf_counter() - started
+
+    def _checked(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """Rows and encoded responses, where they are trained on."""
+        rows = inputs(self.network, x)
+        rows = rows.to(self.settings.device) if self.settings.device else rows
+        return rows, responses(self.network, y, rows)
+
+    def _choose(self, rows: int | None) -> None:
+        """The settings that were left to the data."""
+        chosen, width = self.settings, self.network.layers[0].operator.in_width
+        self.size = chosen.batch_size or choices.batch_size(rows)
+        self.per_pass = None if rows is None else -(-rows // self.size)
+        self.rate = chosen.step or choices.rate(self.network)
+        self.damping = choices.damping(rows, width) if chosen.damping is None else chosen.damping
+
+    def _prepare(self, x: Tensor, y: Tensor, given: Sequence[tuple[Tensor, Tensor]] | None) -> None:
+        """Weights to start from, whitened inputs, and the geometry of every layer, from a sample."""
+        few = x[:_FEW], y[:_FEW]
+        if given is None:
+            weights = random_weights(self.network, self.settings.seed, x, y)
+            weights = choices.fitted_head(self.network, weights, *few)
+        else:
+            weights = given_weights(self.network, given, x)
+        self.coordinates = Coordinates.of(self.network, x, self.damping, self.settings.keep if given is None else 1.0)
+        inner, start, rows = self.coordinates.network, self.coordinates.start(weights), self.coordinates.inward(few[0])
+        scale = self.coordinates.whitening.scale if self.coordinates.whitening else None
+        metrics = [
+            Metric.of(layer, layer.operator.unfold(state), self.damping, scale if place == 0 else None)
+            for place, (layer, state) in enumerate(zip(self.network.layers, inner.propagate(start, rows), strict=True))
+        ]
+        reach = None if scale is None else _REACH * rows.square().sum(1).mean()
+        self.descent = Descent(inner, start, metrics, self.settings.momentum, x.new_zeros(()), reach)
+        self.step = recorded(self.descent)
+        self.good = self.descent.snapshot()
+
+    def passes(self, checkpoint: Checkpoint | None) -> Iterator[Pass]:
+        started = time.perf_counter() - self.seconds
+        while len(self.monitor.history) < self.settings.max_iter:
+            before = self.monitor.steps
+            for x, y in itertools.islice(self._batches(), self.taken - before, None):
+                self._advance(x, y, self.taken - before)
+                self.seconds = time.perf_counter() - started
+                if checkpoint is not None and checkpoint.due:
+                    self.save(checkpoint)
+            self.per_pass = self.taken - before
+            rate = float(self.descent.rate)
+            record = self.monitor.record(self.outward(), self.per_pass, rate, self.halved, self.seconds)
+            self.save(checkpoint)
+            yield record
+            started += time.perf_counter() - started - self.seconds  # what the caller does in between is not ours
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self.source.batches(self.size, self.settings.seed, len(self.monitor.history))
+        if isinstance(self.source, Memory):
+            return batches
+        checked = (self._checked(x, y) for x, y in batches)
+        return ((self.coordinates.inward(x), y) for x, y in checked)
+
+    def _advance(self, x: Tensor, y: Tensor, within: int) -> None:
+        """One batch, number `within` of its pass: a refresh where it is due, then a step."""
+        if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+            self._refresh(x, y, within)
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
+        self.descent.rate.fill_(self.rate * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
+        self.step(x, y)
+        self.taken += 1
+
+    def _refresh(self, x: Tensor, y: Tensor, within: int) -> None:
+        """Look at the batch, go back to the last good weights if the run diverges, and renew the geometry."""
+        inner, weights = self.descent.network, self.descent.weights
+        loss = float(inner.loss.value(inner.scores(weights, x), y).mean())
+        self.first_loss = min(self.first_loss, loss) if self.taken == 0 else self.first_loss
+        if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
+            self._go_back(loss)
+        else:
+            self.good = self.descent.snapshot()
+            if within * _LOOKS >= len(self.monitor.looks) * (self.per_pass or 0):
+                states = answer(inner, weights, x, y).states
+                self.monitor.looks.append(inner.evaluate(weights, [x, *states, y]))
+        self.descent.refresh(x, y, choices.signs(y, self.taken))
+
+    def _go_back(self, loss: float) -> None:
+        self.halved += 1
+        if self.halved > _HALVINGS:
+            raise ArithmeticError(
+                f"training diverges: the loss is {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did "
+                "not help; standardise the inputs, or give a smaller step or a larger damping"
+            )
+        self.descent.restore(self.good)
+
+    def outward(self) -> list[Affine]:
+        """The present weights, on the inputs as they are given."""
+        return self.coordinates.outward(self.descent.weights)
+
+    def save(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        best = [part for weights in self.monitor.best or [] for part in weights]
+        tensors = self.descent.state() | _numbered("good", self.good) | _numbered("best", best)
+        facts = {name: getattr(self, name) for name in _COUNTERS}
+        checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self._identity()})
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        found = checkpoint.load(self._identity()) if checkpoint is not None else None
+        if found is None:
+            return
+        tensors, facts = found
+        self.descent.load(tensors)
+        self.good = [tensors[f"good.{place}"].to(part) for place, part in enumerate(self.good)]
+        best = [tensors[name].to(self.good[0]) for name in _numbered("best", self.good) if name in tensors]
+        self.monitor.load(facts, [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None)
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+
+    def _identity(self) -> str:
+        """What must agree for a run to go on from a checkpoint."""
+        return f"{self.settings!r} on {self.network!r} with {self.source.rows} rows"
+
+
+def _numbered(name: str, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"{name}.{place}": part for place, part in enumerate(parts)}
+
+
+def _sentence(status: Status, run: _Run) -> str:
+    done, best = len(run.monitor.history), run.monitor.best_pass
+    kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
+    halved = f"; the step was halved {run.halved} times" if run.halved else ""
+    sentence = {
+        "max_iter": f"max_iter: all {done} passes done",
+        "stopped": f"stopped: interrupted after {done} complete passes",
+        "early": f"early: no better validation score in {run.settings.patience} passes",
+    }[status]
+    return sentence + kept + halved

@@ -1,0 +1,104 @@
+"""What a mini-batch run tells of itself: a record per pass, and the best weights on validation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.network import Evaluation, LiftedNetwork
+
+__all__ = ["Monitor", "Pass"]
+
+# Rows scored at a time.
+_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the data. Objective, gaps, loss and score are means over a few of its batches, each before its own step.
+
+    `rate` is the step at its end, `halved` how often the step has been halved so far; validation_* are None without validation data.
+    """
+
+    number: int
+    steps: int
+    objective: float
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+    validation_loss: float | None
+    validation_score: float | None
+    rate: float
+    halved: int
+    seconds: float
+
+
+@dataclass
+class Monitor:
+    """`looks` are the batches evaluated in the present pass, `best` the weights of the best pass on the validation data."""
+
+    network: LiftedNetwork
+    validation: tuple[Tensor, Tensor] | None
+    history: list[Pass] = field(default_factory=list)
+    looks: list[Evaluation] = field(default_factory=list)
+    best: list[Affine] | None = None
+    best_pass: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps in the passes that are complete."""
+        return sum(record.steps for record in self.history)
+
+    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Pass:
+        """Close a pass that ends at `weights`."""
+        looks, self.looks = self.looks, []
+        parts = zip(self.network.layers, weights, strict=True)
+        penalty = sum(float(layer.penalty.value(w.w)) for layer, w in parts)
+        gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
+        closed = Pass(
+            len(self.history) + 1,
+            steps,
+            _mean([sum(look.terms) for look in looks]) + penalty,
+            gaps,
+            _mean([look.loss for look in looks]),
+            _mean([look.score for look in looks]),
+            *self._validate(weights),
+            rate,
+            halved,
+            seconds,
+        )
+        self.history.append(closed)
+        return closed
+
+    def _validate(self, weights: list[Affine]) -> tuple[float | None, float | None]:
+        if self.validation is None:
+            return None, None
+        x, y = self.validation
+        scores = torch.cat([self.network.scores(weights, rows) for rows in torch.split(x, _ROWS)])
+        loss, score = float(self.network.loss.value(scores, y).mean()), self.network.loss.score(scores, y)
+        if score > max((record.validation_score or -math.inf for record in self.history), default=-math.inf):
+            self.best, self.best_pass = weights, len(self.history) + 1
+        return loss, score
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON can; the best weights are kept apart."""
+        return {
+            "history": [asdict(record) for record in self.history],
+            "looks": self.looks,
+            "best_pass": self.best_pass,
+        }
+
+    def load(self, facts: dict[str, Any], best: list[Affine] | None) -> None:
+        self.history = [Pass(**{**record, "gaps": tuple(record["gaps"])}) for record in facts["history"]]
+        self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
+        self.best, self.best_pass = best, facts["best_pass"]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

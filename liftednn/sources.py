@@ -1,0 +1,137 @@
+"""Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of (x, y) batches such as a torch DataLoader.
+
+A source gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an
+interrupted run can go on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Loader", "Mapped", "Memory", "Source", "source_of"]
+
+Pair = tuple[Any, Any]
+
+# A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
+_RUN = 32
+
+
+class Source(Protocol):
+    """`rows` is None where only a pass over the data can tell."""
+
+    @property
+    def rows(self) -> int | None: ...
+
+    def sample(self, count: int, seed: int) -> Pair:
+        """At most `count` rows and their responses, to start from."""
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+        """The batches of pass `number`; the last one may be smaller."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Rows and responses as tensors; every pass is a new permutation."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    def sample(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        chosen = _permutation(len(self.x), seed, -1)[:count].to(self.x.device)
+        return self.x[chosen], self.y[chosen]
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if size >= len(self.x):
+            yield self.x, self.y
+            return
+        order = _permutation(len(self.x), seed, number).to(self.x.device)
+        for chosen in torch.split(order, size):
+            yield self.x.index_select(0, chosen), self.y.index_select(0, chosen)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An array that is read a run of rows at a time, such as numpy.memmap: no more of it than that is ever in memory."""
+
+    x: Any
+    y: Any
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    def sample(self, count: int, seed: int) -> Pair:
+        """Short runs from all over the array."""
+        run = max(1, count // 64)
+        starts = _permutation(-(-len(self.x) // run), seed, -1)[:64].sort().values.tolist()
+        pieces = [slice(start * run, (start + 1) * run) for start in starts]
+        return tuple(np.concatenate([np.array(part[piece]) for piece in pieces])[:count] for part in (self.x, self.y))  # type: ignore[return-value]
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+        run = _RUN * size
+        for place in _permutation(-(-len(self.x) // run), seed, number).tolist():
+            piece = slice(place * run, (place + 1) * run)
+            x, y = (torch.from_numpy(np.array(part[piece])) for part in (self.x, self.y))
+            order = _permutation(len(x), seed, number * 1_000_003 + place)
+            for chosen in torch.split(order, size):
+                yield x[chosen], y[chosen]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """An iterable of (x, y) batches, taken as they come; `size` is ignored. Its own shuffling is its own affair."""
+
+    batches_of: Iterable[Pair]
+
+    @property
+    def rows(self) -> None:
+        return None
+
+    def sample(self, count: int, seed: int) -> Pair:
+        xs, ys, seen = [], [], 0
+        for x, y in self.batches_of:
+            xs.append(torch.as_tensor(x))
+            ys.append(torch.as_tensor(y))
+            seen += len(xs[-1])
+            if seen >= count:
+                break
+        if not xs:
+            raise ValueError("the iterable gave no batches: it must yield pairs (x, y)")
+        return torch.cat(xs)[:count], torch.cat(ys)[:count]
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+        yield from self.batches_of
+
+
+def source_of(x: Any, y: Any = None) -> Source:
+    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of pairs."""
+    if y is not None:
+        if len(x) != len(y):
+            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
+        if isinstance(x, np.memmap):
+            return Mapped(x, y)
+        return Memory(torch.as_tensor(x).detach(), torch.as_tensor(y).detach())
+    if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
+        raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
+    if iter(x) is x:
+        raise ValueError(
+            "an iterator can be read only once, and training reads the data at least twice: give an iterable that starts "
+            "anew each time, such as a DataLoader or a list"
+        )
+    return Loader(x)
+
+
+def _permutation(count: int, seed: int, number: int) -> Tensor:
+    """On the CPU, so that all devices agree."""
+    mixed = (seed * 2_147_483_629 + number * 1_000_000_007 + 12_345) % (1 << 63)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))

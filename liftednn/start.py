@@ -1,0 +1,73 @@
+"""What every training run begins with: rows, responses and weights checked at the door, and random features to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.network import LiftedNetwork
+
+__all__ = ["check_trainable", "given_weights", "inputs", "random_weights", "responses"]
+
+
+def check_trainable(network: LiftedNetwork) -> None:
+    for place, layer in enumerate(network.layers):
+        if layer.divergence.refusal:
+            raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+
+
+def inputs(network: LiftedNetwork, x: Any) -> Tensor:
+    rows = torch.as_tensor(x).detach()
+    return network.check_rows(
+        rows if rows.dtype in (torch.float32, torch.float64) else rows.to(torch.get_default_dtype())
+    )
+
+
+def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
+    y = torch.as_tensor(y).detach().to(x.device)
+    if not y.ndim or len(y) != len(x):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
+    if y.is_floating_point() and not bool(y.isfinite().all()):
+        raise ValueError("y holds NaN or infinity: remove those rows first")
+    return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
+
+
+def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Affine]:
+    if len(weights) != len(network.layers):
+        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
+    for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
+        shape = layer.operator.weight_shape
+        if w.shape != shape or b.shape != shape[:1]:
+            raise ValueError(
+                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
+            )
+        if not bool(w.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+        if not layer.operator.bias and bool(b.any()):
+            raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
+        if not bool(layer.penalty.value(w).isfinite()):
+            raise ValueError(
+                f"the weights of layer {place} break the constraint {layer.penalty!r}: project them on it first"
+            )
+    return start
+
+
+def random_weights(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> list[Affine]:
+    """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
+
+    The head is constant, at the mean response, a point of every loss's domain.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = []
+    for layer in network.layers[:-1]:
+        out, fan_in = layer.operator.weight_shape
+        w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
+        weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
+    head = network.layers[-1].operator
+    b = y.mean(0) if head.bias else y.new_zeros(head.weight_shape[0])
+    return [*weights, Affine(x.new_zeros(head.weight_shape), b)]

@@ -1,0 +1,101 @@
+"""Inputs in coordinates in which their Gram matrix, damped, is the identity (sec. 6.1, the W-step of the first layer).
+
+    x' = (x - mean) V diag(s + d)^-1/2,      gram = V diag(s) V',      d = damping * mean diagonal of the Gram matrix
+
+The Gram matrix of the data never changes, so this is done once, and a gradient step in these coordinates is a step of the ridge
+regression preconditioned by (gram + d I)^-1. Directions of next to no variance are left out: the rest costs less at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.moments import Moments
+from liftednn.network import LiftedNetwork
+from liftednn.operators import Dense
+from liftednn.penalties import NoPenalty
+
+__all__ = ["Coordinates", "Whitening"]
+
+_FEWEST = 128
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """mean (p,), basis (p, k) with orthonormal columns, scale (k,) = (s + d)^-1/2."""
+
+    mean: Tensor
+    basis: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, moments: Moments, damping: float, keep: float, like: Tensor) -> Whitening:
+        """From the moments of the inputs; `keep` is the share of their variance that the kept directions hold together.
+
+        At least 128 directions are kept, where there are so many: a few decisive ones may vary little. Those without variance, to the
+        precision of the data, are never kept. `like` gives device and precision.
+        """
+        if damping < 0 or not 0 < keep <= 1:
+            raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
+        values, vectors = torch.linalg.eigh(moments.gram)
+        values = values.clamp(min=0).flip(0)
+        total = values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+        enough = int((values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
+        alive = int((values > len(values) * moments.eps * values[0]).sum())
+        kept = max(1, min(max(enough, _FEWEST), alive))
+        scale = (values[:kept] + damping * values.mean()).clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
+        return cls(moments.mean_x.to(like), vectors.flip(1)[:, :kept].contiguous().to(like), scale.to(like))
+
+    @property
+    def width(self) -> int:
+        return len(self.scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x' (n, k)."""
+        basis = self.basis * self.scale
+        return torch.addmm(-(self.mean @ basis), x, basis)
+
+    def inward(self, weights: Affine) -> Affine:
+        """The weights on x' that give what `weights` gives on x, up to what lies outside the kept directions."""
+        return Affine(weights.w @ self.basis / self.scale, weights.b + weights.w @ self.mean)
+
+    def outward(self, weights: Affine) -> Affine:
+        """The weights on x that give what `weights` gives on x'."""
+        w = (weights.w * self.scale) @ self.basis.T
+        return Affine(w, weights.b - w @ self.mean)
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A network whose inputs are whitened, and the way there and back; `whitening` is None where that cannot be done."""
+
+    network: LiftedNetwork
+    whitening: Whitening | None
+
+    @classmethod
+    def of(cls, network: LiftedNetwork, x: Tensor, damping: float, keep: float) -> Coordinates:
+        """From a sample x. Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates."""
+        first = network.layers[0]
+        if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
+            return cls(network, None)
+        whitening = Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
+        inner = replace(first, operator=Dense(whitening.width, first.operator.out_width), penalty=NoPenalty())
+        return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
+
+    def inward(self, x: Tensor) -> Tensor:
+        return x if self.whitening is None else self.whitening(x)
+
+    def start(self, weights: Sequence[Affine]) -> list[Affine]:
+        """Copies of the weights, for whitened inputs."""
+        first = weights[0] if self.whitening is None else self.whitening.inward(weights[0])
+        return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
+
+    def outward(self, weights: Sequence[Affine]) -> list[Affine]:
+        """Copies of the weights, for the inputs as they are given."""
+        first = weights[0] if self.whitening is None else self.whitening.outward(weights[0])
+        return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
