@@ -69,7 +69,9 @@ def box_barrier(z: Tensor, lower: float, upper: float) -> Tensor:
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row, in elementary steps: rows of a few classes are too short for the library's kernel on a CPU."""
+    """softmax of each row; on a CPU in elementary steps, since rows of a few classes are too short for the library's kernel there."""
+    if u.device.type != "cpu":
+        return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
     return e.div_(e.sum(-1, keepdim=True))
 

@@ -29,15 +29,15 @@ from liftednn.sources import Memory, Source, source_of
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
 from liftednn.whitening import Coordinates
 
-__all__ = ["Fit", "MiniBatch", "Pass"]
+__all__ = ["Fit", "MiniBatch", "Pass", "Run"]
 
-# Rows for the Gram matrix of the inputs, and batches of each pass that the monitors look at.
-_ROWS, _LOOKS = 8192, 5
+# Rows for the Gram matrix of the inputs.
+_ROWS = 8192
 # Rows that the head is fitted to, and that the hidden layers' first Gram matrices are from.
 _FEW = 4096
 # A loss beyond this many times the first one is a run that diverges.
 _DIVERGED, _HALVINGS = 20.0, 8
-_EARLY = (2, 5, 10)
+_EARLY = (2, 5, 10, 20)
 # A row this many times farther off than the mean one, in squares, counts for less.
 _REACH = 10.0
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "first_loss")
@@ -77,7 +77,7 @@ class MiniBatch:
     momentum: float = 0.9
     damping: float | None = None
     keep: float = 0.95
-    refresh: int = 20
+    refresh: int = 60
     patience: int | None = None
     seed: int = 0
     device: str | None = None
@@ -110,7 +110,7 @@ class MiniBatch:
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
-        run = _Run(self, network, source_of(x, y), weights, validation)
+        run = Run(self, network, source_of(x, y), weights, validation)
         run.resume(checkpoint)
         status: Status = "max_iter"
         try:
@@ -127,7 +127,7 @@ class MiniBatch:
         return Fit(run.monitor.best or run.outward(), run.monitor.history, status, _sentence(status, run))
 
 
-class _Run:
+class Run:
     """A run in progress."""
 
     def __init__(
@@ -151,6 +151,7 @@ class _Run:
         if isinstance(source, Memory):
             x, y = self._checked(source.x, source.y)
             self.source = Memory(self.coordinates.inward(x), y)
+            self.descent.let_go(self.source.x)
         self.taken, self.halved, self.first_loss = 0, 0, math.inf
         self.seconds = time.perf_counter() - started
 
@@ -184,9 +185,9 @@ class _Run:
             for place, (layer, state) in enumerate(zip(self.network.layers, inner.propagate(start, rows), strict=True))
         ]
         reach = None if scale is None else _REACH * rows.square().sum(1).mean()
-        self.descent = Descent(inner, start, metrics, self.settings.momentum, x.new_zeros(()), reach)
+        self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
         self.step = recorded(self.descent)
-        self.good = self.descent.snapshot()
+        self.good = self.descent.values.clone()
 
     def passes(self, checkpoint: Checkpoint | None) -> Iterator[Pass]:
         started = time.perf_counter() - self.seconds
@@ -214,24 +215,30 @@ class _Run:
     def _advance(self, x: Tensor, y: Tensor, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
-            self._refresh(x, y, within)
+            self._refresh(x, y)
+        looks = 1 + min(3, (self.per_pass or 0) // 50)
+        if within * looks >= len(self.monitor.looks) * (self.per_pass or 0):
+            self._look(x, y)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
         self.descent.rate.fill_(self.rate * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
         self.step(x, y)
         self.taken += 1
 
-    def _refresh(self, x: Tensor, y: Tensor, within: int) -> None:
-        """Look at the batch, go back to the last good weights if the run diverges, and renew the geometry."""
+    def _look(self, x: Tensor, y: Tensor) -> None:
+        """Evaluate a batch for the record of its pass."""
+        inner, weights = self.descent.network, self.descent.weights
+        states = answer(inner, weights, x, y).states
+        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y]))
+
+    def _refresh(self, x: Tensor, y: Tensor) -> None:
+        """Go back to the last good weights if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         loss = float(inner.loss.value(inner.scores(weights, x), y).mean())
         self.first_loss = min(self.first_loss, loss) if self.taken == 0 else self.first_loss
         if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
             self._go_back(loss)
         else:
-            self.good = self.descent.snapshot()
-            if within * _LOOKS >= len(self.monitor.looks) * (self.per_pass or 0):
-                states = answer(inner, weights, x, y).states
-                self.monitor.looks.append(inner.evaluate(weights, [x, *states, y]))
+            self.good = self.descent.values.clone()
         self.descent.refresh(x, y, choices.signs(y, self.taken))
 
     def _go_back(self, loss: float) -> None:
@@ -251,7 +258,9 @@ class _Run:
         if checkpoint is None:
             return
         best = [part for weights in self.monitor.best or [] for part in weights]
-        tensors = self.descent.state() | _numbered("good", self.good) | _numbered("best", best)
+        tensors = (
+            self.descent.state() | {"good": self.good} | {f"best.{place}": part for place, part in enumerate(best)}
+        )
         facts = {name: getattr(self, name) for name in _COUNTERS}
         checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self._identity()})
 
@@ -261,8 +270,9 @@ class _Run:
             return
         tensors, facts = found
         self.descent.load(tensors)
-        self.good = [tensors[f"good.{place}"].to(part) for place, part in enumerate(self.good)]
-        best = [tensors[name].to(self.good[0]) for name in _numbered("best", self.good) if name in tensors]
+        self.good.copy_(tensors["good"])
+        names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
+        best = [tensors[name].to(self.good) for name in names if name in tensors]
         self.monitor.load(facts, [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None)
         for name in _COUNTERS:
             setattr(self, name, facts[name])
@@ -272,11 +282,7 @@ class _Run:
         return f"{self.settings!r} on {self.network!r} with {self.source.rows} rows"
 
 
-def _numbered(name: str, parts: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.{place}": part for place, part in enumerate(parts)}
-
-
-def _sentence(status: Status, run: _Run) -> str:
+def _sentence(status: Status, run: Run) -> str:
     done, best = len(run.monitor.history), run.monitor.best_pass
     kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
     halved = f"; the step was halved {run.halved} times" if run.halved else ""

@@ -84,7 +84,8 @@ class Coordinates:
         if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
             return cls(network, None)
         whitening = Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
-        inner = replace(first, operator=Dense(whitening.width, first.operator.out_width), penalty=NoPenalty())
+        operator = replace(first.operator, in_features=whitening.width)
+        inner = replace(first, operator=operator, penalty=NoPenalty())
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
 
     def inward(self, x: Tensor) -> Tensor:

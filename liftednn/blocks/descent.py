@@ -15,7 +15,7 @@ ridge regression with the quadratic bound (c/2)|u - t|^2, pseudo-target t = u - 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,9 @@ from liftednn.network import Layer, LiftedNetwork, Weights
 from liftednn.solvers import Factor
 
 __all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refusal", "recursion"]
+
+# The share of its size by which a step of rate 1 may move a layer's pre-activations.
+_TRUST = 0.3
 
 
 class Answer(NamedTuple):
@@ -52,7 +55,9 @@ def answer(network: LiftedNetwork, weights: Weights, x: Tensor, y: Tensor, row_w
     """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss."""
     forward, preactivations = recursion(network, weights, x)
     last = network.layers[-1]
-    pull = last.lam * last.divergence.grad(preactivations[-1], y)
+    pull = last.divergence.grad(preactivations[-1], y)
+    if last.lam != 1:
+        pull = last.lam * pull
     if row_weights is not None:
         pull.mul_(row_weights[:, None])
     return Answer(forward, *_backward(network, weights, preactivations, pull))
@@ -164,7 +169,7 @@ class Metric:
 
     def direction(self, weights: Affine, x: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """What a step of rate 1 takes off (w, b), on rows x with the layer's pull."""
-        b = pull.mean(0) if self.layer.operator.bias else torch.zeros_like(weights.b)
+        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.layer.operator.bias else torch.zeros_like(weights.b)
         w = torch.addmm(self.rows * weights.w, pull.T, x, alpha=1 / len(x))
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
@@ -173,40 +178,48 @@ class Metric:
         return w, b if self.white or not self.layer.operator.bias else b - w @ self.mean
 
 
-@dataclass
 class Descent:
-    """The weights of a network under mini-batch descent, updated in place.
+    """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity.
 
     reach   rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise move
             the weights by more than its own residual
     """
 
-    network: LiftedNetwork
-    weights: list[Affine]
-    metrics: list[Metric]
-    momentum: float
-    rate: Tensor
-    reach: Tensor | None = None
-    trust: float = 0.3
-    velocity: list[Affine] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.velocity = [Affine(torch.zeros_like(w), torch.zeros_like(b)) for w, b in self.weights]
+    def __init__(
+        self,
+        network: LiftedNetwork,
+        weights: Weights,
+        metrics: list[Metric],
+        momentum: float,
+        reach: Tensor | None = None,
+    ) -> None:
+        self.network, self.metrics, self.momentum, self.reach = network, metrics, momentum, reach
+        parts = [part for pair in weights for part in pair]
+        self.values = torch.cat([part.reshape(-1) for part in parts])
+        self.velocity = torch.zeros_like(self.values)
+        self.rate = self.values.new_zeros(())
+        pieces = torch.split(self.values, [part.numel() for part in parts])
+        views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        self.weights = [Affine(w, b) for w, b in zip(views[::2], views[1::2], strict=True)]
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """Nesterov's momentum on the preconditioned direction, all layers at once."""
         seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+        moves: list[Tensor] = []
         for place, metric in enumerate(self.metrics):
-            weights = self.weights[place]
             rows = self.network.layers[place].operator.unfold(seen.forward[place])
-            moves = metric.direction(weights, rows, seen.pulls[place])
-            for value, velocity, move in zip(weights, self.velocity[place], moves, strict=True):
-                move.mul_(self.rate)
-                velocity.mul_(self.momentum).sub_(move)
-                value.add_(velocity, alpha=self.momentum).sub_(move)
+            moves += metric.direction(self.weights[place], rows, seen.pulls[place])
+        move = torch.cat([part.reshape(-1) for part in moves])
+        self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
+        self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
+        for metric, weights in zip(self.metrics, self.weights, strict=True):
             if metric.layer.penalty.ridge is None:
-                step = float(self.rate * metric.inverse)
-                weights.w.copy_(metric.layer.penalty.prox(weights.w, step))
+                weights.w.copy_(metric.layer.penalty.prox(weights.w, float(self.rate * metric.inverse)))
+
+    def let_go(self, x: Tensor) -> None:
+        """Weigh no rows, if all that will come are x and none of them is out of reach."""
+        if self.reach is not None and bool((x.square().sum(1) <= self.reach).all()):
+            self.reach = None
 
     def _row_weights(self, x: Tensor) -> Tensor | None:
         return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
@@ -221,43 +234,31 @@ class Descent:
         found = curvatures(self.network, self.weights, preactivations, signs)
         seen = answer(self.network, self.weights, x, y, self._row_weights(x))
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
-            rows = self.network.layers[place].operator.unfold(seen.forward[place])
+            operator = self.network.layers[place].operator
+            rows = operator.unfold(seen.forward[place])
             metric.absorb(rows)
             metric.refresh(curvature)
-            w, b = metric.direction(self.weights[place], rows, seen.pulls[place])
-            motion = self.network.layers[place].operator.forward(seen.forward[place], Affine(w, b))
-            excess = motion.square().mean().sqrt() / (self.trust * preactivations[place].square().mean().sqrt())
+            move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place]))
+            motion = operator.forward(seen.forward[place], move).square().mean().sqrt()
+            excess = float(motion / (_TRUST * preactivations[place].square().mean().sqrt()))
             if excess > 1:
                 metric.refresh(curvature * excess)
 
-    def snapshot(self) -> list[Tensor]:
-        """Copies of weights and velocity."""
-        return [part.clone() for pair in (*self.weights, *self.velocity) for part in pair]
-
-    def restore(self, snapshot: list[Tensor]) -> None:
-        """Back to a snapshot, at rest."""
-        for part, kept in zip((p for pair in self.weights for p in pair), snapshot, strict=False):
-            part.copy_(kept)
-        for pair in self.velocity:
-            for part in pair:
-                part.zero_()
+    def restore(self, values: Tensor) -> None:
+        """Back to earlier values, at rest."""
+        self.values.copy_(values)
+        self.velocity.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on, by name."""
-        named: dict[str, Tensor] = {}
-        for place, (weights, velocity, metric) in enumerate(
-            zip(self.weights, self.velocity, self.metrics, strict=True)
-        ):
-            parts = {"w": weights.w, "b": weights.b, "vw": velocity.w, "vb": velocity.b} | metric.state()
-            named |= {f"{place}.{name}": part for name, part in parts.items()}
+        named = {"values": self.values, "velocity": self.velocity}
+        for place, metric in enumerate(self.metrics):
+            named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
 
     def load(self, named: dict[str, Tensor]) -> None:
         """Take up a state that was saved; in place."""
-        for place, (weights, velocity, metric) in enumerate(
-            zip(self.weights, self.velocity, self.metrics, strict=True)
-        ):
-            own = {name.removeprefix(f"{place}."): part for name, part in named.items() if name.startswith(f"{place}.")}
-            for name, part in zip(("w", "b", "vw", "vb"), (*weights, *velocity), strict=True):
-                part.copy_(own[name])
-            metric.load(own)
+        self.values.copy_(named["values"])
+        self.velocity.copy_(named["velocity"])
+        for place, metric in enumerate(self.metrics):
+            metric.load({name: named[f"{place}.{name}"] for name in metric.state()})

@@ -1,0 +1,167 @@
+"""Checkpoints: what is saved comes back, a crash leaves a whole file, and files of other runs or other programs are refused."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from liftednn import checkpoint as module
+from liftednn.checkpoint import Checkpoint
+
+TENSORS = {
+    "float32": torch.tensor([1.5, -0.0, math.inf, 1e-42]),
+    "float64": torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "long": torch.tensor([[2**62, -1]]),
+    "number": torch.tensor(math.pi, dtype=torch.float64),
+    "empty": torch.zeros(0, 3),
+}
+FACTS: dict[str, Any] = {
+    "settings": "these",
+    "taken": 17,
+    "first_loss": math.inf,
+    "seconds": 0.1 + 0.2,
+    "history": [{"gaps": [1.0, 2.0], "loss": None}],
+}
+
+
+def saved(path: Path, tensors: dict[str, Tensor] = TENSORS, facts: dict[str, Any] = FACTS) -> Checkpoint:
+    checkpoint = Checkpoint(path)
+    checkpoint.save(tensors, facts)
+    return checkpoint
+
+
+def loaded(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    found = Checkpoint(path).load("these")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_what_is_saved_comes_back_to_the_last_bit(kind: type, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    saved(path)
+    tensors, facts = loaded(kind(path))
+    assert facts == FACTS
+    assert set(tensors) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+    assert math.copysign(1, tensors["float32"][1]) == -1
+
+
+def test_tensors_that_carry_gradients_are_saved_as_their_values(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    saved(path, {"w": torch.tensor([1.0, 2.0], requires_grad=True) * 2})
+    w = loaded(path)[0]["w"]
+    assert w.tolist() == [2.0, 4.0]
+    assert not w.requires_grad
+
+
+def test_what_was_loaded_stays_when_the_file_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    saved(path)
+    tensors, _ = loaded(path)
+    saved(path, {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()})
+    assert torch.equal(tensors["float64"], TENSORS["float64"])
+    assert not loaded(path)[0]["float64"].any()
+
+
+def test_no_file_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert Checkpoint(tmp_path / "none").load("these") is None
+
+
+def test_other_settings_are_refused_and_both_are_named(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"belongs to a run with other settings(.|\n)*there: these\nhere:  those"):
+        checkpoint.load("those")
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    checkpoint = saved(path)
+    whole = path.read_bytes()
+    for length in (0, 4, 8, 20, len(whole) // 2, len(whole) - 200, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
+            checkpoint.load("these")
+    path.write_bytes(whole)
+    assert checkpoint.load("these") is not None
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"facts": '{"settings": "these"}'}])
+def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model", metadata)
+    with pytest.raises(ValueError, match="model is not a checkpoint of liftednn: name another file"):
+        Checkpoint(tmp_path / "model").load("these")
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
+    with pytest.raises(ValueError, match=r"notes\.txt is no whole checkpoint"):
+        Checkpoint(tmp_path / "notes.txt").load("these")
+
+
+def cut_before_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr(os, "replace", fail)
+
+
+def cut_while_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        save_file(tensors, path, metadata)
+        Path(path).write_bytes(Path(path).read_bytes()[:100])
+        raise OSError("no power")
+
+    monkeypatch.setattr(module, "save_file", fail)
+
+
+@pytest.mark.parametrize("cut", [cut_before_renaming, cut_while_writing])
+def test_an_interrupted_write_leaves_the_old_file_whole(cut: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    checkpoint = saved(path)
+    old = path.read_bytes()
+    newer = {name: tensor + 1 for name, tensor in TENSORS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        with pytest.raises(OSError, match="no power"):
+            checkpoint.save(newer, FACTS | {"taken": 18})
+    assert path.read_bytes() == old
+    assert loaded(path)[1] == FACTS
+    checkpoint.save(newer, FACTS | {"taken": 18})  # what the crash left beside it is no hindrance
+    assert loaded(path)[1]["taken"] == 18
+    assert torch.equal(loaded(path)[0]["float64"], newer["float64"])
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_interrupted_first_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_before_renaming(monkeypatch)
+    with pytest.raises(OSError, match="no power"):
+        saved(tmp_path / "run")
+    assert Checkpoint(tmp_path / "run").load("these") is None
+
+
+def test_it_is_due_when_its_seconds_have_passed_since_the_last_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = {"now": 100.0}
+    monkeypatch.setattr(time, "monotonic", lambda: clock["now"])
+    checkpoint = Checkpoint(tmp_path / "run", seconds=10, _last=100.0)
+
+    def due_at(now: float) -> bool:
+        clock["now"] = now
+        return checkpoint.due
+
+    assert [due_at(now) for now in (100.0, 109.9, 110.0, 125.0)] == [False, False, True, True]
+    checkpoint.save(TENSORS, FACTS)
+    assert [due_at(now) for now in (125.0, 134.9, 135.0)] == [False, False, True]
