@@ -44,7 +44,10 @@ class Checkpoint:
     def load(self, settings: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved, or None where there is no file. One of another run is refused."""
         path = Path(self.path)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder: name a file in it")
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             return None
         try:
             with safe_open(path, "pt") as stored:

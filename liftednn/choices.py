@@ -1,4 +1,5 @@
-"""Choices made from the data: how closely the states obey (lam), how small the weights stay (rho), how large a step and a batch are."""
+"""Choices made from the data: how closely the states obey (lam), how small the weights stay (rho), how far the Gram
+matrices are trusted (damping), how large a batch is."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from liftednn.penalties import L2
 from liftednn.sources import source_of
 from liftednn.start import inputs, random_weights, responses
 
-__all__ = ["automatic", "batch_size", "damping", "fitted_head", "rate", "signs"]
+__all__ = ["automatic", "batch_size", "damping", "fitted_head", "signs"]
 
 # Rows that choices are made from.
 _ROWS = 4096
@@ -24,7 +25,8 @@ _ROWS = 4096
 _MANY = 50_000
 # lam against the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would undo the residual.
 _STIFFNESS = 100.0
-_STEP = 0.07
+# A lam at which the X-step is linear to many digits.
+_STIFF = 1e8
 _SHRINKAGE = 1.3e-3
 
 
@@ -38,14 +40,9 @@ def damping(rows: int | None, width: int) -> float:
     return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
 
 
-def rate(network: LiftedNetwork) -> float:
-    """All layers move at once on bounds that hold for one at a time: the more of them, the shorter the step."""
-    return _STEP / math.sqrt(len(network.layers))
-
-
 @torch.no_grad()
 def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0) -> LiftedNetwork:
-    """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than squared norms stay as they are.
+    """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
     rho_l = 1.3e-3 (variance of the layer's inputs, summed) / sqrt(rows): the same for inputs in any units, and vanishing as rows grow.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
@@ -58,9 +55,9 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0) -> L
     states = network.propagate(weights, x)
     scales = [float(state.double().var(0, unbiased=False).sum()) for state in states]
     layers = [
-        layer
-        if layer.penalty.ridge is None
-        else replace(layer, penalty=L2(_SHRINKAGE * scale / math.sqrt(source.rows or _MANY)))
+        replace(layer, penalty=L2(_SHRINKAGE * scale / math.sqrt(source.rows or _MANY)))
+        if isinstance(layer.penalty, L2)
+        else layer
         for layer, scale in zip(network.layers, scales, strict=True)
     ]
     chosen = LiftedNetwork(layers)
@@ -84,7 +81,7 @@ def signs(like: Tensor, seed: int) -> Tensor:
 
 def _stiff_curvatures(network: LiftedNetwork, weights: list[Affine], x: Tensor, seed: int) -> list[float]:
     """The curvatures in the limit of large lam, where the probe is linear: in float64, since it is a difference of near numbers."""
-    stiff = LiftedNetwork([*(replace(layer, lam=1e5) for layer in network.layers[:-1]), network.layers[-1]])
+    stiff = LiftedNetwork([*(replace(layer, lam=_STIFF) for layer in network.layers[:-1]), network.layers[-1]])
     precise = [Affine(w.double(), b.double()) for w, b in weights]
     _, preactivations = recursion(stiff, precise, x.double())
     found = curvatures(stiff, precise, preactivations, signs(preactivations[-1], seed))

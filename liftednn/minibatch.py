@@ -73,7 +73,7 @@ class MiniBatch:
 
     max_iter: int = 17
     batch_size: int | None = None
-    step: float | None = None
+    step: float = 0.05
     momentum: float = 0.9
     damping: float | None = None
     keep: float = 0.95
@@ -87,7 +87,7 @@ class MiniBatch:
             raise ValueError("max_iter, refresh, batch_size and patience must be at least 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if (self.step or 1.0) <= 0 or (self.damping or 0.0) < 0 or not 0 < self.keep <= 1:
+        if self.step <= 0 or (self.damping or 0.0) < 0 or not 0 < self.keep <= 1:
             raise ValueError("step must be positive, damping non-negative and keep in (0, 1]")
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class Run:
         chosen, width = self.settings, self.network.layers[0].operator.in_width
         self.size = chosen.batch_size or choices.batch_size(rows)
         self.per_pass = None if rows is None else -(-rows // self.size)
-        self.rate = chosen.step or choices.rate(self.network)
+        self.rate = chosen.step
         self.damping = choices.damping(rows, width) if chosen.damping is None else chosen.damping
 
     def _prepare(self, x: Tensor, y: Tensor, given: Sequence[tuple[Tensor, Tensor]] | None) -> None:

@@ -82,7 +82,8 @@ class Monitor:
         x, y = self.validation
         scores = torch.cat([self.network.scores(weights, rows) for rows in torch.split(x, _ROWS)])
         loss, score = float(self.network.loss.value(scores, y).mean()), self.network.loss.score(scores, y)
-        if score > max((record.validation_score or -math.inf for record in self.history), default=-math.inf):
+        earlier = [record.validation_score for record in self.history if record.validation_score is not None]
+        if self.best is None or score > max(earlier):
             self.best, self.best_pass = weights, len(self.history) + 1
         return loss, score
 

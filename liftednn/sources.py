@@ -20,6 +20,8 @@ Pair = tuple[Any, Any]
 
 # A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
 _RUN = 32
+# A sample of it is read in about this many runs.
+_RUNS = 64
 
 
 class Source(Protocol):
@@ -32,7 +34,7 @@ class Source(Protocol):
         """At most `count` rows and their responses, to start from."""
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
-        """The batches of pass `number`; the last one may be smaller."""
+        """The batches of pass `number`; one may be smaller."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,13 @@ class Mapped:
         return len(self.x)
 
     def sample(self, count: int, seed: int) -> Pair:
-        """Short runs from all over the array."""
-        run = max(1, count // 64)
-        starts = _permutation(-(-len(self.x) // run), seed, -1)[:64].sort().values.tolist()
+        """Short runs from all over the array, in random order."""
+        run = max(1, count // _RUNS)
+        starts = _permutation(-(-len(self.x) // run), seed, -1)[: -(-count // run)].tolist()
         pieces = [slice(start * run, (start + 1) * run) for start in starts]
-        return tuple(np.concatenate([np.array(part[piece]) for piece in pieces])[:count] for part in (self.x, self.y))  # type: ignore[return-value]
+        x, y = (np.concatenate([np.array(part[piece]) for piece in pieces]) for part in (self.x, self.y))
+        chosen = _permutation(len(x), seed, -2)[:count].numpy()
+        return x[chosen], y[chosen]
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
         run = _RUN * size
@@ -123,7 +127,7 @@ def source_of(x: Any, y: Any = None) -> Source:
         return Memory(torch.as_tensor(x).detach(), torch.as_tensor(y).detach())
     if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
         raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
-    if iter(x) is x:
+    if isinstance(x, Iterator):
         raise ValueError(
             "an iterator can be read only once, and training reads the data at least twice: give an iterable that starts "
             "anew each time, such as a DataLoader or a list"

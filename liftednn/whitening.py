@@ -23,6 +23,8 @@ from liftednn.penalties import NoPenalty
 __all__ = ["Coordinates", "Whitening"]
 
 _FEWEST = 128
+# Rows centred at a time.
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Whitening:
         enough = int((values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
         alive = int((values > len(values) * moments.eps * values[0]).sum())
         kept = max(1, min(max(enough, _FEWEST), alive))
-        scale = (values[:kept] + damping * values.mean()).clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
+        damped = values[:kept] + damping * values.mean()
+        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # inputs that are constant altogether stay where they are
         return cls(moments.mean_x.to(like), vectors.flip(1)[:, :kept].contiguous().to(like), scale.to(like))
 
     @property
@@ -58,7 +61,7 @@ class Whitening:
     def __call__(self, x: Tensor) -> Tensor:
         """x' (n, k)."""
         basis = self.basis * self.scale
-        return torch.addmm(-(self.mean @ basis), x, basis)
+        return torch.cat([(rows - self.mean) @ basis for rows in torch.split(x, _ROWS)])
 
     def inward(self, weights: Affine) -> Affine:
         """The weights on x' that give what `weights` gives on x, up to what lies outside the kept directions."""

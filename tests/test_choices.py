@@ -44,7 +44,7 @@ def rhos(network: lnn.LiftedNetwork) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("loss", "y", "outputs"), [("softmax", LABELS, 3), ("squared", REAL, 1)], ids=["softmax", "squared"]
+    ("loss", "y", "outputs"), [("softmax", LABELS, 3), ("squared", 10 * REAL, 1)], ids=["softmax", "squared"]
 )
 @pytest.mark.parametrize("activation", ["fenchel_relu", "fenchel_leaky_relu", "identity"])
 def test_units_of_the_inputs_scale_out_where_the_activation_is_homogeneous(
@@ -52,9 +52,9 @@ def test_units_of_the_inputs_scale_out_where_the_activation_is_homogeneous(
 ) -> None:
     """X -> tX takes every state and pre-activation to t times itself: rho W^2 with W -> W / t, and lam D ~ lam t^2, must stay."""
     network = mlp(activation, loss, outputs)
-    one, ten = lnn.automatic(network, X / 10, y), lnn.automatic(network, X, y)
+    one, ten = lnn.automatic(network, X, y), lnn.automatic(network, 10 * X, y)
     np.testing.assert_allclose(rhos(ten), 100 * rhos(one), rtol=1e-9)
-    np.testing.assert_allclose(lams(ten)[:-1], lams(one)[:-1] / 100, rtol=1e-5)
+    np.testing.assert_allclose(lams(ten)[:-1], lams(one)[:-1] / 100, rtol=1e-3)
     assert lams(one)[-1] == lams(ten)[-1] == 1
 
 
@@ -231,11 +231,6 @@ def test_a_batch_is_a_hundredth_of_the_rows_within_bounds(rows: int | None, size
 )
 def test_damping_grows_with_the_directions_per_row_within_bounds(rows: int | None, width: int, damping: float) -> None:
     assert choices.damping(rows, width) == pytest.approx(damping, rel=1e-12)
-
-
-def test_the_step_falls_like_the_root_of_the_number_of_layers() -> None:
-    rates = [choices.rate(lnn.LiftedNetwork.mlp([4] * (depth + 1))) for depth in (1, 4, 9)]
-    np.testing.assert_allclose(rates, [0.07, 0.035, 0.07 / 3])
 
 
 def test_signs_are_balanced_independent_and_reproducible() -> None:

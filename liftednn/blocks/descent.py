@@ -71,8 +71,11 @@ def curvatures(network: LiftedNetwork, weights: Weights, preactivations: list[Te
     """
     top = network.layers[-1].lam * network.layers[-1].divergence.curvature
     _, pulls = _backward(network, weights, preactivations, signs * top**0.5)
+    if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
+        _, rest = _backward(network, weights, preactivations, torch.zeros_like(signs))
+        pulls = [pull - at_rest for pull, at_rest in zip(pulls, rest, strict=True)]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    found = [pull.square().mean().clamp(1e-6 * top, limit) for pull, limit in zip(pulls, limits, strict=True)]
+    found = [pull.square().mean().clamp(1e-12 * top, limit) for pull, limit in zip(pulls, limits, strict=True)]
     return [*found[:-1], signs.new_full((), top)]
 
 
