@@ -165,7 +165,7 @@ def scikit(task: Task) -> Iterator[Scorer]:
     for _ in range(task.passes):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.partial_fit(x, y, classes)
+            model.partial_fit(x, y, classes=classes)
         yield lambda x: torch.from_numpy(model.predict_proba(x.cpu().numpy())).to(x.device)
 
 
