@@ -79,7 +79,7 @@ def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     fit = trainer.run(net, data.x, data.y)
     with torch.no_grad():
         run = Run(trainer, net, source_of(data.x, data.y), None, None)
-    passes, adam = run.passes(None), Adam(data, batch)
+    passes, adam = run.passes(), Adam(data, batch)
     next(passes)
     adam()
     ours, theirs = [], []

@@ -16,8 +16,7 @@ _WARM_UP = 3
 
 def recorded(descent: Descent) -> Callable[[Tensor, Tensor], None]:
     """`descent.step`, or on a CUDA device its recording; batches of another shape than the first take the plain step."""
-    plain = any(metric.layer.penalty.ridge is None for metric in descent.metrics)
-    return descent.step if descent.rate.device.type != "cuda" or plain else _Recorded(descent)
+    return descent.step if descent.rate.device.type != "cuda" or descent.proxed else _Recorded(descent)
 
 
 class _Recorded:

@@ -23,6 +23,7 @@ from liftednn.base import Affine
 from liftednn.blocks import Descent, Metric, answer, descent_refusal
 from liftednn.checkpoint import Checkpoint
 from liftednn.graphs import recorded
+from liftednn.interrupt import between_steps
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Memory, Source, source_of
@@ -83,12 +84,17 @@ class MiniBatch:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_iter < 1 or self.refresh < 1 or (self.batch_size or 1) < 1 or (self.patience or 1) < 1:
-            raise ValueError("max_iter, refresh, batch_size and patience must be at least 1")
+        for name in ("max_iter", "batch_size", "refresh", "patience"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.step <= 0 or (self.damping or 0.0) < 0 or not 0 < self.keep <= 1:
-            raise ValueError("step must be positive, damping non-negative and keep in (0, 1]")
+            raise ValueError(
+                "step must be positive, damping non-negative and keep in (0, 1], "
+                f"got step={self.step}, damping={self.damping} and keep={self.keep}"
+            )
 
     @torch.no_grad()
     def run(
@@ -113,17 +119,18 @@ class MiniBatch:
         run = Run(self, network, source_of(x, y), weights, validation)
         run.resume(checkpoint)
         status: Status = "max_iter"
-        try:
-            for record in run.passes(checkpoint):
-                if callback is not None and callback(record):
-                    status = "stopped"
-                elif self.patience and record.number - run.monitor.best_pass >= self.patience:
-                    status = "early"
-                if status != "max_iter":
-                    break
-        except KeyboardInterrupt:
-            status = "stopped"
-            run.save(checkpoint)
+        with between_steps() as asked:
+            try:
+                for record in run.passes(checkpoint, asked):
+                    if callback is not None and callback(record):
+                        status = "stopped"
+                    elif self.patience and record.number - run.monitor.best_pass >= self.patience:
+                        status = "early"
+                    if status != "max_iter":
+                        break
+            except KeyboardInterrupt:
+                status = "stopped"
+                run.save(checkpoint)
         return Fit(run.monitor.best or run.outward(), run.monitor.history, status, _sentence(status, run))
 
 
@@ -189,13 +196,15 @@ class Run:
         self.step = recorded(self.descent)
         self.good = self.descent.values.clone()
 
-    def passes(self, checkpoint: Checkpoint | None) -> Iterator[Pass]:
+    def passes(self, checkpoint: Checkpoint | None = None, asked: Callable[[], None] = lambda: None) -> Iterator[Pass]:
+        """One pass after another; `asked` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.settings.max_iter:
             before = self.monitor.steps
             for x, y in itertools.islice(self._batches(), self.taken - before, None):
                 self._advance(x, y, self.taken - before)
                 self.seconds = time.perf_counter() - started
+                asked()
                 if checkpoint is not None and checkpoint.due:
                     self.save(checkpoint)
             self.per_pass = self.taken - before

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1] / "liftednn"
 FLOORS = {
     "base": 0,
     "functional": 0,
+    "interrupt": 0,
     "activations": 1,
     "losses": 1,
     "penalties": 1,

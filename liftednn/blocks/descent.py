@@ -157,6 +157,11 @@ class Metric:
             rho = c * damping + float(self.rows)
             self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
 
+    def shorten(self, factor: float) -> None:
+        """Make every step shorter by this factor, until the next refresh."""
+        self.inverse.div_(factor)
+        self.curvature.mul_(factor)
+
     def state(self) -> dict[str, Tensor]:
         parts = {"mean": self.mean, "inverse": self.inverse, "curvature": self.curvature}
         if self.moments is not None:
@@ -197,13 +202,18 @@ class Descent:
         reach: Tensor | None = None,
     ) -> None:
         self.network, self.metrics, self.momentum, self.reach = network, metrics, momentum, reach
-        parts = [part for pair in weights for part in pair]
-        self.values = torch.cat([part.reshape(-1) for part in parts])
+        self.shapes = [part.shape for pair in weights for part in pair]
+        self.values = torch.cat([part.reshape(-1) for pair in weights for part in pair])
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
-        pieces = torch.split(self.values, [part.numel() for part in parts])
-        views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        self.weights = [Affine(w, b) for w, b in zip(views[::2], views[1::2], strict=True)]
+        self.weights = self._views(self.values)
+        self.proxed = [place for place, metric in enumerate(metrics) if metric.layer.penalty.ridge is None]
+
+    def _views(self, flat: Tensor) -> list[Affine]:
+        """Weights that share their memory with a vector."""
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes])
+        views = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [Affine(w, b) for w, b in zip(views[::2], views[1::2], strict=True)]
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """Nesterov's momentum on the preconditioned direction, all layers at once."""
@@ -213,11 +223,17 @@ class Descent:
             rows = self.network.layers[place].operator.unfold(seen.forward[place])
             moves += metric.direction(self.weights[place], rows, seen.pulls[place])
         move = torch.cat([part.reshape(-1) for part in moves])
+        before = self._views(self.values.clone()) if self.proxed else []
         self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
         self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
-        for metric, weights in zip(self.metrics, self.weights, strict=True):
-            if metric.layer.penalty.ridge is None:
-                weights.w.copy_(metric.layer.penalty.prox(weights.w, float(self.rate * metric.inverse)))
+        for place in self.proxed:
+            self._prox(place, before[place].w)
+
+    def _prox(self, place: int, before: Tensor) -> None:
+        """The penalty's prox, and the velocity that the weights then have."""
+        metric, w = self.metrics[place], self.weights[place].w
+        w.copy_(metric.layer.penalty.prox(w, float(self.rate * metric.inverse)))
+        self._views(self.velocity)[place].w.copy_(w - before)
 
     def let_go(self, x: Tensor) -> None:
         """Weigh no rows, if all that will come are x and none of them is out of reach."""
@@ -230,8 +246,8 @@ class Descent:
     def refresh(self, x: Tensor, y: Tensor, signs: Tensor) -> None:
         """Renew every layer's geometry from a batch; `signs` (n, outputs) are +1 or -1.
 
-        A curvature is raised where a step of rate 1 would move the layer's pre-activations by more than a share of their size: the
-        gates of a ReLU then no longer are what the curvature was measured with.
+        Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
+        of a ReLU then no longer are what the curvature was measured with.
         """
         _, preactivations = recursion(self.network, self.weights, x)
         found = curvatures(self.network, self.weights, preactivations, signs)
@@ -245,7 +261,7 @@ class Descent:
             motion = operator.forward(seen.forward[place], move).square().mean().sqrt()
             excess = float(motion / (_TRUST * preactivations[place].square().mean().sqrt()))
             if excess > 1:
-                metric.refresh(curvature * excess)
+                metric.shorten(excess)
 
     def restore(self, values: Tensor) -> None:
         """Back to earlier values, at rest."""

@@ -1,0 +1,205 @@
+"""One step on a batch, against autograd, brute force and the full-batch blocks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn import activations as act
+from liftednn.blocks import Descent, Design, Metric, answer, curvatures, descent_refusal, recursion, update_weights
+from liftednn.network import LiftedNetwork
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, Y = draw(40, 5), torch.nn.functional.one_hot(torch.arange(40) % 3, 3).double()
+
+
+def setup(
+    lam: float, activation: str | lnn.Activation = "softplus", hidden: tuple[int, ...] = (7, 6)
+) -> tuple[LiftedNetwork, list[lnn.Affine]]:
+    network = LiftedNetwork.mlp([5, *hidden, 3], activation=activation, lam=lam, rho=0.01)
+    shapes = [layer.operator.weight_shape for layer in network.layers]
+    return network, [lnn.Affine(draw(*s, seed=9 + i) / s[1] ** 0.5, draw(s[0], seed=i)) for i, s in enumerate(shapes)]
+
+
+def autograd_pulls(network: LiftedNetwork, weights: list[lnn.Affine]) -> list[Tensor]:
+    """d loss / d u of every layer, by back-propagation."""
+    _, u = recursion(network, weights, X)
+    kicks = [torch.zeros_like(part, requires_grad=True) for part in u]
+    with torch.enable_grad():
+        state = X
+        for place, layer in enumerate(network.layers):
+            pre = network.preactivation(place, weights, state) + kicks[place]
+            state = layer.divergence(pre) if place + 1 < len(u) else pre
+        network.loss.value(state, Y).sum().backward()  # type: ignore[no-untyped-call]
+    return [kick.grad for kick in kicks if kick.grad is not None]
+
+
+@pytest.mark.parametrize("activation", ["softplus", "tanh", "sigmoid", "fenchel_relu", "fenchel_leaky_relu"])
+def test_for_large_lam_the_pulls_are_the_gradients_of_the_loss(activation: str) -> None:
+    errors = []
+    for lam in (1e3, 1e5):
+        network, weights = setup(lam, activation)
+        pulls, truth = answer(network, weights, X, Y).pulls, autograd_pulls(network, weights)
+        errors.append(max(float((a - b).abs().max()) for a, b in zip(pulls, truth, strict=True)))
+    assert errors[1] < 1e-4
+    assert errors[1] < 0.05 * errors[0] or errors[0] < 1e-9
+
+
+def test_the_state_step_minimises_its_linearised_block() -> None:
+    """Against torch's L-BFGS on <g, z> + lam D(u, z), one hidden layer."""
+    network, weights = setup(0.8, "fenchel_leaky_relu", (6,))
+    seen = answer(network, weights, X, Y)
+    u = network.preactivation(0, weights, X)
+    g = network.loss.grad(network.scores(weights, X), Y) @ weights[1].w
+    z = seen.forward[1].clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([z], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        energy = (g * z).sum() + 0.8 * network.hidden[0].value(u, z).sum()
+        energy.backward()  # type: ignore[no-untyped-call]
+        return energy
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(seen.states[0], z.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [n for n in act.__all__ if not getattr(act, n)().joint])
+def test_the_state_step_does_not_raise_its_block_where_lam_is_at_least_the_curvature(name: str) -> None:
+    activation = getattr(act, name)()
+    if activation.curvature == torch.inf:
+        pytest.skip("no finite curvature")
+    network, weights = setup(1.0, activation, (6,))
+    after = network.layers[1]
+    # D is strongly convex in z with modulus 1 / curvature.
+    lam = activation.curvature * after.divergence.curvature * after.operator.norm(weights[1]) ** 2
+    network = LiftedNetwork([replace(network.layers[0], lam=lam), after])
+    seen = answer(network, weights, X, Y)
+    before = network.evaluate(weights, [X, seen.forward[1], Y]).objective
+    assert network.evaluate(weights, [X, seen.states[0], Y]).objective <= before * (1 + 1e-12)
+    assert not torch.equal(seen.states[0], seen.forward[1])
+
+
+def test_row_weights_weigh_the_loss() -> None:
+    network, weights = setup(1e6)
+    row_weights = torch.rand(len(X), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    plain, weighed = answer(network, weights, X, Y), answer(network, weights, X, Y, row_weights)
+    for a, b in zip(plain.pulls, weighed.pulls, strict=True):
+        torch.testing.assert_close(a * row_weights[:, None], b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["softplus", "fenchel_relu", "relu"])
+def test_curvatures_are_mean_diagonals_of_the_loss_s_bound_through_the_jacobian(activation: str) -> None:
+    network, weights = setup(1e7, activation)
+    _, u = recursion(network, weights, X)
+    probes = [curvatures(network, weights, u, torch.sign(draw(40, 3, seed=s))) for s in range(200)]
+    found = [sum(float(p[place]) for p in probes) / 200 for place in range(3)]
+    slopes = [
+        (layer.divergence(part + 1e-6) - layer.divergence(part)) / 1e-6
+        for layer, part in zip(network.layers, u, strict=True)
+    ]
+    jacobian = torch.eye(3, dtype=torch.float64).expand(40, 3, 3)
+    truth = [0.5]
+    for place in (2, 1):
+        jacobian = (jacobian @ weights[place].w) * slopes[place - 1][:, None, :]
+        truth.insert(0, float(0.5 * jacobian.square().sum(1).mean()))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(truth), rtol=0.05, atol=0)
+
+
+def test_a_whole_batch_is_the_full_batch_step() -> None:
+    """Rate 1, no momentum, no damping, the divergence's own curvature: one ridge step on pseudo-targets, as BCD's W-step takes."""
+    network, weights = setup(3.0, "softplus", (6,))
+    seen = answer(network, weights, X, Y)
+    metrics = []
+    for layer, rows in zip(network.layers, seen.forward, strict=True):
+        metric = Metric.of(layer, rows, 0.0)
+        metric.refresh(torch.tensor(layer.lam * layer.divergence.curvature, dtype=torch.float64))
+        metrics.append(metric)
+    descent = Descent(network, weights, metrics, 0.0)
+    descent.rate.fill_(1.0)
+    descent.step(X, Y)
+    for place, target in ((0, seen.states[0]), (1, Y)):
+        layer, design = network.layers[place], Design(seen.forward[place])
+        full = update_weights(layer, design, target, weights[place], 1e-30, 1)
+        assert full.n_iter == 1
+        torch.testing.assert_close(descent.weights[place].w, full.weights.w, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(descent.weights[place].b, full.weights.b, rtol=1e-9, atol=1e-11)
+
+
+def test_batches_merge_into_the_moments_of_all_their_rows() -> None:
+    network, _ = setup(1.0)
+    parts, rows = Metric.of(network.layers[0], X[:15], 0.3), Metric.of(network.layers[0], X, 0.3)
+    parts.forget = 1.0
+    parts.absorb(X[15:])
+    for metric in (parts, rows):
+        metric.refresh(torch.tensor(0.7, dtype=torch.float64))
+    torch.testing.assert_close(parts.inverse, rows.inverse, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(parts.mean, X.mean(0))
+    gram, eye = torch.cov(X.T, correction=0), torch.eye(5, dtype=torch.float64)
+    truth = torch.linalg.inv(0.7 * (gram + 0.3 * gram.diagonal().mean() * eye) + 2 * 0.01 * eye)
+    torch.testing.assert_close(rows.inverse, truth, rtol=1e-9, atol=1e-10)
+
+
+def test_the_direction_is_the_preconditioned_gradient() -> None:
+    """Against autograd on the layer's term as a function of (w, c), c the intercept at the mean input."""
+    network, weights = setup(2.0, "softplus", (6,))
+    layer, metric = network.layers[0], Metric.of(network.layers[0], X, 0.2)
+    metric.refresh(torch.tensor(0.9, dtype=torch.float64))
+    z = answer(network, weights, X, Y).states[0]
+    u = network.preactivation(0, weights, X)
+    w, b = metric.direction(weights[0], X, layer.lam * layer.divergence.grad(u, z))
+    v = weights[0].w.clone().requires_grad_()
+    c = (weights[0].b + weights[0].w @ X.mean(0)).requires_grad_()
+    with torch.enable_grad():
+        term = layer.lam * layer.divergence.value((X - X.mean(0)) @ v.T + c, z).mean() + 0.01 * v.square().sum()
+        gv, gc = torch.autograd.grad(term, [v, c])
+    torch.testing.assert_close(w, gv @ metric.inverse, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(b + w @ X.mean(0), gc / 0.9, rtol=1e-9, atol=1e-12)
+
+
+def test_momentum_is_nesterov_s() -> None:
+    network, weights = setup(5.0, "softplus", (6,))
+    metrics = [
+        Metric.of(layer, rows, 0.1) for layer, rows in zip(network.layers, network.propagate(weights, X), strict=True)
+    ]
+    for metric in metrics:
+        metric.refresh(torch.tensor(1.0, dtype=torch.float64))
+    descent = Descent(network, weights, metrics, 0.9)
+    descent.rate.fill_(0.01)
+    parameters = [torch.nn.Parameter(weights[0].w.clone()), torch.nn.Parameter(weights[0].b.clone())]
+    optimiser = torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True)
+    for _ in range(4):
+        seen = answer(network, descent.weights, X, Y)
+        for parameter, move in zip(parameters, metrics[0].direction(descent.weights[0], X, seen.pulls[0]), strict=True):
+            parameter.grad = move.clone()
+        descent.step(X, Y)
+        optimiser.step()
+        torch.testing.assert_close(descent.weights[0].w, parameters[0].detach())
+        torch.testing.assert_close(descent.weights[0].b, parameters[1].detach())
+
+
+def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
+    network, weights = setup(1e4, "fenchel_relu")
+    weights[-1] = lnn.Affine(weights[-1].w * 1e-3, weights[-1].b)  # next to no curvature below, so long steps there
+    metrics = [
+        Metric.of(layer, rows, 0.01) for layer, rows in zip(network.layers, network.propagate(weights, X), strict=True)
+    ]
+    descent = Descent(network, weights, metrics, 0.0)
+    descent.refresh(X, Y, torch.sign(draw(40, 3, seed=1)))
+    seen, (_, u) = answer(network, weights, X, Y), recursion(network, weights, X)
+    for place, metric in enumerate(metrics):
+        move = lnn.Affine(*metric.direction(weights[place], seen.forward[place], seen.pulls[place]))
+        motion = network.layers[place].operator.forward(seen.forward[place], move).square().mean().sqrt()
+        assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
+
+
+def test_a_refusal_names_the_layer() -> None:
+    network = LiftedNetwork.mlp([5, 4, 3], activation=["leaky_relu"])
+    assert descent_refusal(network).startswith("layer 0: LeakyReLU")
+    assert descent_refusal(setup(1.0)[0]) == ""

@@ -1,0 +1,379 @@
+"""Mini-batch training: it learns, repeats itself, resumes exactly, streams in bounded memory, and refuses what it cannot do."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import liftednn as lnn
+from liftednn import activations as act
+from liftednn.minibatch import Pass, Run
+from liftednn.sources import source_of
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+X = draw(1200, 6)
+LABELS = (X[:, 0] * X[:, 1] > 0).long() + (X[:, 2] > 0.5).long()
+REAL = torch.stack([torch.sin(2 * X[:, 0]) + X[:, 1], X[:, 2] * X[:, 3]], 1)
+X_TEST = draw(1000, 6, seed=1)
+LABELS_TEST = (X_TEST[:, 0] * X_TEST[:, 1] > 0).long() + (X_TEST[:, 2] > 0.5).long()
+
+
+def network(sizes: list[int] | None = None, activation: str | lnn.Activation = "fenchel_relu") -> lnn.LiftedNetwork:
+    return lnn.automatic(lnn.LiftedNetwork.mlp(sizes or [6, 30, 3], activation=activation), X, LABELS)
+
+
+def same(a: lnn.Fit, b: lnn.Fit) -> bool:
+    pairs = zip(a.weights, b.weights, strict=True)
+    return all(torch.equal(p.w, q.w) and torch.equal(p.b, q.b) for p, q in pairs)
+
+
+def accuracy(net: lnn.LiftedNetwork, fit: lnn.Fit) -> float:
+    return float((lnn.predict.feedforward(net, fit.weights, X_TEST).argmax(1) == LABELS_TEST).double().mean())
+
+
+def smooth_names() -> list[str]:
+    return [name for name in act.__all__ if getattr(act, name)().curvature < torch.inf]
+
+
+def test_it_learns_what_random_features_do_not() -> None:
+    net = network()
+    start = lnn.BCD().init(net, X, LABELS).weights
+    control = float((lnn.predict.feedforward(net, start, X_TEST).argmax(1) == LABELS_TEST).double().mean())
+    fit = lnn.MiniBatch(max_iter=20).run(net, X, LABELS)
+    assert control < 0.85
+    assert accuracy(net, fit) > 0.88
+    assert fit.history[-1].loss < fit.history[0].loss / 2
+    assert fit.status == "max_iter"
+    assert "all 20 passes" in fit.result
+
+
+def test_real_responses_are_learned() -> None:
+    net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 40, 2], "fenchel_relu", "squared"), X, REAL)
+    fit = lnn.MiniBatch(max_iter=30).run(net, X, REAL)
+    target = torch.stack([torch.sin(2 * X_TEST[:, 0]) + X_TEST[:, 1], X_TEST[:, 2] * X_TEST[:, 3]], 1)
+    assert net.loss.score(lnn.predict.feedforward(net, fit.weights, X_TEST), target) > 0.9
+
+
+@pytest.mark.parametrize("name", [n for n in smooth_names() if not getattr(act, n)().joint])
+def test_every_fenchel_activation_trains(name: str) -> None:
+    net = network([6, 20, 3], getattr(act, name)())
+    fit = lnn.MiniBatch(max_iter=12).run(net, X, LABELS)
+    assert fit.history[-1].loss < fit.history[0].loss
+    assert fit.history[-1].score > 0.7
+
+
+@pytest.mark.parametrize("name", [n for n in smooth_names() if getattr(act, n)().joint])
+def test_jointly_convex_activations_run_and_stay_finite(name: str) -> None:
+    """They are drawn towards a linear model, so no more is claimed."""
+    net = lnn.LiftedNetwork.mlp([6, 20, 3], activation=getattr(act, name)())
+    fit = lnn.MiniBatch(max_iter=3).run(net, X, LABELS)
+    assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
+    assert np.isfinite(fit.history[-1].objective)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 8])
+def test_any_depth_trains(depth: int) -> None:
+    net = network([6, *[16] * depth, 3])
+    fit = lnn.MiniBatch(max_iter=15).run(net, X, LABELS)
+    assert accuracy(net, fit) > (0.45 if depth == 0 else 0.85)
+    assert len(fit.history[-1].gaps) == depth
+
+
+def test_without_hidden_layers_it_is_logistic_regression() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rho = 1e-3
+    net = lnn.LiftedNetwork.mlp([6, 3], rho=rho)
+    fit = lnn.MiniBatch(max_iter=60, batch_size=len(X), step=1.0, momentum=0.0, damping=0.0).run(net, X, LABELS)
+    oracle = LogisticRegression(C=1 / (2 * rho * len(X)), tol=1e-10, max_iter=1000).fit(X.numpy(), LABELS.numpy())
+    np.testing.assert_allclose(fit.weights[0].w, oracle.coef_, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_runs_with_one_seed_agree_to_the_bit(dtype: torch.dtype) -> None:
+    net, x = network(), X.to(dtype)
+    first, again = (lnn.MiniBatch(max_iter=3).run(net, x, LABELS) for _ in range(2))
+    assert same(first, again)
+    assert first.weights[0].w.dtype == dtype
+    assert not same(first, lnn.MiniBatch(max_iter=3, seed=1).run(net, x, LABELS))
+
+
+def test_numpy_labels_and_lists_are_taken() -> None:
+    net = network()
+    tensors, arrays = (
+        lnn.MiniBatch(max_iter=2).run(net, x, y) for x, y in ((X, LABELS), (X.numpy(), LABELS.numpy().astype(np.int32)))
+    )
+    assert same(tensors, arrays)
+
+
+def test_a_loader_of_one_batch_gives_what_a_tensor_gives() -> None:
+    net, trainer = network(), lnn.MiniBatch(max_iter=4, batch_size=len(X), damping=0.5)
+    whole = trainer.run(net, X, LABELS)
+    loaded = trainer.run(net, DataLoader(TensorDataset(X, LABELS), batch_size=len(X)))
+    for a, b in zip(whole.weights, loaded.weights, strict=True):
+        torch.testing.assert_close(a.w, b.w, rtol=1e-6, atol=1e-8)
+
+
+def test_a_loader_trains() -> None:
+    net = network()
+    loader = DataLoader(TensorDataset(X.float(), LABELS), batch_size=64, shuffle=True, generator=torch.Generator())
+    fit = lnn.MiniBatch(max_iter=15).run(net, loader)
+    assert float((lnn.predict.feedforward(net, fit.weights, X_TEST).argmax(1) == LABELS_TEST).double().mean()) > 0.87
+    assert [record.steps for record in fit.history] == [19] * 15
+
+
+def test_given_weights_are_where_it_starts() -> None:
+    net = network()
+    start = lnn.BCD().init(net, X, LABELS).weights
+    with torch.no_grad():
+        run = Run(lnn.MiniBatch(), net, source_of(X, LABELS), start, None)
+        for ours, given in zip(run.outward(), start, strict=True):
+            torch.testing.assert_close(ours.w, given.w, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(ours.b, given.b, rtol=1e-9, atol=1e-9)
+
+
+def test_penalties_without_a_square_take_their_prox() -> None:
+    layers = lnn.LiftedNetwork.mlp([6, 20, 3], activation="fenchel_relu").layers
+    sparse = [lnn.Layer(each.operator, each.divergence, lnn.penalties.L1(1e-2), each.lam * 30) for each in layers[:1]]
+    net = lnn.LiftedNetwork([*sparse, layers[1]])
+    fit = lnn.MiniBatch(max_iter=20).run(net, X, LABELS)
+    assert float((fit.weights[0].w == 0).double().mean()) > 0.1
+    assert fit.history[-1].loss < fit.history[0].loss
+
+
+def test_a_layer_without_bias_keeps_none() -> None:
+    layers = lnn.LiftedNetwork.mlp([6, 20, 3], activation="fenchel_relu", lam=30.0).layers
+    plain = [lnn.Layer(lnn.operators.Dense(6, 20, bias=False), layers[0].divergence, layers[0].penalty, 30.0)]
+    fit = lnn.MiniBatch(max_iter=10).run(lnn.LiftedNetwork([*plain, layers[1]]), X, LABELS)
+    assert not fit.weights[0].b.any()
+    assert fit.history[-1].loss < fit.history[0].loss
+
+
+class CrashError(Exception):
+    """Stands for a crash in the middle of a run."""
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    net, trainer = network(), lnn.MiniBatch(max_iter=4, batch_size=50)
+    batches = list(zip(torch.split(X, 50), torch.split(LABELS, 50), strict=True))
+    data: tuple[Any, Any] = (batches, None) if loaded else (X, LABELS)
+    validation = (X_TEST, LABELS_TEST)
+    whole = trainer.run(net, *data, validation=validation)
+    plain, calls = Run._advance, 0
+
+    def advance(self: Run, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 61:  # in the third pass, after a refresh
+            raise CrashError
+        plain(self, *args)
+
+    monkeypatch.setattr(Run, "_advance", advance)
+    checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors", seconds=0.0)
+    with pytest.raises(CrashError):
+        trainer.run(net, *data, validation=validation, checkpoint=checkpoint)
+    resumed = trainer.run(net, *data, validation=validation, checkpoint=checkpoint)
+    assert same(whole, resumed)
+    skipped = ("seconds",)
+    for a, b in zip(whole.history, resumed.history, strict=True):
+        assert {k: v for k, v in vars(a).items() if k not in skipped} == {
+            k: v for k, v in vars(b).items() if k not in skipped
+        }
+    calls = 0
+    again = trainer.run(net, *data, validation=validation, checkpoint=checkpoint)
+    assert calls == 0  # a finished run has nothing left to do
+    assert same(whole, again)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors")
+    lnn.MiniBatch(max_iter=1).run(network(), X, LABELS, checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="other settings"):
+        lnn.MiniBatch(max_iter=2).run(network(), X, LABELS, checkpoint=checkpoint)
+
+
+def test_ctrl_c_keeps_whole_steps_and_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, trainer = network(), lnn.MiniBatch(max_iter=3, batch_size=50)
+    whole = trainer.run(net, X, LABELS)
+    plain, calls = Run._advance, 0
+
+    def advance(self: Run, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 31:
+            os.kill(os.getpid(), signal.SIGINT)
+        plain(self, *args)
+
+    monkeypatch.setattr(Run, "_advance", advance)
+    checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors")
+    stopped = trainer.run(net, X, LABELS, checkpoint=checkpoint)
+    assert (stopped.status, len(stopped.history), calls) == ("stopped", 1, 31)
+    assert same(whole, trainer.run(net, X, LABELS, checkpoint=checkpoint))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_best_weights_on_validation_data_are_kept() -> None:
+    net = network()
+    seen: list[Pass] = []
+    fit = lnn.MiniBatch(max_iter=12, step=0.4, damping=0.001).run(
+        net, X[:100], LABELS[:100], validation=(X_TEST, LABELS_TEST), callback=seen.append
+    )
+    scores = [record.validation_score or 0.0 for record in fit.history]
+    assert accuracy(net, fit) == pytest.approx(max(scores))
+    assert seen == fit.history
+    assert f"those of pass {1 + scores.index(max(scores))}" in fit.result
+
+
+def test_early_stopping_waits_for_its_patience() -> None:
+    fit = lnn.MiniBatch(max_iter=60, patience=3).run(network(), X[:100], LABELS[:100], validation=(X_TEST, LABELS_TEST))
+    scores = [record.validation_score or 0.0 for record in fit.history]
+    assert fit.status == "early"
+    assert len(scores) < 60
+    assert scores.index(max(scores)) == len(scores) - 4
+
+
+def test_a_callback_can_stop_a_run() -> None:
+    fit = lnn.MiniBatch(max_iter=5).run(network(), X, LABELS, callback=lambda record: record.number == 2)
+    assert (fit.status, len(fit.history)) == ("stopped", 2)
+
+
+def test_the_record_of_a_pass_is_what_the_network_says() -> None:
+    """One batch per pass: objective, gaps and loss are those of that batch at the weights before its step."""
+    net = network()
+    records: list[Pass] = []
+    with torch.no_grad():
+        run = Run(lnn.MiniBatch(max_iter=2, batch_size=len(X), keep=1.0), net, source_of(X, LABELS), None, None)
+        before = run.outward()
+        records.append(next(run.passes()))
+    scores = net.scores(before, X)
+    y = net.loss.encode(LABELS, 3).to(X)
+    assert records[0].loss == pytest.approx(float(net.loss.value(scores, y).mean()), rel=1e-9)
+    assert records[0].score == pytest.approx(net.loss.score(scores, y))
+    assert records[0].gaps[0] > 0
+    penalty = sum(float(layer.penalty.value(w.w)) for layer, w in zip(net.layers, run.outward(), strict=True))
+    assert records[0].objective > penalty + 0.5 * records[0].loss
+
+
+def test_a_far_off_row_does_not_carry_training_away() -> None:
+    x = X.clone()
+    x[7] *= 1e4
+    net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 30, 3], activation="fenchel_relu"), x, LABELS)
+    fit = lnn.MiniBatch(max_iter=20, seed=3).run(net, x, LABELS)
+    assert fit.history[-1].halved <= 2
+    assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
+
+
+def test_divergence_is_noticed_taken_back_and_said() -> None:
+    fit = lnn.MiniBatch(max_iter=3, step=200.0, refresh=1).run(network(), X, LABELS)
+    assert fit.history[-1].halved > 0
+    assert "halved" in fit.result
+    assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
+    with pytest.raises(ArithmeticError, match="smaller step"):
+        lnn.MiniBatch(max_iter=3, step=1e12, refresh=1).run(network(), X, LABELS)
+
+
+def test_constant_inputs_train_to_the_class_shares() -> None:
+    x, y = torch.full((300, 3), 0.3), torch.arange(300) % 3
+    fit = lnn.MiniBatch(max_iter=2).run(lnn.LiftedNetwork.mlp([3, 4, 3], activation="fenchel_relu"), x, y)
+    assert fit.history[-1].loss == pytest.approx(np.log(3), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"max_iter": 0}, "at least 1"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"step": 0.0}, "step must be positive"),
+        ({"damping": -1.0}, "damping non-negative"),
+        ({"keep": 0.0}, "keep in"),
+    ],
+)
+def test_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        lnn.MiniBatch(**arguments)
+
+
+def test_data_are_refused_at_the_door() -> None:
+    net = network()
+    broken = X.clone()
+    broken[5, 2] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        lnn.MiniBatch().run(net, broken, LABELS)
+    with pytest.raises(ValueError, match="NaN"):
+        lnn.MiniBatch(max_iter=1).run(net, [(X, LABELS), (broken, LABELS)])
+    with pytest.raises(ValueError, match="rows of 6"):
+        lnn.MiniBatch().run(net, X[:, :4], LABELS)
+    with pytest.raises(ValueError, match="must agree"):
+        lnn.MiniBatch().run(net, X, LABELS[:10])
+    with pytest.raises(ValueError, match="patience needs validation"):
+        lnn.MiniBatch(patience=2).run(net, X, LABELS)
+    with pytest.raises(ValueError, match="no finite curvature"):
+        lnn.MiniBatch().run(lnn.LiftedNetwork.mlp([6, 5, 3], activation="leaky_relu"), X, LABELS)
+
+
+def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> None:
+    """256 MiB of rows, with less than half of that to allocate; the peak does not grow with the rows."""
+    script = textwrap.dedent("""
+        import resource, sys
+        import numpy as np, torch
+        import liftednn as lnn
+        torch.set_num_threads(1)
+        rows, path = int(sys.argv[1]), sys.argv[2]
+        x = np.memmap(path, np.float32, "r", shape=(rows, 256))
+        y = (np.arange(rows) // 7) % 2
+        def held(field):
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) // 1024
+        net = lnn.LiftedNetwork.mlp([256, 8, 2], activation="fenchel_relu")
+        lnn.MiniBatch(max_iter=1).run(lnn.automatic(net, x[:2000], y[:2000]), x[:2000], y[:2000])
+        before = held("VmData")
+        resource.setrlimit(resource.RLIMIT_DATA, ((before + 120) << 20,) * 2)
+        peak, advance = [0], lnn.minibatch.Run._advance
+        def watched(self, *args):
+            advance(self, *args)
+            peak[0] = max(peak[0], held("RssAnon"))
+        start = held("RssAnon")
+        lnn.minibatch.Run._advance = watched
+        fit = lnn.MiniBatch(max_iter=1, batch_size=500).run(lnn.automatic(net, x, y), x, y)
+        print(peak[0] - start, fit.history[-1].steps)
+    """)
+    path, peaks = tmp_path / "rows.f32", []
+    np.random.default_rng(0).standard_normal((1 << 26), dtype=np.float32).tofile(path)
+    for rows in (1 << 16, 1 << 18):
+        ran = subprocess.run([sys.executable, "-c", script, str(rows), str(path)], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        peak, steps = map(int, ran.stdout.split())
+        print(f"{rows} rows, {rows >> 10} MiB: peak {peak} MiB beyond the start")
+        peaks.append(peak)
+        assert steps == pytest.approx(rows / 500, abs=20)
+    assert peaks[1] < 120
+    assert peaks[1] < peaks[0] + 30
+
+
+@pytest.mark.gpu
+def test_recorded_steps_on_a_gpu_are_plain_steps() -> None:
+    net = network()
+    x, y = X.float(), LABELS
+    there = lnn.MiniBatch(max_iter=3).run(net, x.cuda(), y.cuda())
+    here = lnn.MiniBatch(max_iter=3).run(net, x, y)
+    for a, b in zip(there.weights, here.weights, strict=True):
+        torch.testing.assert_close(a.w.cpu(), b.w, rtol=1e-2, atol=1e-2)
+    moved = lnn.MiniBatch(max_iter=3, device="cuda").run(net, x, y)
+    assert moved.weights[0].w.is_cuda
+    assert same(moved, there)
