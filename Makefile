@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory figures clean
+.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
+	bench-variants bench-streaming bench-gpu figures clean
 
 setup: $(VENV)/.ready
 
@@ -51,6 +52,19 @@ bench-paper: setup
 
 bench-memory: setup
 	$(BIN)/python -m benchmarks.memory
+
+bench-training: setup
+	$(BIN)/python -m benchmarks.training
+
+bench-variants: setup
+	$(BIN)/python -m benchmarks.variants
+
+bench-streaming: setup
+	$(BIN)/python -m benchmarks.streaming
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.training cuda
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures

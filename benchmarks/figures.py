@@ -1,6 +1,7 @@
-"""Write the figures of the README from the committed results, so that none is typed by hand.
+"""Write the figures of README and docs from the committed results, so that none is typed by hand.
 
-`python -m benchmarks.figures` (`make figures`) rewrites what stands between the markers; a test holds README and results together.
+`python -m benchmarks.figures` (`make figures`) rewrites what stands between the markers; a test holds documents and results together.
+A marker names its tables: functions of this file.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS
+from benchmarks.training import NETWORKS, Cells, summary
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- figures: written by make figures -->", "<!-- end of figures -->"
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "training.md")
+MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -26,50 +29,196 @@ def machine(name: str) -> str:
     return f"{seen['device']}, {seen['threads']} threads" if seen["device"] == "cpu" else str(seen["device"])
 
 
+def grid(header: list[str], body: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)]
+
+
 def paper_model() -> list[str]:
-    lines = ["| MNIST, test accuracy, mean of 3 seeds | sweep 0 | lifted alone | the paper's |", "|---|---|---|---|"]
-    for row in rows("paper_model"):
-        last = f"{row['last']:.3f} ± {row['spread']:.3f}"
-        lines.append(
-            f"| {row['network']}, `{row['activation']}`, lam {row['lam']:g} | {row['sweep_0']:.3f} | {last} | {row['paper']} |"
-        )
-    return lines
+    body = [
+        [
+            f"{row['network']}, `{row['activation']}`, lam {row['lam']:g}",
+            f"{row['sweep_0']:.3f}",
+            f"{row['last']:.3f} ± {row['spread']:.3f}",
+            str(row["paper"]),
+        ]
+        for row in rows("paper_model")
+    ]
+    return grid(["full batch, MNIST, test accuracy, mean of 3 seeds", "sweep 0", "lifted alone", "the paper's"], body)
 
 
 def nnls() -> list[str]:
     title = f"`nnls`, 300 unknowns, 20,000 rows, float64, KKT 1e-6 ({machine('nnls')})"
-    return [
-        f"| {title} | ms per row | faster than `scipy.optimize.nnls` | than scikit-learn's coordinate descent | of matrix peak |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {row['name']} (condition {row['conditioning']:.1g}) | {row['ms_per_row']:.3f} | {row['times_scipy']:.0f} times | "
-            f"{row['times_sklearn']:.0f} times | {row['share_of_peak']:.0%} |"
-            for row in rows("nnls")
-            if "times_scipy" in row
-        ),
+    body = [
+        [
+            f"{row['name']} (condition {row['conditioning']:.1g})",
+            f"{row['ms_per_row']:.3f}",
+            f"{row['times_scipy']:.0f} times",
+            f"{row['times_sklearn']:.0f} times",
+            f"{row['share_of_peak']:.0%}",
+        ]
+        for row in rows("nnls")
+        if "times_scipy" in row
     ]
+    header = [
+        "ms per row",
+        "faster than `scipy.optimize.nnls`",
+        "than scikit-learn's coordinate descent",
+        "of matrix peak",
+    ]
+    return grid([title, *header], body)
 
 
 def sweep() -> list[str]:
+    body = [
+        [
+            f"`{row['activation']}` ({machine(name)})",
+            f"{row['sweep_s']:.3g}",
+            f"{row['sweep_over_adam']:.2f}",
+            f"{row['first_over_adam']:.2f}",
+        ]
+        for name in ("sweep-cpu", "sweep-cuda")
+        for row in rows(name)[:2]
+    ]
+    title = "one sweep of 784-300-10 on MNIST, blocks to KKT 1e-3"
+    return grid([title, "seconds", "in Adam epochs of batch 100", "the first sweep, likewise"], body)
+
+
+def cells(device: str) -> Cells:
+    return Cells(RESULTS / f"training-{device}.jsonl", keep=False)
+
+
+def _seconds(value: float) -> str:
+    return "never" if value == float("inf") else f"{value:.2f}"
+
+
+def training() -> list[str]:
+    """Ours and the best known way of each opponent, all networks: the README's table."""
+    names = ["lifted, automatic", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
+    known, body = cells("cuda"), []
+    for data in ("mnist", "fashion"):
+        for network in NETWORKS:
+            found = {row["method"]: row for row in summary(known, f"{data} {network}")}
+            if found:
+                control = found["lifted, full batch"]["first"]
+                scores = [f"{found[name]['mean']:.4f}" if name in found else "" for name in names]
+                body.append([f"{data} {network}", f"{control:.4f}", *scores])
+    header = ["lifted, mini-batch", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
+    return grid(["test accuracy after 17 passes, mean of 5 seeds", "sweep 0 (control)", *header], body)
+
+
+def _methods(device: str, prefix: str, timed: bool) -> list[list[str]]:
     return [
-        "| one sweep of 784-300-10 on MNIST, blocks to KKT 1e-3 | seconds | in Adam epochs of batch 100 | the first sweep, likewise |",
-        "|---|---|---|---|",
-        *(
-            f"| `{row['activation']}` ({machine(name)}) | {row['sweep_s']:.3g} | {row['sweep_over_adam']:.2f} | "
-            f"{row['first_over_adam']:.2f} |"
-            for name in ("sweep-cpu", "sweep-cuda")
-            for row in rows(name)[:2]
-        ),
+        [
+            row["method"],
+            f"{row['first']:.4f}",
+            f"{row['last']:.4f}",
+            f"{row['mean']:.4f}",
+            f"{row['spread']:.4f}",
+            str(row["passes"]),
+            f"{row['seconds']:.2f}",
+            *([_seconds(row["to_.975_s"])] if timed else []),
+            f"`{row['settings']}`",
+        ]
+        for row in summary(cells(device), prefix)
     ]
 
 
+_COLUMNS = ["after the first", "at the last, median", "mean", "spread", "passes", "seconds"]
+
+
+def race() -> list[str]:
+    title = "race to .975, MNIST 300, 2 CPU threads"
+    return grid([title, *_COLUMNS, "seconds to .975", "settings"], _methods("cpu", "race", True))
+
+
+def training_cpu() -> list[str]:
+    title = "MNIST 300, 2 CPU threads"
+    return grid([title, *_COLUMNS, "seconds to .975", "settings"], _methods("cpu", "mnist 300", True))
+
+
+def digits() -> list[str]:
+    title = "1,000 digits, 784-300-10, 2 CPU threads"
+    return grid([title, *_COLUMNS, "settings"], _methods("cpu", "1000 digits", False))
+
+
+def training_gpu() -> list[str]:
+    tables = []
+    for data in ("mnist", "fashion"):
+        for network in NETWORKS:
+            body = _methods("cuda", f"{data} {network}", False)
+            tables += [*grid([f"{data} {network}, one H200", *_COLUMNS, "settings"], body), ""] if body else []
+    return tables[:-1]
+
+
+def gpu() -> list[str]:
+    body = [
+        [
+            f"batch {row['batch']}, {row['products']}",
+            f"{row['ours_ms']:.1f}",
+            f"{row['adam_ms']:.1f}",
+            f"{row['ours_over_adam']:.2f}",
+            f"{row['share_of_peak']:.2%}",
+            f"{row['test_accuracy']:.4f}",
+        ]
+        for row in rows("training-gpu")
+    ]
+    title = f"a pass over MNIST, 784-300-10 ({machine('training-gpu')})"
+    return grid([title, "ours, ms", "Adam, ms", "ratio", "of matrix peak", "test accuracy, 17 passes"], body)
+
+
+def variants() -> list[str]:
+    body = [
+        [row["variant"], f"{row['pass 1']:.4f}", f"{row['pass 5']:.4f}", f"{row['seconds']:.1f}", str(row["halved"])]
+        for row in rows("variants")
+        if "variant" in row
+    ]
+    title = "MNIST 784-300-10, rows held back, one seed"
+    return grid([title, "after pass 1", "after pass 5", "seconds", "times halved"], body)
+
+
+def others() -> list[str]:
+    body = [row for row in rows("variants") if "set" in row]
+    names = [name for name in body[0] if name not in ("set", "rows")]
+    lines = [[f"{row['set']}, {row['rows']} rows", *(f"{row[name]:.4f}" for name in names)] for row in body]
+    return grid(["accuracy or R² on rows held back", *names], lines)
+
+
+def growth() -> list[str]:
+    body = [
+        [
+            f"{row['rows']:,}",
+            f"{row['set_up_s']:.2f}",
+            f"{row['pass_s']:.3f}",
+            f"{row['us_per_row']:.2f}",
+            f"{row['share_of_peak']:.0%}",
+        ]
+        for row in rows("streaming")
+        if "pass_s" in row
+    ]
+    title = f"rows, MNIST 784-300-10 ({machine('streaming')})"
+    return grid([title, "set-up, s", "a pass, s", "µs per row", "of float32 matrix peak"], body)
+
+
+def memory() -> list[str]:
+    body = [
+        [f"{row['rows']:,}", str(row["file_MiB"]), f"{row['peak_MiB']:.0f}", f"{row['us_per_row']:.2f}"]
+        for row in rows("streaming")
+        if "peak_MiB" in row
+    ]
+    return grid(["rows of 256 in a memory map", "file, MiB", "peak memory beyond the start, MiB", "µs per row"], body)
+
+
 def render(text: str) -> str:
-    tables = "\n\n".join("\n".join(part()) for part in (paper_model, nnls, sweep))
-    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{tables}\n{END}", text, flags=re.DOTALL)
+    def fill(match: re.Match[str]) -> str:
+        tables = ["\n".join(globals()[name.strip()]()) for name in match[2].split(",")]
+        return match[1] + "\n\n".join(tables) + "\n" + match[3]
+
+    return MARKED.sub(fill, text)
 
 
 def main() -> None:
-    README.write_text(render(README.read_text()))
+    for document in DOCUMENTS:
+        document.write_text(render(document.read_text()))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
+
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/training.md"])
 def test_snippets_run_one_after_another(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     assert snippets
@@ -18,7 +20,9 @@ def test_snippets_run_one_after_another(name: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/notation.md", "docs/how-to-choose.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/notation.md", "docs/how-to-choose.md", "docs/training.md"]
+)
 def test_commands_and_files_that_are_named_exist(name: str) -> None:
     text, makefile = (ROOT / name).read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z-]+)", text):
@@ -27,9 +31,8 @@ def test_commands_and_files_that_are_named_exist(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / "liftednn" / path).exists(), f"no file {path}"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
-    from benchmarks import figures
-
-    text = figures.README.read_text()
-    assert figures.BEGIN in text
+@pytest.mark.parametrize("document", figures.DOCUMENTS, ids=lambda path: path.name)
+def test_the_figures_are_those_of_the_results(document: Path) -> None:
+    text = document.read_text()
+    assert figures.MARKED.search(text)
     assert figures.render(text) == text, "run `make figures`"
