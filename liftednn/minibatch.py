@@ -225,7 +225,7 @@ class Run:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y)
-        looks = 1 + min(3, (self.per_pass or 0) // 100)
+        looks = 1 + min(3, (self.per_pass or 0) // 200)
         if within * looks >= len(self.monitor.looks) * (self.per_pass or 0):
             self._look(x, y)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
