@@ -78,7 +78,7 @@ def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     trainer = lnn.MiniBatch(max_iter=PASSES, batch_size=batch)
     fit = trainer.run(net, data.x, data.y)
     with torch.no_grad():
-        run = Run(trainer, net, source_of(data.x, data.y), None, None)
+        run = Run(trainer, net, source_of(data.x, data.y))
     passes, adam = run.passes(), Adam(data, batch)
     next(passes)
     adam()
@@ -86,7 +86,7 @@ def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     for _ in range(TURNS):
         ours.append(seconds(lambda: next(passes), "cuda"))
         theirs.append(seconds(adam, "cuda"))
-    a, peak = torch.randn(8192, 8192, device="cuda"), 0.0
+    a = torch.randn(8192, 8192, device="cuda")
     seconds(lambda: a @ a, "cuda")
     peak = 2 * 8192**3 / min(seconds(lambda: a @ a, "cuda") for _ in range(3))
     width = run.descent.network.layers[0].operator.in_width

@@ -34,7 +34,7 @@ def pass_time(rows: int) -> dict[str, Any]:
     x, y = data.x[:rows], data.y[:rows]
     net = lnn.automatic(lnn.LiftedNetwork.mlp(SIZES, activation="fenchel_relu"), x, y)
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(max_iter=8, batch_size=BATCH), net, source_of(x, y), None, None)
+        run = Run(lnn.MiniBatch(max_iter=8, batch_size=BATCH), net, source_of(x, y))
         ends = [run.seconds, *(record.seconds for record in run.passes())]
     median = statistics.median(after - before for before, after in pairwise(ends[1:]))
     width = run.descent.network.layers[0].operator.in_width

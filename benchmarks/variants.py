@@ -89,6 +89,22 @@ def averaged(decay: float = 0.99) -> Iterator[None]:
 
 
 @contextmanager
+def rising_lam() -> Iterator[None]:
+    """lam from a thirtieth of its value to all of it, over the run."""
+    advance = Run._advance
+
+    def rising(self: Run, x: Tensor, y: Tensor, within: int) -> None:
+        share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
+        layers = self.coordinates.network.layers
+        hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
+        self.descent.network = LiftedNetwork([*hidden, layers[-1]])
+        advance(self, x, y, within)
+
+    with mock.patch.object(Run, "_advance", rising):
+        yield
+
+
+@contextmanager
 def constant_step() -> Iterator[None]:
     with mock.patch("liftednn.minibatch.math.cos", return_value=1.0):
         yield
@@ -115,9 +131,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {
     **{f"step {s:g}": ({"step": s}, {}, nothing) for s in (0.0125, 0.025, 0.1, 0.2)},
     **{f"damping {d:g}": ({"damping": d}, {}, nothing) for d in (0.03, 0.3, 3.0, 10.0)},
     **{f"keep {k:g}": ({"keep": k}, {}, nothing) for k in (0.9, 0.98, 1.0)},
-    **{f"momentum {m:g}": ({"momentum": m, "step": 0.005 / (1 - m)}, {}, nothing) for m in (0.0, 0.5, 0.95)},
+    **{f"momentum {m:g}": ({"momentum": m, "step": 0.5 * (1 - m)}, {}, nothing) for m in (0.0, 0.5, 0.95)},
     **{f"batch {b}": ({"batch_size": b}, {}, nothing) for b in (100, 250, 1000)},
     **{f"refresh {r}": ({"refresh": r}, {}, nothing) for r in (10, 250)},
+    "lam rising 30 times": ({}, {}, rising_lam),
     "constant step": ({}, {}, constant_step),
     "average of the weights": ({}, {}, averaged),
     "average, constant step": ({}, {}, both),
@@ -133,7 +150,7 @@ def try_variant(split: Split, name: str) -> dict[str, Any]:
     net = split.network(300, **factors)
     started = time.perf_counter()
     with patch(), torch.no_grad():
-        run = Run(lnn.MiniBatch(**{"max_iter": PASSES, **settings}), net, source_of(split.x, split.y), None, None)
+        run = Run(lnn.MiniBatch(**{"max_iter": PASSES, **settings}), net, source_of(split.x, split.y))
         scores = [split.score(net, run.outward()) for _ in run.passes()]
     return {
         "variant": name,

@@ -7,16 +7,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["between_steps"]
+__all__ = ["Interruption", "between_steps"]
+
+
+class Interruption(KeyboardInterrupt):
+    """A Ctrl-C that came to be noticed between two steps."""
 
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Gives a function to call after every step: it raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C is at once.
+    """Gives a function to call after every step: it raises `Interruption` if Ctrl-C was pressed since. A second Ctrl-C is at
+    once, and no `Interruption`.
 
-    Signals reach the main thread only; elsewhere, and where Python does not handle Ctrl-C, nothing is changed.
+    Signals reach the main thread only; elsewhere, and where Ctrl-C is not Python's own, nothing is changed.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not own:
         yield lambda: None
         return
     pressed = False
@@ -29,7 +35,7 @@ def between_steps() -> Iterator[Callable[[], None]]:
 
     def ask() -> None:
         if pressed:
-            raise KeyboardInterrupt
+            raise Interruption
 
     before = signal.signal(signal.SIGINT, remember)
     try:

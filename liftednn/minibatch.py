@@ -1,7 +1,7 @@
 """Mini-batch lifted training: the blocks of section 6, one step of each per batch.
 
 Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
-What is given up: the objective of a batch falls only where lam is at least the curvature that follows (see blocks/descent.py), and
+What is given up: the X-step lowers its block only where lam is large enough (see blocks/descent.py), and
 from one batch to the next nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward
 product per layer; a run that would diverge is noticed, taken back and goes on with half the step, and history says so.
 """
@@ -23,10 +23,10 @@ from liftednn.base import Affine
 from liftednn.blocks import Descent, Metric, answer, descent_refusal
 from liftednn.checkpoint import Checkpoint
 from liftednn.graphs import recorded
-from liftednn.interrupt import between_steps
+from liftednn.interrupt import Interruption, between_steps
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Memory, Source, source_of
+from liftednn.sources import Loader, Memory, Source, source_of
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
 from liftednn.whitening import Coordinates
 
@@ -86,11 +86,11 @@ class MiniBatch:
     def __post_init__(self) -> None:
         for name in ("max_iter", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if given is not None and given < 1:
-                raise ValueError(f"{name} must be at least 1, got {given}")
+            if given is not None and not (isinstance(given, int) and given >= 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {given}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.step <= 0 or (self.damping or 0.0) < 0 or not 0 < self.keep <= 1:
+        if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf and 0 < self.keep <= 1):
             raise ValueError(
                 "step must be positive, damping non-negative and keep in (0, 1], "
                 f"got step={self.step}, damping={self.damping} and keep={self.keep}"
@@ -116,21 +116,19 @@ class MiniBatch:
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
-        run = Run(self, network, source_of(x, y), weights, validation)
-        run.resume(checkpoint)
-        status: Status = "max_iter"
+        run = Run(self, network, source_of(x, y), weights, validation, checkpoint)
+        stopped = False
         with between_steps() as asked:
             try:
-                for record in run.passes(checkpoint, asked):
-                    if callback is not None and callback(record):
-                        status = "stopped"
-                    elif self.patience and record.number - run.monitor.best_pass >= self.patience:
-                        status = "early"
-                    if status != "max_iter":
+                for record in run.passes(asked):
+                    stopped = callback is not None and bool(callback(record))
+                    if stopped:
                         break
-            except KeyboardInterrupt:
-                status = "stopped"
-                run.save(checkpoint)
+            except KeyboardInterrupt as pressed:
+                stopped = True
+                if isinstance(pressed, Interruption):
+                    run.save()
+        status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
         return Fit(run.monitor.best or run.outward(), run.monitor.history, status, _sentence(status, run))
 
 
@@ -142,77 +140,103 @@ class Run:
         settings: MiniBatch,
         network: LiftedNetwork,
         source: Source,
-        weights: Sequence[tuple[Tensor, Tensor]] | None,
-        validation: tuple[Any, Any] | None,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
         refusal = descent_refusal(network)
         if refusal:
             raise ValueError(refusal)
-        self.settings, self.network, self.source = settings, network, source
-        self.monitor = Monitor(network, None if validation is None else self._checked(*validation))
-        self._choose(source.rows)
+        self.settings, self.network, self.source, self.checkpoint = settings, network, source, checkpoint
+        self._choose(source)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
-        self._prepare(*self._checked(*source.sample(count, settings.seed)), weights)
+        x, y = self._checked(*source.sample(count, settings.seed))
+        self.identity = self._identify(x)
+        stored = checkpoint.load(self.identity) if checkpoint is not None else None
+        self._prepare(x, y, weights, stored[0] if stored else {})
+        self.monitor = Monitor(network, None if validation is None else self._checked(*validation, like=x))
         if isinstance(source, Memory):
-            x, y = self._checked(source.x, source.y)
-            self.source = Memory(self.coordinates.inward(x), y)
+            rows, targets = self._checked(source.x, source.y)
+            self.source = Memory(self.coordinates.inward(rows), targets)
             self.descent.let_go(self.source.x)
         self.taken, self.halved, self.first_loss = 0, 0, math.inf
         self.seconds = time.perf_counter() - started
+        if stored:
+            self._resume(*stored)
 
-    def _checked(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Rows and encoded responses, where they are trained on."""
+    def _checked(self, x: Any, y: Any, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Rows and encoded responses, where they are trained on; as `like` in precision and place, if given."""
         rows = inputs(self.network, x)
         rows = rows.to(self.settings.device) if self.settings.device else rows
+        rows = rows if like is None else rows.to(like)
         return rows, responses(self.network, y, rows)
 
-    def _choose(self, rows: int | None) -> None:
+    def _choose(self, source: Source) -> None:
         """The settings that were left to the data."""
-        chosen, width = self.settings, self.network.layers[0].operator.in_width
+        chosen, width, rows = self.settings, self.network.layers[0].operator.in_width, source.rows
         self.size = chosen.batch_size or choices.batch_size(rows)
-        self.per_pass = None if rows is None else -(-rows // self.size)
+        self.per_pass = source.steps(self.size)
         self.rate = chosen.step
         self.damping = choices.damping(rows, width) if chosen.damping is None else chosen.damping
 
-    def _prepare(self, x: Tensor, y: Tensor, given: Sequence[tuple[Tensor, Tensor]] | None) -> None:
-        """Weights to start from, whitened inputs, and the geometry of every layer, from a sample."""
+    def _prepare(
+        self, x: Tensor, y: Tensor, given: Sequence[tuple[Tensor, Tensor]] | None, stored: dict[str, Tensor]
+    ) -> None:
+        """Weights to start from, whitened inputs, and the geometry of every layer, from a sample; coordinates as they are stored."""
         few = x[:_FEW], y[:_FEW]
         if given is None:
             weights = random_weights(self.network, self.settings.seed, x, y)
             weights = choices.fitted_head(self.network, weights, *few)
         else:
             weights = given_weights(self.network, given, x)
-        self.coordinates = Coordinates.of(self.network, x, self.damping, self.settings.keep if given is None else 1.0)
+        keep = self.settings.keep if given is None else 1.0
+        self.coordinates = Coordinates.of(self.network, x, self.damping, keep, stored)
         inner, start, rows = self.coordinates.network, self.coordinates.start(weights), self.coordinates.inward(few[0])
         scale = self.coordinates.whitening.scale if self.coordinates.whitening else None
         metrics = [
             Metric.of(layer, layer.operator.unfold(state), self.damping, scale if place == 0 else None)
             for place, (layer, state) in enumerate(zip(self.network.layers, inner.propagate(start, rows), strict=True))
         ]
-        reach = None if scale is None else _REACH * rows.square().sum(1).mean()
+        reach = None if scale is None else stored.get("reach", _REACH * rows.square().sum(1).mean()).to(x)
+        reach = reach if reach is not None and float(reach) > 0 else None
         self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
         self.step = recorded(self.descent)
-        self.good = self.descent.values.clone()
+        self.reach, self.good = reach, self.descent.values.clone()
 
-    def passes(self, checkpoint: Checkpoint | None = None, asked: Callable[[], None] = lambda: None) -> Iterator[Pass]:
+    @property
+    def out_of_patience(self) -> bool:
+        patience, history = self.settings.patience, self.monitor.history
+        return patience is not None and len(history) - self.monitor.best_pass >= patience
+
+    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Pass]:
         """One pass after another; `asked` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
-        while len(self.monitor.history) < self.settings.max_iter:
+        while len(self.monitor.history) < self.settings.max_iter and not self.out_of_patience:
             before = self.monitor.steps
             for x, y in itertools.islice(self._batches(), self.taken - before, None):
                 self._advance(x, y, self.taken - before)
                 self.seconds = time.perf_counter() - started
                 asked()
-                if checkpoint is not None and checkpoint.due:
-                    self.save(checkpoint)
-            self.per_pass = self.taken - before
-            rate = float(self.descent.rate)
-            record = self.monitor.record(self.outward(), self.per_pass, rate, self.halved, self.seconds)
-            self.save(checkpoint)
-            yield record
+                if self.checkpoint is not None and self.checkpoint.due:
+                    self.save()
+            yield self._close(self.taken - before, started)
             started += time.perf_counter() - started - self.seconds  # what the caller does in between is not ours
+
+    def _close(self, steps: int, started: float) -> Pass:
+        """The end of a pass."""
+        if not steps:
+            raise ValueError(
+                f"pass {len(self.monitor.history) + 1} gave no batches: the iterable must start anew each time"
+            )
+        if not bool(self.descent.values.isfinite().all()):
+            self._go_back(math.nan)
+        self.per_pass, rate = steps, float(self.descent.rate)
+        self.seconds = time.perf_counter() - started
+        record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
+        self.save()
+        return record
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = self.source.batches(self.size, self.settings.seed, len(self.monitor.history))
@@ -225,8 +249,8 @@ class Run:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y)
-        looks = 1 + min(3, (self.per_pass or 0) // 200)
-        if within * looks >= len(self.monitor.looks) * (self.per_pass or 0):
+        looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
+        if within == 0 or within * looks >= len(self.monitor.looks) * expected:
             self._look(x, y)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
         self.descent.rate.fill_(self.rate * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
@@ -263,21 +287,18 @@ class Run:
         """The present weights, on the inputs as they are given."""
         return self.coordinates.outward(self.descent.weights)
 
-    def save(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is None:
+    def save(self) -> None:
+        if self.checkpoint is None:
             return
         best = [part for weights in self.monitor.best or [] for part in weights]
         tensors = (
             self.descent.state() | {"good": self.good} | {f"best.{place}": part for place, part in enumerate(best)}
         )
+        tensors |= self.coordinates.state() | ({} if self.reach is None else {"reach": self.reach})
         facts = {name: getattr(self, name) for name in _COUNTERS}
-        checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self._identity()})
+        self.checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self.identity})
 
-    def resume(self, checkpoint: Checkpoint | None) -> None:
-        found = checkpoint.load(self._identity()) if checkpoint is not None else None
-        if found is None:
-            return
-        tensors, facts = found
+    def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.descent.load(tensors)
         self.good.copy_(tensors["good"])
         names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
@@ -286,9 +307,10 @@ class Run:
         for name in _COUNTERS:
             setattr(self, name, facts[name])
 
-    def _identity(self) -> str:
-        """What must agree for a run to go on from a checkpoint."""
-        return f"{self.settings!r} on {self.network!r} with {self.source.rows} rows"
+    def _identify(self, x: Tensor) -> str:
+        """What must agree for a run to go on from a checkpoint; the order of an iterable's rows need not."""
+        known = "an iterable" if isinstance(self.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
+        return f"{self.settings!r} on {self.network!r} with {self.source.rows} rows, {x.dtype}, {known}"
 
 
 def _sentence(status: Status, run: Run) -> str:

@@ -23,7 +23,8 @@ _ROWS = 8192
 class Pass:
     """One pass over the data. Objective, gaps, loss and score are means over a few of its batches, each before its own step.
 
-    `rate` is the step at its end, `halved` how often the step has been halved so far; validation_* are None without validation data.
+    `rate` is the step at its end, `halved` how often the step has been halved so far, `seconds` those of training so far,
+    set-up included and validation not; validation_* are None without validation data.
     """
 
     number: int
@@ -83,7 +84,7 @@ class Monitor:
         scores = torch.cat([self.network.scores(weights, rows) for rows in torch.split(x, _ROWS)])
         loss, score = float(self.network.loss.value(scores, y).mean()), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
-        if self.best is None or score > max(earlier):
+        if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = weights, len(self.history) + 1
         return loss, score
 

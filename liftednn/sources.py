@@ -6,7 +6,7 @@ interrupted run can go on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Loader", "Mapped", "Memory", "Source", "source_of"]
+__all__ = ["Loader", "Mapped", "Memory", "Source", "as_tensor", "source_of"]
 
 Pair = tuple[Any, Any]
 
@@ -29,6 +29,9 @@ class Source(Protocol):
 
     @property
     def rows(self) -> int | None: ...
+
+    def steps(self, size: int) -> int | None:
+        """Batches in a pass; None where only a pass can tell."""
 
     def sample(self, count: int, seed: int) -> Pair:
         """At most `count` rows and their responses, to start from."""
@@ -49,8 +52,11 @@ class Memory:
         return len(self.x)
 
     def sample(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        chosen = _permutation(len(self.x), seed, -1)[:count].to(self.x.device)
-        return self.x[chosen], self.y[chosen]
+        chosen = _permutation(len(self.x), seed, -1)[:count]
+        return self.x[chosen.to(self.x.device)], self.y[chosen.to(self.y.device)]
+
+    def steps(self, size: int) -> int:
+        return -(-len(self.x) // size)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         if size >= len(self.x):
@@ -81,11 +87,16 @@ class Mapped:
         chosen = _permutation(len(x), seed, -2)[:count].numpy()
         return x[chosen], y[chosen]
 
+    def steps(self, size: int) -> int:
+        """Every run of batches may end in a smaller one."""
+        whole, rest = divmod(len(self.x), _RUN * size)
+        return whole * _RUN + -(-rest // size)
+
     def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
         run = _RUN * size
         for place in _permutation(-(-len(self.x) // run), seed, number).tolist():
             piece = slice(place * run, (place + 1) * run)
-            x, y = (torch.from_numpy(np.array(part[piece])) for part in (self.x, self.y))
+            x, y = (as_tensor(np.array(part[piece]), name) for part, name in ((self.x, "x"), (self.y, "y")))
             order = _permutation(len(x), seed, number * 1_000_003 + place)
             for chosen in torch.split(order, size):
                 yield x[chosen], y[chosen]
@@ -98,14 +109,19 @@ class Loader:
     batches_of: Iterable[Pair]
 
     @property
-    def rows(self) -> None:
-        return None
+    def rows(self) -> int | None:
+        """Known where the iterable, as a DataLoader, names its data set."""
+        data = getattr(self.batches_of, "dataset", None)
+        return len(data) if isinstance(data, Sized) else None
+
+    def steps(self, size: int) -> int | None:
+        return len(self.batches_of) if isinstance(self.batches_of, Sized) else None
 
     def sample(self, count: int, seed: int) -> Pair:
         xs, ys, seen = [], [], 0
-        for x, y in self.batches_of:
-            xs.append(torch.as_tensor(x))
-            ys.append(torch.as_tensor(y))
+        for x, y in self.batches(0, seed, -1):
+            xs.append(x)
+            ys.append(y)
             seen += len(xs[-1])
             if seen >= count:
                 break
@@ -114,7 +130,22 @@ class Loader:
         return torch.cat(xs)[:count], torch.cat(ys)[:count]
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
-        yield from self.batches_of
+        for pair in self.batches_of:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError(f"a batch must be a pair (x, y), got {type(pair).__name__}: yield x and y together")
+            yield as_tensor(pair[0], "x"), as_tensor(pair[1], "y")
+
+
+def as_tensor(given: Any, name: str) -> Tensor:
+    """What a user has as numbers, in any layout, as a tensor."""
+    if isinstance(given, np.ndarray):
+        given = np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+    try:
+        return torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} cannot be read as numbers ({error}): give a tensor or an array of numbers, and labels as integers"
+        ) from error
 
 
 def source_of(x: Any, y: Any = None) -> Source:
@@ -124,7 +155,7 @@ def source_of(x: Any, y: Any = None) -> Source:
             raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
         if isinstance(x, np.memmap):
             return Mapped(x, y)
-        return Memory(torch.as_tensor(x).detach(), torch.as_tensor(y).detach())
+        return Memory(as_tensor(x, "x"), as_tensor(y, "y"))
     if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
         raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
     if isinstance(x, Iterator):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.network import LiftedNetwork
+from liftednn.sources import as_tensor
 
 __all__ = ["check_trainable", "given_weights", "inputs", "random_weights", "responses"]
 
@@ -21,14 +22,15 @@ def check_trainable(network: LiftedNetwork) -> None:
 
 
 def inputs(network: LiftedNetwork, x: Any) -> Tensor:
-    rows = torch.as_tensor(x).detach()
+    rows = as_tensor(x, "x")
     return network.check_rows(
         rows if rows.dtype in (torch.float32, torch.float64) else rows.to(torch.get_default_dtype())
     )
 
 
 def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
-    y = torch.as_tensor(y).detach().to(x.device)
+    y = as_tensor(y, "y").to(x.device)
+    y = y if y.is_floating_point() else y.long()
     if not y.ndim or len(y) != len(x):
         raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
     if y.is_floating_point() and not bool(y.isfinite().all()):

@@ -29,11 +29,15 @@ _ROWS = 4096
 
 @dataclass(frozen=True)
 class Whitening:
-    """mean (p,), basis (p, k) with orthonormal columns, scale (k,) = (s + d)^-1/2."""
+    """mean (p,), basis (p, k) with orthonormal columns, scale (k,) = (s + d)^-1/2.
+
+    far   the mean is large against the spread: it must be taken off before the product, not after, or digits are lost
+    """
 
     mean: Tensor
     basis: Tensor
     scale: Tensor
+    far: bool = True
 
     @classmethod
     def of(cls, moments: Moments, damping: float, keep: float, like: Tensor) -> Whitening:
@@ -52,7 +56,9 @@ class Whitening:
         kept = max(1, min(max(enough, _FEWEST), alive))
         damped = values[:kept] + damping * values.mean()
         scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # inputs that are constant altogether stay where they are
-        return cls(moments.mean_x.to(like), vectors.flip(1)[:, :kept].contiguous().to(like), scale.to(like))
+        basis = vectors.flip(1)[:, :kept].contiguous()
+        far = bool(moments.mean_x.abs().max() > values[0].sqrt())
+        return cls(moments.mean_x.to(like), basis.to(like), scale.to(like), far)
 
     @property
     def width(self) -> int:
@@ -61,6 +67,8 @@ class Whitening:
     def __call__(self, x: Tensor) -> Tensor:
         """x' (n, k)."""
         basis = self.basis * self.scale
+        if not self.far:
+            return torch.addmm(-(self.mean @ basis), x, basis)
         return torch.cat([(rows - self.mean) @ basis for rows in torch.split(x, _ROWS)])
 
     def inward(self, weights: Affine) -> Affine:
@@ -81,15 +89,31 @@ class Coordinates:
     whitening: Whitening | None
 
     @classmethod
-    def of(cls, network: LiftedNetwork, x: Tensor, damping: float, keep: float) -> Coordinates:
-        """From a sample x. Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates."""
+    def of(
+        cls, network: LiftedNetwork, x: Tensor, damping: float, keep: float, stored: dict[str, Tensor] | None = None
+    ) -> Coordinates:
+        """From a sample x, or from the `state()` of earlier ones.
+
+        Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates.
+        """
         first = network.layers[0]
         if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
             return cls(network, None)
-        whitening = Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
+        if stored and "white.mean" in stored:
+            mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
+            whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
+        else:
+            whitening = Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
         operator = replace(first.operator, in_features=whitening.width)
         inner = replace(first, operator=operator, penalty=NoPenalty())
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
+
+    def state(self) -> dict[str, Tensor]:
+        """What `of` can take up again, by name."""
+        if self.whitening is None:
+            return {}
+        parts = {"mean": self.whitening.mean, "basis": self.whitening.basis, "scale": self.whitening.scale}
+        return {f"white.{name}": part for name, part in (parts | {"far": torch.tensor(self.whitening.far)}).items()}
 
     def inward(self, x: Tensor) -> Tensor:
         return x if self.whitening is None else self.whitening(x)

@@ -2,8 +2,8 @@
 
 States. With X_l = phi(u_l) from the forward pass, the layers are gone through from the last to the first. Each state answers the
 gradient g of the terms after it by  z = argmin <g, z> + lam D(u, z):  a proximal gradient step in the layer's own divergence, which is
-the Bregman distance from phi(u) where D is a Fenchel divergence. It does not raise the block's objective where lam is at least the
-curvature of the terms after it. The layer's own pull is then lam grad_u D(u, z), the gradient in u of
+the Bregman distance from phi(u) where D is a Fenchel divergence. It does not raise the block's objective where lam is at least
+curvature(D) times the curvature of the terms after it. The layer's own pull is then lam grad_u D(u, z), the gradient in u of
 
     E(u) = min_z  lam D(u, z) + (terms after it, linearised)
 
@@ -258,9 +258,9 @@ class Descent:
             metric.absorb(rows)
             metric.refresh(curvature)
             move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place]))
-            motion = operator.forward(seen.forward[place], move).square().mean().sqrt()
-            excess = float(motion / (_TRUST * preactivations[place].square().mean().sqrt()))
-            if excess > 1:
+            motion = operator.forward(seen.forward[place], move).square().mean()
+            excess = float((motion / preactivations[place].square().mean()).sqrt()) / _TRUST
+            if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
                 metric.shorten(excess)
 
     def restore(self, values: Tensor) -> None:
@@ -270,7 +270,7 @@ class Descent:
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on, by name."""
-        named = {"values": self.values, "velocity": self.velocity}
+        named = {"values": self.values, "velocity": self.velocity, "rate": self.rate}
         for place, metric in enumerate(self.metrics):
             named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
@@ -279,5 +279,6 @@ class Descent:
         """Take up a state that was saved; in place."""
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
+        self.rate.copy_(named["rate"])
         for place, metric in enumerate(self.metrics):
             metric.load({name: named[f"{place}.{name}"] for name in metric.state()})
