@@ -41,8 +41,8 @@ Cell = dict[str, Any]
 
 def grid(method: str, cosine: bool, device: str) -> list[dict[str, Any]]:
     """Rates and batch sizes of a gradient method; on the GPU, where all networks are searched, the three rates in the middle."""
-    rates = {"adam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), "sgd": (0.02, 0.05, 0.1, 0.2, 0.4)}[method]
-    rates = rates if device == "cpu" else rates[1:4]
+    known = {"adam": [5e-4, 1e-3, 2e-3, 4e-3, 8e-3], "sgd": [0.02, 0.05, 0.1, 0.2, 0.4]}[method]
+    rates = known if device == "cpu" else known[1:4]
     batches = (100, 250, 500)
     return [{"method": method, "rate": rate, "batch": size, "cosine": cosine} for size in batches for rate in rates]
 
@@ -51,12 +51,13 @@ def settings(name: str, device: str) -> list[dict[str, Any]]:
     """What each method may choose from."""
     if name.split(",")[0] in ("Adam", "SGD"):
         return grid(name.split(",")[0].lower(), "cosine" in name, device)
-    return {
+    others: dict[str, list[dict[str, Any]]] = {
         "lifted, chosen": [{"batch": batch, "step": step} for batch in (250, 500) for step in (0.05, 0.1)],
         "lifted, full batch": [{"lam": lam, "rho": 1e-3} for lam in (0.1, 1.0)],
         "LPOM": [{"method": "lpom"}],
         "Zeng's BCD": [{"method": "zeng", "alpha": 1.0}],
-    }.get(name, [{}])
+    }
+    return others.get(name, [{}])
 
 
 # name -> (method, passes)
