@@ -1,0 +1,56 @@
+"""The training benchmark: cells survive a crash and run once, times and tables are what the cells say, methods learn."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.training import METHODS, Cells, Task, settings, summary, time_to, train
+
+
+def test_cells_run_once_and_survive_a_crash(tmp_path: Path) -> None:
+    path, runs = tmp_path / "cells.jsonl", []
+
+    def work(name: str) -> dict[str, object]:
+        runs.append(name)
+        return {"accuracy": [0.5], "seconds": [1.0], "settings": {}}
+
+    first = Cells(path)
+    for name in ("a", "b", "a"):
+        first(name, lambda name=name: work(name))  # type: ignore[misc]
+    path.write_text(path.read_text() + '{"key": "c", "accur')  # the line a crash cuts off
+    again = Cells(path)
+    assert set(again.done) == {"a", "b"}
+    again("b", lambda: work("b"))
+    again("c", lambda: work("c"))
+    assert runs == ["a", "b", "c"]
+    assert set(Cells(path, keep=False).done) == {"a", "b", "c"}
+
+
+def test_the_time_to_a_goal_is_the_end_of_the_first_pass_that_reaches_it() -> None:
+    cell = {"accuracy": [0.9, 0.98, 0.97, 0.99], "seconds": [1.0, 2.0, 3.0, 4.0]}
+    assert time_to(cell, 0.975) == 2.0
+    assert time_to(cell, 0.995) == float("inf")
+
+
+def test_the_summary_is_of_the_last_pass(tmp_path: Path) -> None:
+    cells = Cells(tmp_path / "cells.jsonl")
+    for seed, last in enumerate((0.9, 0.8, 0.7)):
+        cell = {"accuracy": [0.95, last], "seconds": [1.0, 2.0 + seed], "settings": {}}
+        cells(f"mnist 300; Adam; seed {seed}", lambda cell=cell: cell)  # type: ignore[misc]
+    (row,) = summary(cells, "mnist 300")
+    assert (row["method"], row["seeds"], row["last"], row["seconds"]) == ("Adam", 3, 0.8, 3.0)
+    assert row["spread"] == pytest.approx(0.2)
+    assert row["mean"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_a_small_problem(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 8, generator=generator)
+    y = (x[:, 0] + x[:, 1] > 0).long() + (x[:, 2] > 0).long()
+    first = {**settings(name, "cpu")[-1], **({"batch": 20} if "batch" in settings(name, "cpu")[-1] else {})}
+    cell = train(METHODS[name][0], Task(x[:500], y[:500], (8, 20, 3), 6, 0, first), x[500:], y[500:])
+    assert len(cell["accuracy"]) == len(cell["seconds"]) == (7 if name == "lifted, full batch" else 6)
+    assert max(cell["accuracy"]) > 0.6
+    assert cell["seconds"] == sorted(cell["seconds"])
