@@ -50,7 +50,8 @@ def test_every_method_learns_a_small_problem(name: str) -> None:
     x = torch.randn(600, 8, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long() + (x[:, 2] > 0).long()
     first = {**settings(name, "cpu")[-1], **({"batch": 20} if "batch" in settings(name, "cpu")[-1] else {})}
-    cell = train(METHODS[name][0], Task(x[:500], y[:500], (8, 20, 3), 6, 0, first), x[500:], y[500:])
-    assert len(cell["accuracy"]) == len(cell["seconds"]) == (7 if name == "lifted, full batch" else 6)
+    passes = 60 if name == "scikit-learn MLP" else 6  # its batches are of 200 rows
+    cell = train(METHODS[name][0], Task(x[:500], y[:500], (8, 20, 3), passes, 0, first), x[500:], y[500:])
+    assert len(cell["accuracy"]) == len(cell["seconds"]) == passes + (name == "lifted, full batch")
     assert max(cell["accuracy"]) > 0.6
     assert cell["seconds"] == sorted(cell["seconds"])
