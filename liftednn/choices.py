@@ -14,7 +14,7 @@ from liftednn.base import Affine
 from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
-from liftednn.sources import source_of
+from liftednn.sources import Once, source_of
 from liftednn.start import inputs, random_weights, responses
 
 __all__ = ["automatic", "batch_size", "damping", "fitted_head", "signs"]
@@ -48,6 +48,10 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0) -> L
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     """
     source = source_of(x, y)
+    if isinstance(source, Once):
+        raise ValueError(
+            "an iterator would lose the rows that choices are made from: give some rows and responses instead"
+        )
     raw_x, raw_y = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
     y = responses(network, raw_y, x)

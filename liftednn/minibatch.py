@@ -26,7 +26,7 @@ from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Loader, Memory, Source, source_of
+from liftednn.sources import Loader, Memory, Once, Source, source_of
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
 from liftednn.whitening import Coordinates
 
@@ -107,7 +107,8 @@ class MiniBatch:
         callback: Callable[[Pass], object] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> Fit:
-        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y).
+        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y); an iterator for a
+        single pass.
 
         weights      where to start; None for random features with a head fitted to a sample
         validation   rows and responses that are never trained on: scored after each pass, and the best weights are kept
@@ -150,6 +151,11 @@ class Run:
         if refusal:
             raise ValueError(refusal)
         self.settings, self.network, self.source, self.checkpoint = settings, network, source, checkpoint
+        if isinstance(source, Once) and settings.max_iter > 1:
+            raise ValueError(
+                f"an iterator can be read only once, and max_iter is {settings.max_iter}: give max_iter=1, or an iterable that "
+                "starts anew each time, such as a DataLoader or a list"
+            )
         self._choose(source)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
         x, y = self._checked(*source.sample(count, settings.seed))

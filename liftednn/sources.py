@@ -7,14 +7,14 @@ interrupted run can go on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Loader", "Mapped", "Memory", "Source", "as_tensor", "source_of"]
+__all__ = ["Loader", "Mapped", "Memory", "Once", "Source", "as_tensor", "source_of"]
 
 Pair = tuple[Any, Any]
 
@@ -136,6 +136,25 @@ class Loader:
             yield as_tensor(pair[0], "x"), as_tensor(pair[1], "y")
 
 
+@dataclass(frozen=True)
+class Once(Loader):
+    """An iterator, which can be read a single time: the batches that a sample takes from it are kept, and come first in its pass."""
+
+    kept: list[Pair] = field(default_factory=list)
+
+    def sample(self, count: int, seed: int) -> Pair:
+        while (
+            sum(len(x) for x, _ in self.kept) < count and (pair := next(super().batches(0, seed, 0), None)) is not None
+        ):
+            self.kept.append(pair)
+        return Loader(self.kept).sample(count, seed)
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+        while self.kept:
+            yield self.kept.pop(0)
+        yield from super().batches(size, seed, number)
+
+
 def as_tensor(given: Any, name: str) -> Tensor:
     """What a user has as numbers, in any layout, as a tensor."""
     if isinstance(given, np.ndarray):
@@ -158,12 +177,7 @@ def source_of(x: Any, y: Any = None) -> Source:
         return Memory(as_tensor(x, "x"), as_tensor(y, "y"))
     if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
         raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
-    if isinstance(x, Iterator):
-        raise ValueError(
-            "an iterator can be read only once, and training reads the data at least twice: give an iterable that starts "
-            "anew each time, such as a DataLoader or a list"
-        )
-    return Loader(x)
+    return Once(x) if isinstance(x, Iterator) else Loader(x)
 
 
 def _permutation(count: int, seed: int, number: int) -> Tensor:

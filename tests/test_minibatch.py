@@ -136,6 +136,18 @@ def test_a_loader_trains() -> None:
     assert [record.steps for record in fit.history] == [19] * 15
 
 
+def test_an_iterator_is_read_in_one_pass() -> None:
+    net = network()
+    pairs = list(zip(torch.split(X, 40), torch.split(LABELS, 40), strict=True))
+    once, again = (lnn.MiniBatch(max_iter=1).run(net, each) for each in (iter(pairs), iter(pairs)))
+    assert once.history[0].steps == len(pairs)
+    assert same(once, again)
+    with pytest.raises(ValueError, match="max_iter=1"):
+        lnn.MiniBatch(max_iter=2).run(net, iter(pairs))
+    with pytest.raises(ValueError, match="give some rows"):
+        lnn.automatic(net, iter(pairs))
+
+
 def test_given_weights_are_where_it_starts() -> None:
     net = network()
     start = lnn.BCD().init(net, X, LABELS).weights

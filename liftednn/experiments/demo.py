@@ -69,7 +69,7 @@ def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
     def say(record: Pass) -> None:
         console.print(
             f"   mini-batch pass {record.number:2d}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
-            f"train accuracy {record.score:.4f}  {record.seconds:12.1f} s"
+            f"train accuracy {record.score:.4f}  {record.seconds:5.1f} s"
         )
 
     return lnn.MiniBatch(max_iter=_PASSES).run(network, data.x, data.y, callback=say)
