@@ -310,7 +310,7 @@ def main() -> None:
             prefixes.append(f"{data} {network}")
     if device == "cpu":  # a CPU's method: last, since it takes longest
         for data, network in itertools.product(("mnist", "fashion"), list(NETWORKS)[:4]):
-            run(["scikit-learn MLP"], data, network, device, cells, min(seeds, 3))
+            run(["scikit-learn MLP"], data, network, device, cells, min(seeds, 2))
     for prefix in [*prefixes, "race", f"{FEW} digits"]:
         if summary(cells, prefix):
             table(f"{prefix}, {device}: test accuracy, medians over seeds", summary(cells, prefix))

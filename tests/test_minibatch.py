@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,15 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         lnn.MiniBatch(max_iter=2).run(network(), X, LABELS, checkpoint=checkpoint)
 
 
+@pytest.fixture
+def python_s_ctrl_c() -> Iterator[None]:
+    """A shell's background jobs ignore Ctrl-C, and so would these tests there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_s_ctrl_c")
 def test_ctrl_c_keeps_whole_steps_and_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, trainer = network(), lnn.MiniBatch(max_iter=3, batch_size=50)
     whole = trainer.run(net, X, LABELS)
