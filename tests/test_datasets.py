@@ -268,7 +268,7 @@ def test_a_damaged_file_of_mnist_is_refused(tmp_path: Path, monkeypatch: pytest.
         datasets.mnist()
 
 
-@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"cut short")[:-4]])
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"cut short", mtime=0)[:-4]], ids=["text", "cut"])
 def test_a_file_of_mnist_that_cannot_be_unpacked_is_refused(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
