@@ -100,9 +100,7 @@ def training() -> list[str]:
         for network in NETWORKS:
             found = {row["method"]: row for row in summary(known, f"{data} {network}")}
             if found:
-                runs = [
-                    c for key, c in known.done.items() if key.startswith(f"{data} {network}; lifted, full batch; seed")
-                ]
+                runs = known.seeds(f"{data} {network}", "lifted, full batch")
                 control = statistics.mean(cell["accuracy"][0] for cell in runs)
                 scores = [f"{found[name]['mean']:.4f}" if name in found else "" for name in names]
                 body.append([f"{data} {network}", f"{control:.4f}", *scores])

@@ -6,17 +6,21 @@ Products in float32, in TF32, and with operands rounded to bfloat16. `python -m 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import liftednn as lnn
+from benchmarks.methods import GradientStep, Task
 from benchmarks.report import store, table
 from benchmarks.sweep import seconds
 from liftednn.experiments.datasets import Dataset, mnist
+from liftednn.graphs import recorded
 from liftednn.minibatch import Run
 from liftednn.sources import source_of
 
@@ -42,56 +46,54 @@ def network(data: Dataset, half: bool) -> lnn.LiftedNetwork:
     return lnn.LiftedNetwork([replace(layer, operator=HalfDense(p, q)) for layer, (p, q) in pairs])
 
 
-class Adam:
-    """The standard network under Adam (fused), a step recorded as a CUDA graph and replayed."""
+def adam(data: Dataset, batch: int) -> Callable[[], None]:
+    """A pass of the standard network under Adam (fused), its step a CUDA graph."""
+    settings = {"method": "adam", "rate": 1e-3, "batch": batch, "cosine": False}
+    step = GradientStep(Task(data.x, data.y, tuple(SIZES), PASSES, 0, settings))
 
-    def __init__(self, data: Dataset, batch: int) -> None:
-        self.data, self.batch = data, batch
-        layers: list[nn.Module] = [nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10)]
-        self.module = nn.Sequential(*layers).cuda()
-        self.optimiser = torch.optim.Adam(self.module.parameters(), 1e-3, fused=True, capturable=True)
-        self.x, self.y = data.x[:batch].clone(), data.y[:batch].clone()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.step()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.step()
+    def one_pass() -> None:
+        for rows in torch.split(torch.randperm(len(data.x), device="cuda"), batch):
+            step(data.x.index_select(0, rows), data.y.index_select(0, rows), 1e-3)
 
-    def step(self) -> None:
-        self.optimiser.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(self.module(self.x), self.y).backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
+    return one_pass
 
-    def __call__(self) -> None:
-        for rows in torch.split(torch.randperm(len(self.data.x), device="cuda"), self.batch):
-            self.x.copy_(self.data.x.index_select(0, rows))
-            self.y.copy_(self.data.y.index_select(0, rows))
-            self.graph.replay()
+
+def ours(data: Dataset, net: lnn.LiftedNetwork, batch: int) -> Run:
+    with torch.no_grad():
+        return Run(lnn.MiniBatch(max_iter=PASSES, batch_size=batch), net, source_of(data.x, data.y))
+
+
+def engines(data: Dataset, batch: int) -> dict[str, Any]:
+    """Milliseconds of a pass by how a step is run; fused means: element-wise work compiled into kernels of its own."""
+    net = network(data, half=False)
+    found: dict[str, Any] = {"batch": batch}
+    for engine in ("plain", "CUDA graph", "fused", "fused, CUDA graph"):
+        run = ours(data, net, batch)
+        if "fused" in engine:
+            setattr(run.descent, "step", torch.compile(run.descent.step))  # noqa: B010
+        run.step = recorded(run.descent) if "graph" in engine else run.descent.step
+        passes = run.passes()
+        with torch.no_grad():
+            next(passes)
+            found[engine] = 1e3 * statistics.median(seconds(partial(next, passes), "cuda") for _ in range(TURNS))
+    return found
 
 
 def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     net = network(data, precision == "bfloat16")
-    trainer = lnn.MiniBatch(max_iter=PASSES, batch_size=batch)
-    fit = trainer.run(net, data.x, data.y)
-    with torch.no_grad():
-        run = Run(trainer, net, source_of(data.x, data.y))
-    passes, adam = run.passes(), Adam(data, batch)
+    fit = lnn.MiniBatch(max_iter=PASSES, batch_size=batch).run(net, data.x, data.y)
+    run, other = ours(data, net, batch), adam(data, batch)
+    passes = run.passes()
     next(passes)
-    adam()
-    ours, theirs = [], []
-    for _ in range(TURNS):
-        ours.append(seconds(lambda: next(passes), "cuda"))
-        theirs.append(seconds(adam, "cuda"))
+    other()
+    times = [(seconds(lambda: next(passes), "cuda"), seconds(other, "cuda")) for _ in range(TURNS)]
     a = torch.randn(8192, 8192, device="cuda")
     seconds(lambda: a @ a, "cuda")
     peak = 2 * 8192**3 / min(seconds(lambda: a @ a, "cuda") for _ in range(3))
     width = run.descent.network.layers[0].operator.in_width
     work = len(data.x) * (4 * width * 300 + 6 * 300 * 10)
-    mine, his = statistics.median(ours), statistics.median(theirs)
+    mine, his = (statistics.median(side) for side in zip(*times, strict=True))
     return {
         "batch": batch,
         "products": precision,
@@ -117,6 +119,10 @@ def main() -> None:
             print(f"measured {precision} at batch {batch}", flush=True)
     table(f"a pass over MNIST, 784-300-10, medians of {TURNS}; test accuracy after {PASSES} passes", rows)
     store("training-gpu", rows)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows = [engines(data, batch) for batch in BATCHES]
+    table("ways to run a step: ms for a pass", rows)
+    store("training-gpu-engines", rows)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def _lifted(network: lnn.LiftedNetwork, weights: list[lnn.Affine]) -> Scorer:
 
 def gradient(task: Task) -> Iterator[Scorer]:
     """Adam or SGD with momentum on the mean cross-entropy, He weights; settings: method, rate, batch, cosine."""
-    step = _GradientStep(task)
+    step = GradientStep(task)
     batch = task.settings["batch"]
     steps = task.passes * math.ceil(len(task.x) / batch)
     taken = 0
@@ -81,7 +81,9 @@ def gradient(task: Task) -> Iterator[Scorer]:
         yield step.module
 
 
-class _GradientStep:
+class GradientStep:
+    """A standard network and its optimiser; a call takes one step, on a GPU as a recorded graph from the fourth on."""
+
     def __init__(self, task: Task) -> None:
         torch.manual_seed(task.seed)
         self.module = standard(task.sizes).to(task.x.device)

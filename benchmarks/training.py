@@ -2,9 +2,9 @@
 
 `python -m benchmarks.training [cpu|cuda] [quick]` (`make bench-training`). Every cell is one line of results/training-DEVICE.jsonl, written
 when it is done; a run that is stopped goes on with the cells that are missing. On the CPU: MNIST, 784-300-10, all methods, and
-scikit-learn's on four networks and both sets. On a GPU: four
-networks, MNIST and Fashion-MNIST, the methods that run there. Grids of settings are searched on a tenth of the training set held
-back, one seed; then every seed trains on all rows. Times are the method's own, without the evaluations in between.
+scikit-learn's on four networks and both sets. On a GPU: four networks, MNIST and Fashion-MNIST, the methods that run there. Grids of
+settings are searched on a tenth of the training set held back, one seed; then every seed trains on all rows. Times are the method's own,
+without the evaluations in between.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ class Cells:
                 file.write(json.dumps(self.done[key]) + "\n")
         return self.done[key]
 
+    def seeds(self, prefix: str, name: str) -> list[Cell]:
+        """The runs of one method, all seeds."""
+        return [cell for key, cell in self.done.items() if key.startswith(f"{prefix}; {name}; seed")]
+
 
 def accuracy(score: Scorer, x: torch.Tensor, y: torch.Tensor) -> float:
     with torch.no_grad():
@@ -163,7 +168,7 @@ def choose_among(
     found = []
     for setting in options:
         task = Task(x, y, sizes, passes, 0, setting)
-        found.append(cells(f"{label} {json.dumps(setting)}", lambda task=task: train(method, task, x_back, y_back)))  # type: ignore[misc]
+        found.append(cells(f"{label} {json.dumps(setting)}", partial(train, method, task, x_back, y_back)))
     return found
 
 
@@ -183,8 +188,7 @@ def run(names: Sequence[str], data_name: str, network: str, device: str, cells: 
             best = max(tried, key=lambda cell: cell["accuracy"][-1])["settings"]
         for seed in range(1 if name in ONE_SEED else seeds):
             task = Task(data.x, data.y, NETWORKS[network], passes, seed, best)
-            key = f"{data_name} {network}; {name}; seed {seed}"
-            cells(key, lambda task=task, method=method: train(method, task, data.x_test, data.y_test))  # type: ignore[misc]
+            cells(f"{data_name} {network}; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
 
 
 def race(cells: Cells, device: str, seeds: int) -> None:
@@ -200,8 +204,7 @@ def race(cells: Cells, device: str, seeds: int) -> None:
         passes, best = min(tried, key=lambda pair: time_to(pair[1], GOAL))
         for seed in range(seeds):
             task = Task(data.x, data.y, NETWORKS["300"], min(passes, 8), seed, best["settings"])
-            key = f"race; {name}; seed {seed}"
-            cells(key, lambda task=task, method=method: train(method, task, data.x_test, data.y_test))  # type: ignore[misc]
+            cells(f"race; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
 
 
 def few(cells: Cells, device: str, seeds: int) -> None:
@@ -218,8 +221,7 @@ def few(cells: Cells, device: str, seeds: int) -> None:
         for seed in range(seeds):
             part = fewer(data, seed)
             task = Task(part.x, part.y, NETWORKS["300"], FEW_PASSES, seed, best)
-            key = f"{FEW} digits; {name}; seed {seed}"
-            cells(key, lambda task=task, method=method: train(method, task, data.x_test, data.y_test))  # type: ignore[misc]
+            cells(f"{FEW} digits; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
 
 
 def fewer(data: Dataset, seed: int) -> Dataset:
@@ -237,7 +239,7 @@ def summary(cells: Cells, prefix: str) -> list[dict[str, Any]]:
     """One row per method: medians over seeds, and the spread of the last accuracy."""
     rows = []
     for name in METHODS:
-        runs = [cell for key, cell in cells.done.items() if key.startswith(f"{prefix}; {name}; seed")]
+        runs = cells.seeds(prefix, name)
         if not runs:
             continue
         last = [cell["accuracy"][-1] for cell in runs]
@@ -281,8 +283,7 @@ def draw(cells: Cells, prefix: str, out: Path) -> None:
     )
     figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for name, colour in zip(METHODS, colours, strict=True):
-        runs = [cell for key, cell in cells.done.items() if key.startswith(f"{prefix}; {name}; seed")]
-        for place, cell in enumerate(runs):
+        for place, cell in enumerate(cells.seeds(prefix, name)):
             label = name if place == 0 else None
             axis.plot(cell["seconds"], cell["accuracy"], ".-", color=colour, linewidth=1, markersize=4, label=label)
     axis.set(xscale="log", xlabel="seconds", ylabel="test accuracy", ylim=(0.88, 0.99), title=prefix)
@@ -310,7 +311,7 @@ def main() -> None:
             prefixes.append(f"{data} {network}")
     if device == "cpu":  # a CPU's method: last, since it takes longest
         for data, network in itertools.product(("mnist", "fashion"), list(NETWORKS)[:4]):
-            run(["scikit-learn MLP"], data, network, device, cells, min(seeds, 2))
+            run(["scikit-learn MLP"], data, network, device, cells, seeds)
     for prefix in [*prefixes, "race", f"{FEW} digits"]:
         if summary(cells, prefix):
             table(f"{prefix}, {device}: test accuracy, medians over seeds", summary(cells, prefix))

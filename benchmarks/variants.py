@@ -64,7 +64,7 @@ def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, row
     first, last = network.layers
     z = update_state(Link(first, last, weights[1]), u[0], forward[1], y, 1e-2, 8).states[0]
     pulls = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
-    return Answer(forward, [z], pulls)
+    return Answer(forward, u, [z], pulls)
 
 
 @contextmanager

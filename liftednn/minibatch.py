@@ -1,9 +1,9 @@
 """Mini-batch lifted training: the blocks of section 6, one step of each per batch.
 
 Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
-What is given up: the X-step lowers its block only where lam is large enough (see blocks/descent.py), and
-from one batch to the next nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward
-product per layer; a run that would diverge is noticed, taken back and goes on with half the step, and history says so.
+What is given up: the X-step lowers its block only where lam is large enough (see blocks/descent.py), and from one batch to the next
+nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward product per layer; a run
+that would diverge is noticed, taken back and goes on with half the step, and history says so.
 """
 
 from __future__ import annotations
@@ -184,7 +184,6 @@ class Run:
         chosen, width, rows = self.settings, self.network.layers[0].operator.in_width, source.rows
         self.size = chosen.batch_size or choices.batch_size(rows)
         self.per_pass = source.steps(self.size)
-        self.rate = chosen.step
         self.damping = choices.damping(rows, width) if chosen.damping is None else chosen.damping
 
     def _prepare(
@@ -205,11 +204,11 @@ class Run:
             Metric.of(layer, layer.operator.unfold(state), self.damping, scale if place == 0 else None)
             for place, (layer, state) in enumerate(zip(self.network.layers, inner.propagate(start, rows), strict=True))
         ]
-        reach = None if scale is None else stored.get("reach", _REACH * rows.square().sum(1).mean()).to(x)
-        reach = reach if reach is not None and float(reach) > 0 else None
-        self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
+        reach = _REACH * rows.square().sum(1).mean()
+        reached = reach if scale is not None and float(reach) > 0 else None
+        self.descent = Descent(inner, start, metrics, self.settings.momentum, reached)
         self.step = recorded(self.descent)
-        self.reach, self.good = reach, self.descent.values.clone()
+        self.good = self.descent.values.clone()
 
     @property
     def out_of_patience(self) -> bool:
@@ -228,7 +227,7 @@ class Run:
                 if self.checkpoint is not None and self.checkpoint.due:
                     self.save()
             yield self._close(self.taken - before, started)
-            started += time.perf_counter() - started - self.seconds  # what the caller does in between is not ours
+            started = time.perf_counter() - self.seconds  # what the caller does in between is not ours
 
     def _close(self, steps: int, started: float) -> Pass:
         """The end of a pass."""
@@ -259,7 +258,9 @@ class Run:
         if within == 0 or within * looks >= len(self.monitor.looks) * expected:
             self._look(x, y)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
-        self.descent.rate.fill_(self.rate * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
+        self.descent.rate.fill_(
+            self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        )
         self.step(x, y)
         self.taken += 1
 
@@ -273,7 +274,8 @@ class Run:
         """Go back to the last good weights if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         loss = float(inner.loss.value(inner.scores(weights, x), y).mean())
-        self.first_loss = min(self.first_loss, loss) if self.taken == 0 else self.first_loss
+        if self.taken == 0:
+            self.first_loss = loss
         if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
             self._go_back(loss)
         else:
@@ -300,7 +302,7 @@ class Run:
         tensors = (
             self.descent.state() | {"good": self.good} | {f"best.{place}": part for place, part in enumerate(best)}
         )
-        tensors |= self.coordinates.state() | ({} if self.reach is None else {"reach": self.reach})
+        tensors |= self.coordinates.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
         self.checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self.identity})
 

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.network import Evaluation, LiftedNetwork
+from liftednn.predict import feedforward
 
 __all__ = ["Monitor", "Pass"]
-
-# Rows scored at a time.
-_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Monitor:
         if self.validation is None:
             return None, None
         x, y = self.validation
-        scores = torch.cat([self.network.scores(weights, rows) for rows in torch.split(x, _ROWS)])
+        scores = feedforward(self.network, weights, x)
         loss, score = float(self.network.loss.value(scores, y).mean()), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):

@@ -119,9 +119,9 @@ class Coordinates:
         return x if self.whitening is None else self.whitening(x)
 
     def start(self, weights: Sequence[Affine]) -> list[Affine]:
-        """Copies of the weights, for whitened inputs."""
+        """The weights, for whitened inputs."""
         first = weights[0] if self.whitening is None else self.whitening.inward(weights[0])
-        return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
+        return [first, *weights[1:]]
 
     def outward(self, weights: Sequence[Affine]) -> list[Affine]:
         """Copies of the weights, for the inputs as they are given."""

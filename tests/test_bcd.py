@@ -264,7 +264,6 @@ def test_what_cannot_be_trained_is_refused_in_words(activation: lnn.Activation, 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["relu", "fenchel_relu", "hardtanh", "sigmoid"])
 def test_cuda_gives_what_the_cpu_gives(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), name, [6, 5])

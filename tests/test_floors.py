@@ -26,13 +26,13 @@ FLOORS = {
     "predict": 5,
     "choices": 5,
     "graphs": 5,
-    "monitor": 5,
-    "minibatch": 6,
-    "init": 7,
-    "estimators": 7,
-    "testing": 7,
-    "experiments": 8,
-    "cli": 9,
+    "monitor": 6,
+    "minibatch": 7,
+    "init": 8,
+    "estimators": 8,
+    "testing": 8,
+    "experiments": 9,
+    "cli": 10,
 }
 CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -33,9 +33,16 @@ _TRUST = 0.3
 
 
 class Answer(NamedTuple):
-    """What a batch says: states of the recursion (X_0, ..., X_L), states after the X-step (X_1, ..., X_L), and each layer's pull."""
+    """What a batch says.
+
+    forward          states of the recursion (X_0, ..., X_L)
+    preactivations   u_0, ..., u_L of the recursion
+    states           states after the X-step (X_1, ..., X_L)
+    pulls            lam grad_u D of every layer
+    """
 
     forward: list[Tensor]
+    preactivations: list[Tensor]
     states: list[Tensor]
     pulls: list[Tensor]
 
@@ -60,7 +67,7 @@ def answer(network: LiftedNetwork, weights: Weights, x: Tensor, y: Tensor, row_w
         pull = last.lam * pull
     if row_weights is not None:
         pull.mul_(row_weights[:, None])
-    return Answer(forward, *_backward(network, weights, preactivations, pull))
+    return Answer(forward, preactivations, *_backward(network, weights, preactivations, pull))
 
 
 def curvatures(network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], signs: Tensor) -> list[Tensor]:
@@ -109,7 +116,7 @@ class Metric:
 
     damping   d as a share of the mean diagonal of gram
     forget    what a refresh leaves of the older rows' weight
-    rows      2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
+    shrinkage 2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
     """
 
     layer: Layer
@@ -117,7 +124,7 @@ class Metric:
     mean: Tensor
     inverse: Tensor
     curvature: Tensor
-    rows: Tensor
+    shrinkage: Tensor
     white: bool = False
     moments: Moments | None = None
     forget: float = 0.8
@@ -127,9 +134,9 @@ class Metric:
         """From rows x; with `scale`, of whitened rows, whose geometry stays."""
         p = x.shape[1]
         rho = 2 * (layer.penalty.ridge or 0.0)
-        rows = x.new_full((1,), rho) if scale is None else rho * scale.square()
+        shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
         shape = (p,) if scale is not None else (p, p) if layer.penalty.ridge is not None else ()
-        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), rows, scale is not None)
+        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, scale is not None)
         metric.absorb(x)
         return metric
 
@@ -146,7 +153,7 @@ class Metric:
         """Factor anew for this curvature; in place, so that a recorded step sees it."""
         self.curvature.copy_(curvature)
         if self.moments is None:
-            self.inverse.copy_((self.curvature + self.rows).reciprocal())
+            self.inverse.copy_((self.curvature + self.shrinkage).reciprocal())
             return
         gram, c = self.moments.gram, float(curvature)
         damping = self.damping * float(gram.diagonal().mean())
@@ -154,7 +161,7 @@ class Metric:
             largest = float(torch.linalg.eigvalsh(gram)[-1])
             self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
         else:
-            rho = c * damping + float(self.rows)
+            rho = c * damping + float(self.shrinkage)
             self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
 
     def shorten(self, factor: float) -> None:
@@ -178,7 +185,7 @@ class Metric:
     def direction(self, weights: Affine, x: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """What a step of rate 1 takes off (w, b), on rows x with the layer's pull."""
         b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.layer.operator.bias else torch.zeros_like(weights.b)
-        w = torch.addmm(self.rows * weights.w, pull.T, x, alpha=1 / len(x))
+        w = torch.addmm(self.shrinkage * weights.w, pull.T, x, alpha=1 / len(x))
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
         w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
@@ -249,9 +256,8 @@ class Descent:
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
         of a ReLU then no longer are what the curvature was measured with.
         """
-        _, preactivations = recursion(self.network, self.weights, x)
-        found = curvatures(self.network, self.weights, preactivations, signs)
         seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+        found = curvatures(self.network, self.weights, seen.preactivations, signs)
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
             operator = self.network.layers[place].operator
             rows = operator.unfold(seen.forward[place])
@@ -259,7 +265,7 @@ class Descent:
             metric.refresh(curvature)
             move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place]))
             motion = operator.forward(seen.forward[place], move).square().mean()
-            excess = float((motion / preactivations[place].square().mean()).sqrt()) / _TRUST
+            excess = float((motion / seen.preactivations[place].square().mean()).sqrt()) / _TRUST
             if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
                 metric.shorten(excess)
 
@@ -271,6 +277,8 @@ class Descent:
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on, by name."""
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate}
+        if self.reach is not None:
+            named["reach"] = self.reach
         for place, metric in enumerate(self.metrics):
             named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
@@ -280,5 +288,6 @@ class Descent:
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
+        self.reach = named["reach"].to(self.values) if "reach" in named else None
         for place, metric in enumerate(self.metrics):
             metric.load({name: named[f"{place}.{name}"] for name in metric.state()})

@@ -353,7 +353,6 @@ def test_refusals_say_what_to_do(arguments: tuple[Tensor, ...], options: dict[st
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("condition", [10.0, 1e5])
 def test_cuda_equals_cpu(condition: float) -> None:
     h = gram(100, condition)
