@@ -184,6 +184,13 @@ def gpu() -> list[str]:
     return grid([title, "ours, ms", "Adam, ms", "ratio", "of matrix peak", "test accuracy, 17 passes"], body)
 
 
+def engines() -> list[str]:
+    found = rows("training-gpu-engines")
+    body = [[f"batch {row['batch']}", *(f"{row[name]:.1f}" for name in row if name != "batch")] for row in found]
+    names = [name for name in found[0] if name != "batch"]
+    return grid(["ways to run a step: a pass, ms", *names], body)
+
+
 def variants() -> list[str]:
     body = [
         [row["variant"], f"{row['pass 1']:.4f}", f"{row['pass 5']:.4f}", f"{row['seconds']:.1f}", str(row["halved"])]
