@@ -18,7 +18,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks import Design, Link, joint_refusal, update_all_states, update_state, update_weights
 from liftednn.network import LiftedNetwork
-from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
+from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses, row_weights
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
 
@@ -57,6 +57,7 @@ class State:
     weights: list[Affine]
     states: list[Tensor]
     first: Design
+    sample_weight: Tensor | None = None
     kkt: dict[str, float] = field(default_factory=dict)
 
 
@@ -106,14 +107,17 @@ class BCD:
         y: Any,
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         callback: Callable[[Record], object] | None = None,
+        sample_weight: Any = None,
     ) -> Solution:
         """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
 
-        weights    where to start; None for random features with a fitted head
-        callback   called with each sweep's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        weights         where to start; None for random features with a fitted head
+        callback        called with each sweep's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        sample_weight   (n,), how much each row counts: means over rows become weighted ones. A state answers to its own row alone,
+                        so the X-step does not depend on them
         """
         started = time.perf_counter()
-        state = self.init(network, x, y, weights)
+        state = self.init(network, x, y, weights, sample_weight)
         history: list[Record] = []
         status: Literal["converged", "max_iter", "stopped"] = "max_iter"
         try:
@@ -130,7 +134,12 @@ class BCD:
         return Solution(state.weights, state.states, history, status, _sentence(status, history, self.tol))
 
     def init(
-        self, network: LiftedNetwork, x: Any, y: Any, weights: Sequence[tuple[Tensor, Tensor]] | None = None
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        sample_weight: Any = None,
     ) -> State:
         """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
         check_trainable(network)
@@ -138,11 +147,12 @@ class BCD:
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
         x = inputs(network, x)
         y = responses(network, y, x)
-        first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias)
+        counts = row_weights(sample_weight, x)
+        first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias, counts)
         if weights is not None:
             start = given_weights(network, weights, x)
-            return State(start, [*network.propagate(start, x), y], first)
-        state = State(random_weights(network, self.seed, x, y), [], first)
+            return State(start, [*network.propagate(start, x), y], first, counts)
+        state = State(random_weights(network, self.seed, x, y, counts), [], first, counts)
         state.states = [*network.propagate(state.weights, x), y]
         head = self._update_weights(network, state, len(network.layers) - 1)
         state.kkt = {head.name: head.kkt}
@@ -170,7 +180,8 @@ class BCD:
 
     def _update_weights(self, network: LiftedNetwork, state: State, place: int) -> Block:
         layer, x, z = network.layers[place], state.states[place], state.states[place + 1]
-        design = state.first if place == 0 else Design(layer.operator.unfold(x), layer.operator.bias)
+        operator = layer.operator
+        design = state.first if place == 0 else Design(operator.unfold(x), operator.bias, state.sample_weight)
         step = update_weights(layer, design, z, state.weights[place], self.block_tol, self.block_iter)
         state.weights[place] = step.weights
         return Block(f"w{place}", step.kkt, step.n_iter, step.method)
@@ -179,7 +190,7 @@ class BCD:
         for sweep in range(self.max_iter + 1):
             if sweep:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
-            seen = network.evaluate(state.weights, state.states)
+            seen = network.evaluate(state.weights, state.states, state.sample_weight)
             yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
 
 

@@ -4,6 +4,7 @@ matrices are trusted (damping), how large a batch is."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,11 @@ from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.sources import Once, source_of
-from liftednn.start import inputs, random_weights, responses
+from liftednn.start import inputs, random_weights, responses, row_weights, with_fixed
 
-__all__ = ["automatic", "batch_size", "damping", "fitted_head", "signs"]
+__all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features"]
 
-# Rows that choices are made from.
+# Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
 # Taken for the number of rows where only a pass over the data could tell.
 _MANY = 50_000
@@ -27,12 +28,19 @@ _MANY = 50_000
 _STIFFNESS = 100.0
 # A lam at which the X-step is linear to many digits.
 _STIFF = 1e8
-_SHRINKAGE = 1.3e-3
+_SHRINKAGE = 6.5e-4
+# Scores up to this many are probed one output at a time: so few would make one random probe noisy.
+_EXACT = 256
 
 
 def batch_size(rows: int | None) -> int:
     """A hundredth of the rows, from 50 to 500."""
     return max(50, min(500, (rows or _MANY) // 100))
+
+
+def passes(rows: int) -> int:
+    """Over the data: many where they are few."""
+    return max(30, min(60, 60_000 // rows))
 
 
 def damping(rows: int | None, width: int) -> float:
@@ -41,52 +49,86 @@ def damping(rows: int | None, width: int) -> float:
 
 
 @torch.no_grad()
-def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0) -> LiftedNetwork:
+def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, sample_weight: Any = None) -> LiftedNetwork:
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
-    rho_l = 1.3e-3 (variance of the layer's inputs, summed) / sqrt(rows): the same for inputs in any units, and vanishing as rows grow.
+    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs in any units, and
+    vanishing as rows grow.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     """
-    source = source_of(x, y)
+    source = source_of(x, y, sample_weight)
     if isinstance(source, Once):
         raise ValueError(
             "an iterator would lose the rows that choices are made from: give some rows and responses instead"
         )
-    raw_x, raw_y = source.sample(_ROWS, seed)
+    raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
-    y = responses(network, raw_y, x)
-    weights = random_weights(network, seed, x, y)
+    y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
+    weights = random_weights(network, seed, x, y, counts)
     states = network.propagate(weights, x)
-    scales = [float(state.double().var(0, unbiased=False).sum()) for state in states]
+    scales = [float(_variance(state, counts)) for state in states]
+    hardness = min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     layers = [
-        replace(layer, penalty=L2(_SHRINKAGE * scale / math.sqrt(source.rows or _MANY)))
+        replace(layer, penalty=L2(_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY)))
         if isinstance(layer.penalty, L2)
         else layer
         for layer, scale in zip(network.layers, scales, strict=True)
     ]
     chosen = LiftedNetwork(layers)
-    weights = fitted_head(chosen, weights, x, y)
-    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, seed)[:-1]]
+    weights = fitted_head(chosen, weights, x, y, counts)
+    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, counts, seed)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
-def fitted_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor) -> list[Affine]:
-    """Random features with the last layer fitted, to a loose residual: where training begins."""
+def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
+    """Summed over units."""
+    share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
+    centred = state.double() - share.double() @ state.double()
+    return share.double() @ centred.square().sum(1)
+
+
+def random_features(
+    network: LiftedNetwork,
+    seed: int,
+    x: Tensor,
+    y: Tensor,
+    counts: Tensor | None,
+    fixed: Sequence[tuple[Tensor | None, Tensor | None]],
+) -> list[Affine]:
+    """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
+    weights = with_fixed(network, random_weights(network, seed, x, y, counts), fixed)
+    if any(part is not None for part in fixed[-1]):
+        return weights
+    few = None if counts is None else counts[:_ROWS]
+    return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)
+
+
+def fitted_head(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
+) -> list[Affine]:
+    """The weights with the last layer fitted, to a loose residual."""
     rows = network.layers[-1].operator.unfold(network.propagate(weights, x)[-1])
-    design = Design(rows, network.layers[-1].operator.bias)
+    design = Design(rows, network.layers[-1].operator.bias, counts)
     return [*weights[:-1], update_weights(network.layers[-1], design, y, weights[-1], 1e-2, 12).weights]
 
 
-def signs(like: Tensor, seed: int) -> Tensor:
-    """+1 or -1, drawn on the CPU so that all devices agree."""
+def probes(like: Tensor, seed: int) -> Tensor:
+    """What `curvatures` sends backward from scores `like` (n, p): one probe of random signs, drawn on the CPU so that all devices
+    agree, or, where scores are few, one for each output, which leaves nothing to chance."""
+    n, p = like.shape
+    if n * p <= _EXACT:
+        return (math.sqrt(p) * torch.eye(p).to(like))[:, None].expand(p, n, p)
     drawn = torch.randint(0, 2, like.shape, generator=torch.Generator().manual_seed(seed))
-    return (2 * drawn - 1).to(like)
+    return (2 * drawn - 1).to(like)[None]
 
 
-def _stiff_curvatures(network: LiftedNetwork, weights: list[Affine], x: Tensor, seed: int) -> list[float]:
+def _stiff_curvatures(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Tensor | None, seed: int
+) -> list[float]:
     """The curvatures in the limit of large lam, where the probe is linear: in float64, since it is a difference of near numbers."""
     stiff = LiftedNetwork([*(replace(layer, lam=_STIFF) for layer in network.layers[:-1]), network.layers[-1]])
     precise = [Affine(w.double(), b.double()) for w, b in weights]
     _, preactivations = recursion(stiff, precise, x.double())
-    found = curvatures(stiff, precise, preactivations, signs(preactivations[-1], seed))
+    counts = None if counts is None else counts.double()
+    found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts)
     return [float(c) for c in found]

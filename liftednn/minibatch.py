@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,27 +20,26 @@ from torch import Tensor
 
 from liftednn import choices
 from liftednn.base import Affine
-from liftednn.blocks import Descent, Metric, answer, descent_refusal
+from liftednn.blocks import Descent, Metric, answer, descent_refusal, reach_of
 from liftednn.checkpoint import Checkpoint
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
+from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
-from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses
+from liftednn.start import check_trainable, given_weights, inputs, responses, with_fixed
 from liftednn.whitening import Coordinates
 
 __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
 
 # Rows for the Gram matrix of the inputs.
 _ROWS = 8192
-# Rows that the head is fitted to, and that the hidden layers' first Gram matrices are from.
+# Rows that the hidden layers' first Gram matrices are from.
 _FEW = 4096
 # A loss beyond this many times the first one is a run that diverges.
 _DIVERGED, _HALVINGS = 20.0, 8
 _EARLY = (2, 5, 10, 20)
-# A row this many times farther off than the mean one, in squares, counts for less.
-_REACH = 10.0
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "first_loss")
 
 Status = Literal["max_iter", "stopped", "early"]
@@ -106,18 +105,24 @@ class MiniBatch:
         validation: tuple[Any, Any] | None = None,
         callback: Callable[[Pass], object] | None = None,
         checkpoint: Checkpoint | None = None,
+        sample_weight: Any = None,
+        fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
+        moments: Moments | None = None,
     ) -> Fit:
-        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y); an iterator for a
-        single pass.
+        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y) or
+        (x, y, sample_weight); an iterator for a single pass.
 
-        weights      where to start; None for random features with a head fitted to a sample
-        validation   rows and responses that are never trained on: scored after each pass, and the best weights are kept
-        callback     called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
-        checkpoint   a file to write to and to go on from
+        weights         where to start; None for random features with a head fitted to a sample
+        validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
+        callback        called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        checkpoint      a file to write to and to go on from
+        sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
+        fixed           for every layer, w and b that must stay as they are, None for what is trained
+        moments         of the inputs, where more is known of them than these rows tell
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
-        run = Run(self, network, source_of(x, y), weights, validation, checkpoint)
+        run = Run(self, network, source_of(x, y, sample_weight), weights, validation, checkpoint, fixed, moments)
         stopped = False
         with between_steps() as asked:
             try:
@@ -144,6 +149,8 @@ class Run:
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         validation: tuple[Any, Any] | None = None,
         checkpoint: Checkpoint | None = None,
+        fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
+        moments: Moments | None = None,
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
@@ -156,57 +163,66 @@ class Run:
                 f"an iterator can be read only once, and max_iter is {settings.max_iter}: give max_iter=1, or an iterable that "
                 "starts anew each time, such as a DataLoader or a list"
             )
-        self._choose(source)
+        self.size = settings.batch_size or choices.batch_size(source.rows)
+        self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
-        x, y = self._checked(*source.sample(count, settings.seed))
+        x, y, counts = self._checked(*source.sample(count, settings.seed))
         self.identity = self._identify(x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
-        self._prepare(x, y, weights, stored[0] if stored else {})
-        self.monitor = Monitor(network, None if validation is None else self._checked(*validation, like=x))
+        self.fixed = list(fixed or [(None, None)] * len(network.layers))
+        self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
+        self.monitor = Monitor(network, None if validation is None else self._checked(*validation, like=x)[:2])
         if isinstance(source, Memory):
-            rows, targets = self._checked(source.x, source.y)
-            self.source = Memory(self.coordinates.inward(rows), targets)
+            rows, targets, all_counts = self._checked(source.x, source.y, source.counts)
+            self.source = replace(source, x=self.coordinates.inward(rows), y=targets, counts=all_counts)
             self.descent.let_go(self.source.x)
         self.taken, self.halved, self.first_loss = 0, 0, math.inf
         self.seconds = time.perf_counter() - started
         if stored:
             self._resume(*stored)
 
-    def _checked(self, x: Any, y: Any, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Rows and encoded responses, where they are trained on; as `like` in precision and place, if given."""
+    def _checked(
+        self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows, encoded responses and counts, where they are trained on; as `like` in precision and place, if given."""
         rows = inputs(self.network, x)
         rows = rows.to(self.settings.device) if self.settings.device else rows
         rows = rows if like is None else rows.to(like)
-        return rows, responses(self.network, y, rows)
+        return rows, responses(self.network, y, rows), None if counts is None else counts.to(rows)
 
-    def _choose(self, source: Source) -> None:
-        """The settings that were left to the data."""
-        chosen, width, rows = self.settings, self.network.layers[0].operator.in_width, source.rows
-        self.size = chosen.batch_size or choices.batch_size(rows)
-        self.per_pass = source.steps(self.size)
-        self.damping = choices.damping(rows, width) if chosen.damping is None else chosen.damping
+    def _damping(self, rows: int | None) -> float:
+        width, given = self.network.layers[0].operator.in_width, self.settings.damping
+        return choices.damping(rows, width) if given is None else given
 
     def _prepare(
-        self, x: Tensor, y: Tensor, given: Sequence[tuple[Tensor, Tensor]] | None, stored: dict[str, Tensor]
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor | None,
+        given: Sequence[tuple[Tensor, Tensor]] | None,
+        moments: Moments | None,
+        stored: dict[str, Tensor],
     ) -> None:
         """Weights to start from, whitened inputs, and the geometry of every layer, from a sample; coordinates as they are stored."""
-        few = x[:_FEW], y[:_FEW]
+        few = None if counts is None else counts[:_FEW]
         if given is None:
-            weights = random_weights(self.network, self.settings.seed, x, y)
-            weights = choices.fitted_head(self.network, weights, *few)
+            weights = choices.random_features(self.network, self.settings.seed, x, y, counts, self.fixed)
         else:
-            weights = given_weights(self.network, given, x)
-        keep = self.settings.keep if given is None else 1.0
-        self.coordinates = Coordinates.of(self.network, x, self.damping, keep, stored)
-        inner, start, rows = self.coordinates.network, self.coordinates.start(weights), self.coordinates.inward(few[0])
-        scale = self.coordinates.whitening.scale if self.coordinates.whitening else None
+            weights = with_fixed(self.network, given_weights(self.network, given, x), self.fixed)
+        free = [(w is None, b is None) for w, b in self.fixed]
+        keep = self.settings.keep if given is None and all(free[0]) else 1.0
+        seen = Moments.of(x, x[:, :0], counts) if moments is None else moments
+        damping = self.damping if moments is None else self._damping(int(moments.weight))
+        self.coordinates = there = Coordinates.of(self.network, x, seen, damping, keep, free[0], stored)
+        inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        scale = there.whitening.scale if there.whitening else None
+        parts = enumerate(zip(self.network.layers, inner.propagate(start, rows), free, strict=True))
         metrics = [
-            Metric.of(layer, layer.operator.unfold(state), self.damping, scale if place == 0 else None)
-            for place, (layer, state) in enumerate(zip(self.network.layers, inner.propagate(start, rows), strict=True))
+            Metric.of(layer, layer.operator.unfold(z), self.damping, scale if place == 0 else None, few, moves)
+            for place, (layer, z, moves) in parts
         ]
-        reach = _REACH * rows.square().sum(1).mean()
-        reached = reach if scale is not None and float(reach) > 0 else None
-        self.descent = Descent(inner, start, metrics, self.settings.momentum, reached)
+        reach = None if scale is None else reach_of(rows, few)
+        self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
         self.step = recorded(self.descent)
         self.good = self.descent.values.clone()
 
@@ -220,8 +236,8 @@ class Run:
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.settings.max_iter and not self.out_of_patience:
             before = self.monitor.steps
-            for x, y in itertools.islice(self._batches(), self.taken - before, None):
-                self._advance(x, y, self.taken - before)
+            for batch in itertools.islice(self._batches(), self.taken - before, None):
+                self._advance(*batch, self.taken - before)
                 self.seconds = time.perf_counter() - started
                 asked()
                 if self.checkpoint is not None and self.checkpoint.due:
@@ -235,7 +251,7 @@ class Run:
             raise ValueError(
                 f"pass {len(self.monitor.history) + 1} gave no batches: the iterable must start anew each time"
             )
-        if not bool(self.descent.values.isfinite().all()):
+        if not bool(self.descent.values.square().sum().isfinite()):
             self._go_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
@@ -243,34 +259,34 @@ class Run:
         self.save()
         return record
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         batches = self.source.batches(self.size, self.settings.seed, len(self.monitor.history))
         if isinstance(self.source, Memory):
             return batches
-        checked = (self._checked(x, y) for x, y in batches)
-        return ((self.coordinates.inward(x), y) for x, y in checked)
+        checked = (self._checked(*batch) for batch in batches)
+        return ((self.coordinates.inward(x), y, counts) for x, y, counts in checked)
 
-    def _advance(self, x: Tensor, y: Tensor, within: int) -> None:
+    def _advance(self, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
-            self._refresh(x, y)
+            self._refresh(x, y, counts)
         looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 or within * looks >= len(self.monitor.looks) * expected:
-            self._look(x, y)
+            self._look(x, y, counts)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
-        self.step(x, y)
+        self.step(x, y, counts)
         self.taken += 1
 
-    def _look(self, x: Tensor, y: Tensor) -> None:
+    def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the record of its pass."""
         inner, weights = self.descent.network, self.descent.weights
         states = answer(inner, weights, x, y).states
-        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y]))
+        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
-    def _refresh(self, x: Tensor, y: Tensor) -> None:
+    def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Go back to the last good weights if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         loss = float(inner.loss.value(inner.scores(weights, x), y).mean())
@@ -280,7 +296,7 @@ class Run:
             self._go_back(loss)
         else:
             self.good = self.descent.values.clone()
-        self.descent.refresh(x, y, choices.signs(y, self.taken))
+        self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
 
     def _go_back(self, loss: float) -> None:
         self.halved += 1
@@ -293,7 +309,7 @@ class Run:
 
     def outward(self) -> list[Affine]:
         """The present weights, on the inputs as they are given."""
-        return self.coordinates.outward(self.descent.weights)
+        return with_fixed(self.network, self.coordinates.outward(self.descent.weights), self.fixed)
 
     def save(self) -> None:
         if self.checkpoint is None:

@@ -158,22 +158,23 @@ class LiftedNetwork:
         """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs)."""
         return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x)[-1])
 
-    def evaluate(self, weights: Weights, states: States) -> Evaluation:
-        """Objective, gaps and feed-forward score in one pass over the rows."""
-        n, depth = len(states[0]), len(self.layers)
+    def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
+        """Objective, gaps and feed-forward score in one pass over the rows; means over rows are weighted, the score counts rows."""
+        depth, counts = len(self.layers), torch.ones_like(states[0][:, 0]) if sample_weight is None else sample_weight
+        n = counts.sum(dtype=torch.float64)
         energies = torch.zeros(depth, dtype=torch.float64, device=states[0].device)
         floors, loss, scores = energies.clone(), energies[0].clone(), []
-        for rows in _blocks(states):
+        for *rows, count in _blocks([*states, counts]):
             forward = rows[0]
             for place, layer in enumerate(self.layers):
                 u = self.preactivation(place, weights, rows[place])
                 v = u if place == 0 else self.preactivation(place, weights, forward)
-                energies[place] += _energy(layer.divergence, u, rows[place + 1])
+                energies[place] += _energy(layer.divergence, u, rows[place + 1], count)
                 if place < depth - 1:
                     forward = layer.divergence(v)
                     reached = forward if place == 0 else layer.divergence(u)
-                    floors[place] += _energy(layer.divergence, u, reached)
-            loss += _energy(self.loss, v, rows[-1])
+                    floors[place] += _energy(layer.divergence, u, reached, count)
+            loss += _energy(self.loss, v, rows[-1], count)
             scores.append(v)
         terms, floor = (energies / n).tolist(), (floors / n).tolist()
         return Evaluation(
@@ -184,9 +185,9 @@ class LiftedNetwork:
             self.loss.score(torch.cat(scores), states[-1]),
         )
 
-    def objective(self, weights: Weights, states: States) -> float:
+    def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
         """F(W, b, X) (eq. 10), summed in float64."""
-        return self.evaluate(weights, states).objective
+        return self.evaluate(weights, states, sample_weight).objective
 
     def gaps(self, weights: Weights, states: States) -> tuple[float, ...]:
         """For each hidden layer, how far its states are from obeying the recursion; see `Evaluation`."""
@@ -224,9 +225,9 @@ class LiftedNetwork:
         return network, scaled, [s * x for s, x in zip(scales, states, strict=True)]
 
 
-def _energy(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
+def _energy(divergence: Divergence, u: Tensor, z: Tensor, count: Tensor) -> Tensor:
     """Summed in float64; each row's energy, and whether it lies in the domain, in the precision of its own states."""
-    return divergence.value(u, z).sum(dtype=torch.float64)
+    return (divergence.value(u, z) * count).sum(dtype=torch.float64)
 
 
 def _blocks(states: States) -> Iterator[list[Tensor]]:

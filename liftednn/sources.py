@@ -1,7 +1,8 @@
-"""Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of (x, y) batches such as a torch DataLoader.
+"""Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of batches such as a torch DataLoader.
 
-A source gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an
-interrupted run can go on where it stopped.
+A batch is (x, y, counts): rows, responses, and how much each row counts, 1 on average; None where all count alike. A source
+gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an interrupted
+run can go on where it stopped.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Loader", "Mapped", "Memory", "Once", "Source", "as_tensor", "source_of"]
+__all__ = ["Loader", "Mapped", "Memory", "Once", "Source", "as_tensor", "check_weights", "source_of"]
 
-Pair = tuple[Any, Any]
+Batch = tuple[Any, Any, Any]
 
 # A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
 _RUN = 32
@@ -25,7 +26,7 @@ _RUNS = 64
 
 
 class Source(Protocol):
-    """`rows` is None where only a pass over the data can tell."""
+    """`rows` is None where only a pass over the data can tell; a row that counts for three is three rows."""
 
     @property
     def rows(self) -> int | None: ...
@@ -33,10 +34,10 @@ class Source(Protocol):
     def steps(self, size: int) -> int | None:
         """Batches in a pass; None where only a pass can tell."""
 
-    def sample(self, count: int, seed: int) -> Pair:
+    def sample(self, count: int, seed: int) -> Batch:
         """At most `count` rows and their responses, to start from."""
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """The batches of pass `number`; one may be smaller."""
 
 
@@ -46,25 +47,29 @@ class Memory:
 
     x: Tensor
     y: Tensor
+    counts: Tensor | None = None
+    total: int | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.x)
+        return self.total or len(self.x)
 
-    def sample(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    def sample(self, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
         chosen = _permutation(len(self.x), seed, -1)[:count]
-        return self.x[chosen.to(self.x.device)], self.y[chosen.to(self.y.device)]
+        counts = None if self.counts is None else self.counts[chosen.to(self.counts.device)]
+        return self.x[chosen.to(self.x.device)], self.y[chosen.to(self.y.device)], counts
 
     def steps(self, size: int) -> int:
         return -(-len(self.x) // size)
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, seed: int, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         if size >= len(self.x):
-            yield self.x, self.y
+            yield self.x, self.y, self.counts
             return
         order = _permutation(len(self.x), seed, number).to(self.x.device)
         for chosen in torch.split(order, size):
-            yield self.x.index_select(0, chosen), self.y.index_select(0, chosen)
+            counts = None if self.counts is None else self.counts.index_select(0, chosen)
+            yield self.x.index_select(0, chosen), self.y.index_select(0, chosen), counts
 
 
 @dataclass(frozen=True)
@@ -73,83 +78,95 @@ class Mapped:
 
     x: Any
     y: Any
+    counts: Any = None
 
     @property
     def rows(self) -> int:
         return len(self.x)
 
-    def sample(self, count: int, seed: int) -> Pair:
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return (self.x, self.y) if self.counts is None else (self.x, self.y, self.counts)
+
+    def sample(self, count: int, seed: int) -> Batch:
         """Short runs from all over the array, in random order."""
         run = max(1, count // _RUNS)
         starts = _permutation(-(-len(self.x) // run), seed, -1)[: -(-count // run)].tolist()
         pieces = [slice(start * run, (start + 1) * run) for start in starts]
-        x, y = (np.concatenate([np.array(part[piece]) for piece in pieces]) for part in (self.x, self.y))
-        chosen = _permutation(len(x), seed, -2)[:count].numpy()
-        return x[chosen], y[chosen]
+        parts = [np.concatenate([np.array(part[piece]) for piece in pieces]) for part in self._parts]
+        chosen = _permutation(len(parts[0]), seed, -2)[:count].numpy()
+        x, y, *counts = (part[chosen] for part in parts)
+        return x, y, counts[0] if counts else None
 
     def steps(self, size: int) -> int:
         """Every run of batches may end in a smaller one."""
         whole, rest = divmod(len(self.x), _RUN * size)
         return whole * _RUN + -(-rest // size)
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         run = _RUN * size
         for place in _permutation(-(-len(self.x) // run), seed, number).tolist():
             piece = slice(place * run, (place + 1) * run)
-            x, y = (as_tensor(np.array(part[piece]), name) for part, name in ((self.x, "x"), (self.y, "y")))
-            order = _permutation(len(x), seed, number * 1_000_003 + place)
+            names = ("x", "y", "sample_weight")
+            parts = [as_tensor(np.array(part[piece]), name) for part, name in zip(self._parts, names, strict=False)]
+            order = _permutation(len(parts[0]), seed, number * 1_000_003 + place)
             for chosen in torch.split(order, size):
-                yield x[chosen], y[chosen]
+                x, y, *counts = (part[chosen] for part in parts)
+                yield x, y, counts[0] if counts else None
 
 
 @dataclass(frozen=True)
 class Loader:
-    """An iterable of (x, y) batches, taken as they come; `size` is ignored. Its own shuffling is its own affair."""
+    """An iterable of batches (x, y) or (x, y, counts), taken as they come; `size` is ignored. Its own shuffling is its own affair."""
 
-    batches_of: Iterable[Pair]
+    batches_of: Iterable[Any]
 
     @property
     def rows(self) -> int | None:
         """Known where the iterable, as a DataLoader, names its data set."""
-        data = getattr(self.batches_of, "dataset", None)
-        return len(data) if isinstance(data, Sized) else None
+        return _length(getattr(self.batches_of, "dataset", None))
 
     def steps(self, size: int) -> int | None:
-        return len(self.batches_of) if isinstance(self.batches_of, Sized) else None
+        return _length(self.batches_of)
 
-    def sample(self, count: int, seed: int) -> Pair:
-        xs, ys, seen = [], [], 0
-        for x, y in self.batches(0, seed, -1):
-            xs.append(x)
-            ys.append(y)
-            seen += len(xs[-1])
-            if seen >= count:
+    def sample(self, count: int, seed: int) -> Batch:
+        found: list[Batch] = []
+        for batch in self.batches(0, seed, -1):
+            found.append(batch)
+            if sum(len(x) for x, _, _ in found) >= count:
                 break
-        if not xs:
+        if not found:
             raise ValueError("the iterable gave no batches: it must yield pairs (x, y)")
-        return torch.cat(xs)[:count], torch.cat(ys)[:count]
+        xs, ys, counts = zip(*found, strict=True)
+        together = None if counts[0] is None else torch.cat(counts)[:count]
+        return torch.cat(xs)[:count], torch.cat(ys)[:count], together
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
-        for pair in self.batches_of:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise ValueError(f"a batch must be a pair (x, y), got {type(pair).__name__}: yield x and y together")
-            yield as_tensor(pair[0], "x"), as_tensor(pair[1], "y")
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        for batch in self.batches_of:
+            if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+                raise ValueError(
+                    f"a batch must be a pair (x, y), or (x, y, sample_weight), got {type(batch).__name__}: yield x and y together"
+                )
+            counts = as_tensor(batch[2], "sample_weight") if len(batch) == 3 else None
+            yield as_tensor(batch[0], "x"), as_tensor(batch[1], "y"), counts
 
 
 @dataclass(frozen=True)
 class Once(Loader):
     """An iterator, which can be read a single time: the batches that a sample takes from it are kept, and come first in its pass."""
 
-    kept: list[Pair] = field(default_factory=list)
+    kept: list[Batch] = field(default_factory=list)
 
-    def sample(self, count: int, seed: int) -> Pair:
+    def sample(self, count: int, seed: int) -> Batch:
         while (
-            sum(len(x) for x, _ in self.kept) < count and (pair := next(super().batches(0, seed, 0), None)) is not None
+            sum(len(x) for x, _, _ in self.kept) < count
+            and (batch := next(super().batches(0, seed, 0), None)) is not None
         ):
-            self.kept.append(pair)
-        return Loader(self.kept).sample(count, seed)
+            self.kept.append(batch)
+        pairs = [batch[: 2 if batch[2] is None else 3] for batch in self.kept]
+        return Loader(pairs).sample(count, seed)
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[Pair]:
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         while self.kept:
             yield self.kept.pop(0)
         yield from super().batches(size, seed, number)
@@ -167,17 +184,48 @@ def as_tensor(given: Any, name: str) -> Tensor:
         ) from error
 
 
-def source_of(x: Any, y: Any = None) -> Source:
-    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of pairs."""
+def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches."""
     if y is not None:
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
+        counts = None if sample_weight is None else as_tensor(sample_weight, "sample_weight").double()
+        if counts is not None:
+            check_weights(counts, len(x))
         if isinstance(x, np.memmap):
-            return Mapped(x, y)
-        return Memory(as_tensor(x, "x"), as_tensor(y, "y"))
+            return Mapped(x, y, None if counts is None else (counts / counts.mean()).numpy(force=True))
+        return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
+    if sample_weight is not None:
+        raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
     if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
         raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
     return Once(x) if isinstance(x, Iterator) else Loader(x)
+
+
+def check_weights(counts: Tensor, rows: int) -> None:
+    """Refuse sample weights that cannot be ones."""
+    if counts.shape != (rows,):
+        raise ValueError(f"sample_weight has shape {tuple(counts.shape)}, but x has {rows} rows: give ({rows},)")
+    if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
+        raise ValueError("sample_weight must hold finite numbers, none negative and not all 0")
+
+
+def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
+    """Without rows that count for nothing. Weights that add up to more than the rows there are stand for so many rows."""
+    if counts is None:
+        return Memory(x, y)
+    kept = (counts > 0).nonzero()[:, 0]
+    counts = counts[kept]
+    total = max(len(kept), round(float(counts.sum())))
+    return Memory(x[kept.to(x.device)], y[kept.to(y.device)], (counts / counts.mean()).to(x.device), total)
+
+
+def _length(given: object) -> int | None:
+    """None where it is unknown: a DataLoader over a stream has a `__len__`, but one that raises."""
+    try:
+        return len(given) if isinstance(given, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _permutation(count: int, seed: int, number: int) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.network import LiftedNetwork
-from liftednn.sources import as_tensor
+from liftednn.sources import as_tensor, check_weights
 
-__all__ = ["check_trainable", "given_weights", "inputs", "random_weights", "responses"]
+__all__ = ["check_trainable", "given_weights", "inputs", "random_weights", "responses", "row_weights", "with_fixed"]
 
 
 def check_trainable(network: LiftedNetwork) -> None:
@@ -38,6 +38,15 @@ def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
     return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
 
 
+def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
+    """How much each row of x counts, (n,), 1 on average; None where all count alike."""
+    if sample_weight is None:
+        return None
+    counts = as_tensor(sample_weight, "sample_weight").to(x)
+    check_weights(counts, len(x))
+    return counts / counts.mean()
+
+
 def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Affine]:
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
@@ -59,7 +68,22 @@ def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor
     return start
 
 
-def random_weights(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> list[Affine]:
+def with_fixed(
+    network: LiftedNetwork, weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]
+) -> list[Affine]:
+    """The weights, with those that must stay as they are in their place."""
+    if len(fixed) != len(weights):
+        raise ValueError(f"fixed has {len(fixed)} entries for {len(weights)} layers: give a pair for each")
+    found = [
+        Affine(*(part if kept is None else kept.detach().to(part) for part, kept in zip(pair, stay, strict=True)))
+        for pair, stay in zip(weights, fixed, strict=True)
+    ]
+    return given_weights(network, found, found[0].w)
+
+
+def random_weights(
+    network: LiftedNetwork, seed: int, x: Tensor, y: Tensor, counts: Tensor | None = None
+) -> list[Affine]:
     """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
 
     The head is constant, at the mean response, a point of every loss's domain.
@@ -71,5 +95,6 @@ def random_weights(network: LiftedNetwork, seed: int, x: Tensor, y: Tensor) -> l
         w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
         weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
     head = network.layers[-1].operator
-    b = y.mean(0) if head.bias else y.new_zeros(head.weight_shape[0])
+    mean = y.mean(0) if counts is None else counts @ y / len(y)
+    b = mean if head.bias else torch.zeros_like(mean)
     return [*weights, Affine(x.new_zeros(head.weight_shape), b)]

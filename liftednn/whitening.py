@@ -90,20 +90,30 @@ class Coordinates:
 
     @classmethod
     def of(
-        cls, network: LiftedNetwork, x: Tensor, damping: float, keep: float, stored: dict[str, Tensor] | None = None
+        cls,
+        network: LiftedNetwork,
+        x: Tensor,
+        moments: Moments,
+        damping: float,
+        keep: float,
+        free: tuple[bool, bool] = (True, True),
+        stored: dict[str, Tensor] | None = None,
     ) -> Coordinates:
-        """From a sample x, or from the `state()` of earlier ones.
+        """From the moments of the inputs, or from the `state()` of earlier ones; `x` gives device and precision.
 
-        Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates.
+        Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates; those mix w and b, so
+        that b must be free to move if w is (`free`).
         """
         first = network.layers[0]
         if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
+            return cls(network, None)
+        if free == (True, False):
             return cls(network, None)
         if stored and "white.mean" in stored:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
-            whitening = Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
+            whitening = Whitening.of(moments, damping, keep, x)
         operator = replace(first.operator, in_features=whitening.width)
         inner = replace(first, operator=operator, penalty=NoPenalty())
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)

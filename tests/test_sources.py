@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import liftednn as lnn
 from liftednn.sources import Loader, Mapped, Memory, Source, source_of
 
 ROWS, SIZE = 203, 2  # four runs of a memory map, the last one short
@@ -24,10 +25,10 @@ def table(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([number, number + 0.5, -number], 1), 1000 + number
 
 
-def numbers(pairs: Iterable[tuple[Any, Any]]) -> list[int]:
-    """Which rows came, in order; x and y must belong together entry by entry."""
+def numbers(batches: Iterable[tuple[Any, ...]]) -> list[int]:
+    """Which rows came, in order; x and y, and counts if there are any, must belong together entry by entry."""
     found: list[int] = []
-    for x, y in pairs:
+    for x, y, *_ in batches:
         row = np.asarray(x)[:, 0]
         np.testing.assert_array_equal(np.asarray(x), np.stack([row, row + 0.5, -row], 1))
         np.testing.assert_array_equal(np.asarray(y), 1000 + row)
@@ -85,7 +86,7 @@ def test_every_pass_gives_every_row_once_with_its_response(make: Callable[[Path]
 @ALL
 def test_batches_are_of_the_size_asked_for_but_one(make: Callable[[Path], Source], tmp_path: Path) -> None:
     source = make(tmp_path)
-    sizes = [len(x) for x, _ in source.batches(SIZE, 0, 1)]
+    sizes = [len(x) for x, _, _ in source.batches(SIZE, 0, 1)]
     assert sorted(sizes) == [1] + [2] * 101
     if not isinstance(source, Mapped):  # a memory map's short run may come before others
         assert sizes[-1] == 1
@@ -180,7 +181,7 @@ def test_the_sample_of_a_memory_map_reads_no_more_rows_than_it_gives() -> None:
 
 def test_batches_of_a_memory_map_are_copies(tmp_path: Path) -> None:
     source = mapped(tmp_path)
-    for x, y in source.batches(SIZE, 0, 0):
+    for x, y, _ in source.batches(SIZE, 0, 0):
         x.zero_()
         y.zero_()
     assert sorted(numbers(source.batches(SIZE, 0, 0))) == list(range(ROWS))
@@ -201,7 +202,7 @@ def test_an_iterable_is_taken_as_it_comes() -> None:
     for number in range(2):
         given = list(source.batches(1, 7, number))
         assert numbers(given) == [3, 1, 2, 0, 5, 4]
-        assert [len(x) for x, _ in given] == [2, 1, 3]
+        assert [len(x) for x, _, _ in given] == [2, 1, 3]
 
 
 def test_a_shuffling_data_loader_shuffles_for_itself() -> None:
@@ -225,7 +226,7 @@ def test_each_kind_of_data_has_its_source(tmp_path: Path) -> None:
 
 def test_tensors_that_carry_gradients_are_cut_from_their_graph() -> None:
     x, y = (torch.tensor(part, requires_grad=True) for part in table())
-    assert not any(part.requires_grad for batch in source_of(x, y).batches(SIZE, 0, 0) for part in batch)
+    assert not any(part.requires_grad for batch in source_of(x, y).batches(SIZE, 0, 0) for part in batch[:2])
 
 
 @pytest.mark.parametrize(
@@ -255,3 +256,69 @@ def test_lengths_of_a_memory_map_must_agree_too(tmp_path: Path) -> None:
 def test_a_loader_without_batches_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the iterable gave no batches: it must yield pairs \(x, y\)"):
         source_of([]).sample(10, 0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "mapped", "loader"])
+def test_every_row_comes_with_its_own_count(kind: str, tmp_path: Path) -> None:
+    x, y = table()
+    counts = np.where(np.arange(ROWS) % 5 == 0, 3.0, 1.0)
+    if kind == "mapped":
+        np.save(tmp_path / "x.npy", x)
+        source = source_of(np.load(tmp_path / "x.npy", mmap_mode="r"), y, counts)
+    elif kind == "memory":
+        source = source_of(x, y, counts)
+    else:
+        source = source_of(DataLoader(TensorDataset(*(torch.tensor(part) for part in (x, y, counts))), batch_size=SIZE))
+    scale = 1.0 if kind == "loader" else counts.mean()
+    for batches in (list(source.batches(SIZE, 0, 1)), [source.sample(70, 0)]):
+        for rows, _, given in batches:
+            np.testing.assert_allclose(np.asarray(given), counts[np.asarray(rows)[:, 0].astype(int)] / scale)
+        assert len(numbers(batches)) == sum(len(given) for _, _, given in batches)
+
+
+def test_rows_that_count_for_nothing_never_come() -> None:
+    x, y = table()
+    source = source_of(x, y, np.arange(ROWS) % 2)
+    assert sorted(numbers(source.batches(SIZE, 0, 0))) == list(range(1, ROWS, 2))
+    assert source.rows == ROWS // 2
+
+
+class Stream(IterableDataset):
+    """Rows and responses, one at a time, of a number that it does not tell."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = (torch.tensor(part, dtype=torch.float32) / ROWS for part in table())
+        return iter(zip(x, y, strict=True))
+
+
+class Unsized:
+    """Batches that start anew each time, and have no length by class."""
+
+    dataset: Any = None
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def test_the_length_of_a_stream_is_unknown() -> None:
+    source = source_of(DataLoader(Stream(), batch_size=20))
+    assert (source.rows, source.steps(20)) == (None, None)
+    uncounted = Unsized([])
+    uncounted.dataset = DataLoader(Stream())
+    assert source_of(uncounted).rows is None
+    known = source_of(DataLoader(TensorDataset(torch.zeros(50, 1), torch.zeros(50)), batch_size=20))
+    assert (known.rows, known.steps(1)) == (50, 3)
+
+
+def test_a_run_on_a_stream_is_one_on_its_batches() -> None:
+    network, stream = lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared"), DataLoader(Stream(), batch_size=20)
+    fit = lnn.MiniBatch(max_iter=2).run(network, stream)
+    assert [record.steps for record in fit.history] == [11, 11]
+    assert fit.status == "max_iter"
+    anew = lnn.MiniBatch(max_iter=2).run(network, Unsized(list(stream)))
+    for a, b in zip(fit.weights, anew.weights, strict=True):
+        assert torch.equal(a.w, b.w)
+        assert torch.equal(a.b, b.b)

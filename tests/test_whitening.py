@@ -205,7 +205,7 @@ WEIGHTS = [W, Affine(draw(2, 4, seed=6), draw(2, seed=7))]
 @pytest.mark.parametrize("penalty", [lnn.penalties.L2(0.1), lnn.penalties.NoPenalty()], ids=repr)
 def test_a_network_in_whitened_coordinates_gives_the_same_scores(penalty: lnn.Penalty) -> None:
     outer = network(penalty=penalty)
-    coordinates = Coordinates.of(outer, X, 0.1, 1.0)
+    coordinates = Coordinates.of(outer, X, Moments.of(X, X[:, :0]), 0.1, 1.0)
     assert coordinates.whitening is not None
     inner = coordinates.start(WEIGHTS)
     torch.testing.assert_close(
@@ -237,7 +237,7 @@ def test_a_network_in_whitened_coordinates_gives_the_same_scores(penalty: lnn.Pe
     ids=lambda n: f"{type(n.layers[0].penalty).__name__}, bias {n.layers[0].operator.bias}",
 )
 def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: lnn.LiftedNetwork) -> None:
-    coordinates = Coordinates.of(declined, X, 0.1, 0.9)
+    coordinates = Coordinates.of(declined, X, Moments.of(X, X[:, :0]), 0.1, 0.9)
     assert coordinates.whitening is None
     assert coordinates.network is declined
     assert coordinates.inward(X) is X
@@ -249,7 +249,7 @@ def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: ln
 
 @pytest.mark.parametrize("penalty", [lnn.penalties.L2(0.1), lnn.penalties.L1()], ids=repr)
 def test_weights_given_back_are_copies(penalty: lnn.Penalty) -> None:
-    coordinates = Coordinates.of(network(penalty=penalty), X, 0.1, 1.0)
+    coordinates = Coordinates.of(network(penalty=penalty), X, Moments.of(X, X[:, :0]), 0.1, 1.0)
     given = [Affine(w.clone(), b.clone()) for w, b in WEIGHTS]
     for w, b in coordinates.outward(given):
         w.zero_()

@@ -1,6 +1,15 @@
 """The two blocks (sec. 6): weights with the states fixed, states with the weights fixed; whole, or one step on a batch."""
 
-from liftednn.blocks.descent import Answer, Descent, Metric, answer, curvatures, descent_refusal, recursion
+from liftednn.blocks.descent import (
+    Answer,
+    Descent,
+    Metric,
+    answer,
+    curvatures,
+    descent_refusal,
+    reach_of,
+    recursion,
+)
 from liftednn.blocks.joint import joint_refusal, update_all_states
 from liftednn.blocks.states import Link, StateStep, update_state
 from liftednn.blocks.weights import Design, WeightStep, update_weights
@@ -17,6 +26,7 @@ __all__ = [
     "curvatures",
     "descent_refusal",
     "joint_refusal",
+    "reach_of",
     "recursion",
     "update_all_states",
     "update_state",

@@ -26,10 +26,12 @@ from liftednn.moments import Moments
 from liftednn.network import Layer, LiftedNetwork, Weights
 from liftednn.solvers import Factor
 
-__all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refusal", "recursion"]
+__all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refusal", "reach_of", "recursion"]
 
 # The share of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
+# A row this many times farther off than the mean one, in squares, counts for less.
+_REACH = 10.0
 
 
 class Answer(NamedTuple):
@@ -70,20 +72,38 @@ def answer(network: LiftedNetwork, weights: Weights, x: Tensor, y: Tensor, row_w
     return Answer(forward, preactivations, *_backward(network, weights, preactivations, pull))
 
 
-def curvatures(network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], signs: Tensor) -> list[Tensor]:
+def curvatures(
+    network: LiftedNetwork,
+    weights: Weights,
+    preactivations: list[Tensor],
+    probes: Tensor,
+    counts: Tensor | None = None,
+) -> list[Tensor]:
     """c of every layer, the mean over units and rows of the curvature in u of what the layer feels, as 0-dim tensors.
 
-    A probe: random signs of the loss's curvature are sent backward as a pull; the mean square that arrives is the mean diagonal of
-    J' (c_loss I) J, J the Jacobian from u to the scores.
+    Probes (m, n, outputs) of the loss's curvature, random signs say, are sent backward as pulls; the mean square that arrives is the
+    mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores.
     """
     top = network.layers[-1].lam * network.layers[-1].divergence.curvature
-    _, pulls = _backward(network, weights, preactivations, signs * top**0.5)
+    arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
     if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
-        _, rest = _backward(network, weights, preactivations, torch.zeros_like(signs))
-        pulls = [pull - at_rest for pull, at_rest in zip(pulls, rest, strict=True)]
+        _, rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))
+        arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
+    found = [torch.stack([_mean_square(pull, counts) for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    found = [pull.square().mean().clamp(1e-12 * top, limit) for pull, limit in zip(pulls, limits, strict=True)]
-    return [*found[:-1], signs.new_full((), top)]
+    bounded = [c.clamp(1e-12 * top, limit) for c, limit in zip(found, limits, strict=True)]
+    return [*bounded[:-1], probes.new_full((), top)]
+
+
+def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
+    """The squared norm beyond which a row of whitened inputs is far off; None where all are 0."""
+    reach = _REACH * x.shape[1] * _mean_square(x, counts)
+    return reach if float(reach) > 0 else None
+
+
+def _mean_square(a: Tensor, counts: Tensor | None) -> Tensor:
+    """Over all entries, each row counting as `counts` (n,) says."""
+    return a.square().mean() if counts is None else (counts @ a.square().mean(1)) / counts.sum()
 
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -114,9 +134,10 @@ def _backward(
 class Metric:
     """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed now and then.
 
-    damping   d as a share of the mean diagonal of gram
-    forget    what a refresh leaves of the older rows' weight
-    shrinkage 2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
+    damping     d as a share of the mean diagonal of gram
+    forget      what a refresh leaves of the older rows' weight
+    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
+    free        whether w and b may move
     """
 
     layer: Layer
@@ -126,26 +147,36 @@ class Metric:
     curvature: Tensor
     shrinkage: Tensor
     white: bool = False
+    free: tuple[bool, bool] = (True, True)
     moments: Moments | None = None
     forget: float = 0.8
 
     @classmethod
-    def of(cls, layer: Layer, x: Tensor, damping: float, scale: Tensor | None = None) -> Metric:
+    def of(
+        cls,
+        layer: Layer,
+        x: Tensor,
+        damping: float,
+        scale: Tensor | None = None,
+        counts: Tensor | None = None,
+        free: tuple[bool, bool] = (True, True),
+    ) -> Metric:
         """From rows x; with `scale`, of whitened rows, whose geometry stays."""
         p = x.shape[1]
         rho = 2 * (layer.penalty.ridge or 0.0)
         shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
         shape = (p,) if scale is not None else (p, p) if layer.penalty.ridge is not None else ()
-        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, scale is not None)
-        metric.absorb(x)
+        white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
+        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
+        metric.absorb(x, counts)
         return metric
 
-    def absorb(self, x: Tensor) -> None:
+    def absorb(self, x: Tensor, counts: Tensor | None = None) -> None:
         """Let rows x into the moments, and forget some of the older ones."""
         if self.white:
             return
-        fresh = Moments.of(x, x[:, :0])
-        fresh = fresh if self.layer.operator.bias else fresh.about_zero()
+        fresh = Moments.of(x, x[:, :0], counts)
+        fresh = fresh if self.free[1] else fresh.about_zero()
         self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
         self.mean.copy_(self.moments.mean_x)
 
@@ -184,13 +215,15 @@ class Metric:
 
     def direction(self, weights: Affine, x: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """What a step of rate 1 takes off (w, b), on rows x with the layer's pull."""
-        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.layer.operator.bias else torch.zeros_like(weights.b)
+        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.free[1] else torch.zeros_like(weights.b)
+        if not self.free[0]:
+            return torch.zeros_like(weights.w), b / self.curvature
         w = torch.addmm(self.shrinkage * weights.w, pull.T, x, alpha=1 / len(x))
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
         w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
         b = b / self.curvature
-        return w, b if self.white or not self.layer.operator.bias else b - w @ self.mean
+        return w, b if self.white or not self.free[1] else b - w @ self.mean
 
 
 class Descent:
@@ -214,7 +247,7 @@ class Descent:
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
         self.weights = self._views(self.values)
-        self.proxed = [place for place, metric in enumerate(metrics) if metric.layer.penalty.ridge is None]
+        self.proxed = [place for place, m in enumerate(metrics) if m.layer.penalty.ridge is None and m.free[0]]
 
     def _views(self, flat: Tensor) -> list[Affine]:
         """Weights that share their memory with a vector."""
@@ -222,9 +255,9 @@ class Descent:
         views = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return [Affine(w, b) for w, b in zip(views[::2], views[1::2], strict=True)]
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """Nesterov's momentum on the preconditioned direction, all layers at once."""
-        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+    def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> None:
+        """Nesterov's momentum on the preconditioned direction, all layers at once; row i counts `counts[i]` times."""
+        seen = self.see(x, y, counts)
         moves: list[Tensor] = []
         for place, metric in enumerate(self.metrics):
             rows = self.network.layers[place].operator.unfold(seen.forward[place])
@@ -235,6 +268,11 @@ class Descent:
         self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
         for place in self.proxed:
             self._prox(place, before[place].w)
+
+    def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Answer:
+        """The answer of a batch: each row's states are its own affair, and its pulls then count as often as it does."""
+        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
+        return seen if counts is None else seen._replace(pulls=[pull * counts[:, None] for pull in seen.pulls])
 
     def _prox(self, place: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
@@ -250,22 +288,22 @@ class Descent:
     def _row_weights(self, x: Tensor) -> Tensor | None:
         return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
 
-    def refresh(self, x: Tensor, y: Tensor, signs: Tensor) -> None:
-        """Renew every layer's geometry from a batch; `signs` (n, outputs) are +1 or -1.
+    def refresh(self, x: Tensor, y: Tensor, probes: Tensor, counts: Tensor | None = None) -> None:
+        """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
         of a ReLU then no longer are what the curvature was measured with.
         """
-        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
-        found = curvatures(self.network, self.weights, seen.preactivations, signs)
+        seen = self.see(x, y, counts)
+        found = curvatures(self.network, self.weights, seen.preactivations, probes, counts)
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
             operator = self.network.layers[place].operator
             rows = operator.unfold(seen.forward[place])
-            metric.absorb(rows)
+            metric.absorb(rows, counts)
             metric.refresh(curvature)
             move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place]))
-            motion = operator.forward(seen.forward[place], move).square().mean()
-            excess = float((motion / seen.preactivations[place].square().mean()).sqrt()) / _TRUST
+            motion = _mean_square(operator.forward(seen.forward[place], move), counts)
+            excess = float((motion / _mean_square(seen.preactivations[place], counts)).sqrt()) / _TRUST
             if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
                 metric.shorten(excess)
 

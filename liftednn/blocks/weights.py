@@ -22,15 +22,19 @@ __all__ = ["Design", "WeightStep", "update_weights"]
 
 @dataclass
 class Design:
-    """The rows of one regression. Its Gram matrix and factors are formed at most once: keep it while the rows stay the same."""
+    """The rows of one regression, and how much each counts.
+
+    Its Gram matrix and factors are formed at most once: keep it while the rows stay the same.
+    """
 
     rows: Tensor
     bias: bool = True
+    sample_weight: Tensor | None = None
     _factors: dict[tuple[float, float], Factor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _centred(self) -> Moments:
-        return Moments.of(self.rows, self.rows[:, :0])
+        return Moments.of(self.rows, self.rows[:, :0], self.sample_weight)
 
     @cached_property
     def inputs(self) -> Moments:
@@ -39,7 +43,7 @@ class Design:
 
     def moments(self, z: Tensor) -> Moments:
         """The same with targets."""
-        both = self._centred.retarget(self.rows, z)
+        both = self._centred.retarget(self.rows, z, self.sample_weight)
         return both if self.bias else both.about_zero()
 
     def factor(self, lam: float, rho: float) -> Factor:
@@ -132,6 +136,8 @@ class _Centred:
     def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
         self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
         self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
+        weight = design.sample_weight
+        self.share = None if weight is None else (weight / weight.sum()).to(z.dtype)
         # With a squared norm the penalty joins the smooth part, so that a metric can carry it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
 
@@ -148,7 +154,8 @@ class _Centred:
 
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
         rows = self.layer.divergence.value(image[0], self.z)
-        return self.layer.lam * rows.mean(dtype=torch.float64) + self.layer.penalty.value(x[0])
+        mean = rows.mean(dtype=torch.float64) if self.share is None else (rows * self.share).sum(dtype=torch.float64)
+        return self.layer.lam * mean + self.layer.penalty.value(x[0])
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
         w, c = self.pull(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
@@ -161,10 +168,10 @@ class _Centred:
         return max(float(part.abs().max()) for part in at_zero) or 1.0
 
     def pull(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
-        """The adjoint of (w, c) -> u in the mean over rows, times `weight`."""
-        share = weight / len(r)
-        c = r.sum(0) * share
-        w = torch.addr(share * (r.T @ self.rows), c, self.mean, alpha=-1)
+        """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
+        r, scale = (r, weight / len(r)) if self.share is None else (r * self.share[:, None], weight)
+        c = r.sum(0) * scale
+        w = torch.addr(scale * (r.T @ self.rows), c, self.mean, alpha=-1)
         return [w, c if self.bias else torch.zeros_like(c)]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
