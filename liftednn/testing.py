@@ -53,7 +53,7 @@ def check_loss(loss: Loss, width: int = _WIDTH, seed: int = 0) -> None:
     """Convex in u with the declared gradient and curvature; encode and decode are inverse."""
     u, other = _draws(seed, 2, width)
     classes = not loss.decode(u).is_floating_point()
-    y = torch.arange(_N) % width if classes else u.flip(0)
+    y = torch.arange(_N) % width if classes else loss.decode(u.flip(0))
     encoded = loss.encode(y, width).double()
     assert encoded.shape == (_N, width), f"encode gave shape {tuple(encoded.shape)}, expected {(_N, width)}"
     if classes:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from liftednn.activations.clips import FenchelClip, FenchelHardSigmoid, FenchelHardTanh, FenchelReLU, Sign
 from liftednn.activations.euclidean import HardSigmoid, HardTanh, Identity, LeakyReLU, ReLU, Simplex
 from liftednn.activations.fenchel import (
-    FenchelHardSigmoid,
-    FenchelHardTanh,
     FenchelLeakyReLU,
-    FenchelReLU,
     Monotone,
     Sigmoid,
-    Sign,
     Sin,
     Softmax,
     Softplus,
@@ -20,6 +17,7 @@ from liftednn.activations.pooling import MaxPool
 from liftednn.base import Activation
 
 __all__ = [
+    "FenchelClip",
     "FenchelHardSigmoid",
     "FenchelHardTanh",
     "FenchelLeakyReLU",
@@ -41,12 +39,18 @@ __all__ = [
 ]
 
 
-def named(name: str) -> Activation:
-    """The activation of that name: a class of this room in lower case, underscores ignored, "fenchel_relu" say."""
+def named(name: str, divergence: str | None = None) -> Activation:
+    """The activation of that name: a class of this room in lower case, underscores ignored, "fenchel_relu" say.
+
+    divergence   "fenchel": with "relu", take "fenchel_relu"; "euclidean": refuse what is not jointly convex
+    """
     classes = {exported.lower(): exported for exported in __all__}
     key = name.replace("_", "").lower()
+    key = f"fenchel{key}" if divergence == "fenchel" and f"fenchel{key}" in classes else key
     if key not in classes:
         raise ValueError(f"unknown activation {name!r}: give one of {', '.join(sorted(classes))}, or an Activation")
     activation = globals()[classes[key]]()
     assert isinstance(activation, Activation)
+    if divergence == "euclidean" and not activation.joint:
+        raise ValueError(f"{name!r} has no jointly convex divergence: use divergence='fenchel'")
     return activation

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from liftednn.base import Activation, Box
+from liftednn.base import Activation
 from liftednn.functional import (
     barrier,
-    box_barrier,
-    box_prox,
     conjugate_softplus,
     entropy_prox,
     log_partition,
@@ -31,13 +29,9 @@ from liftednn.functional import (
 )
 
 __all__ = [
-    "FenchelHardSigmoid",
-    "FenchelHardTanh",
     "FenchelLeakyReLU",
-    "FenchelReLU",
     "Monotone",
     "Sigmoid",
-    "Sign",
     "Sin",
     "Softmax",
     "Softplus",
@@ -66,77 +60,6 @@ class Fenchel(Activation):
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         y = v + step * z
         return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
-
-
-class _FenchelClip(Fenchel):
-    """Phi(z) = weight z^2 / 2 on lower <= z <= upper;  phi(u) = clip(u / weight, lower, upper);  curvature 1 / weight.
-
-    With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u>: two terms that are each >= 0, free of cancellation.
-    """
-
-    boxed = True
-    lower: float
-    upper: float
-    weight: float = 1.0
-
-    @property
-    def curvature(self) -> float:
-        return 1 / self.weight if self.weight else torch.inf
-
-    def __call__(self, u: Tensor) -> Tensor:
-        if not self.weight:
-            return u.sign()
-        return (u if self.weight == 1 else u / self.weight).clamp(self.lower, self.upper)
-
-    def value(self, u: Tensor, z: Tensor) -> Tensor:
-        p = self(u)
-        terms = (z - p) * (self.weight * (z + p) / 2 - u)
-        return terms.sum(-1) + box_barrier(z, self.lower, self.upper)
-
-    def resolvent(self, y: Tensor, step: float) -> Tensor:
-        return box_prox(Box(self.lower, self.upper, self.weight, 0.0), y, step)
-
-    def box(self, u: Tensor) -> Box:
-        return Box(self.lower, self.upper, self.weight, u)
-
-
-@dataclass(frozen=True)
-class FenchelReLU(_FenchelClip):
-    """phi(u) = max(0, u);  Phi(z) = z^2/2 on z >= 0 (sec. 4, "Non-strictly monotone examples"); curvature 1."""
-
-    lower, upper, homogeneous = 0.0, torch.inf, True
-
-
-@dataclass(frozen=True)
-class FenchelHardTanh(_FenchelClip):
-    """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1."""
-
-    lower, upper = -1.0, 1.0
-
-
-@dataclass(frozen=True)
-class FenchelHardSigmoid(_FenchelClip):
-    """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1."""
-
-    lower, upper = 0.0, 1.0
-
-
-@dataclass(frozen=True)
-class Sign(_FenchelClip):
-    """phi(u) = clip(u / eps, -1, 1);  Phi(z) = eps z^2/2 on |z| <= 1; curvature 1 / eps.
-
-    The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which any z satisfies at u = 0: W = 0 is then always an
-    optimal W-step. A positive eps trains.
-    """
-
-    eps: float = 0.1
-    lower, upper = -1.0, 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eps < torch.inf:
-            raise ValueError(f"eps must be non-negative, got {self.eps}")
-
-    weight = property(lambda self: self.eps)
 
 
 @dataclass(frozen=True)

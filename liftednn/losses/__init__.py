@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from liftednn.base import Loss
 from liftednn.losses.entropy import CrossEntropy, SoftmaxCrossEntropy
+from liftednn.losses.matching import Matching
 from liftednn.losses.split import Split
 from liftednn.losses.squared import SquaredError
 
-__all__ = ["CrossEntropy", "SoftmaxCrossEntropy", "Split", "SquaredError"]
+__all__ = ["CrossEntropy", "Matching", "SoftmaxCrossEntropy", "Split", "SquaredError"]
 
 
 def named(name: str) -> Loss:

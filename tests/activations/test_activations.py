@@ -18,6 +18,7 @@ from torch import Tensor
 
 from liftednn import activations
 from liftednn.activations import (
+    FenchelClip,
     FenchelHardSigmoid,
     FenchelHardTanh,
     FenchelLeakyReLU,
@@ -84,6 +85,9 @@ ELEMENTWISE = [
     Scalar(FenchelReLU(), fn.relu, lambda u: 0.0),
     Scalar(FenchelHardTanh(), fn.hardtanh, lambda u: -1.0, 1.0),
     Scalar(FenchelHardSigmoid(), lambda u: fn.hardtanh(u, 0.0, 1.0), lambda u: 0.0, 1.0),
+    Scalar(FenchelClip(), fn.hardtanh, lambda u: -1.0, 1.0),
+    Scalar(FenchelClip(0.0, 6.0), fn.relu6, lambda u: 0.0, 6.0),
+    Scalar(FenchelClip(0.0, 1.0, 6.0, 3.0), fn.hardsigmoid, lambda u: 0.0, 1.0),
     Scalar(FenchelLeakyReLU(), lambda u: fn.leaky_relu(u, 0.01)),
     Scalar(FenchelLeakyReLU(2.0), lambda u: fn.leaky_relu(u, 2.0)),
     Scalar(Sign(0.0), torch.sign, lambda u: -1.0, 1.0),

@@ -44,8 +44,8 @@ def rows(n: int, p: int, seed: int = 0) -> Tensor:
 
 
 def responses(loss: Loss, n: int, p: int, seed: int = 5) -> Tensor:
-    real = loss.decode(rows(1, p)).is_floating_point()
-    return rows(n, p, seed) if real else rows(n, p, seed).softmax(-1)
+    decoded = loss.decode(rows(n, p, seed))
+    return decoded if decoded.is_floating_point() else rows(n, p, seed).softmax(-1)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

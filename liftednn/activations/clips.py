@@ -1,0 +1,106 @@
+"""Clipped activations in bi-convex form (sec. 4, "Non-strictly monotone examples"): Phi is a quadratic on an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.activations.fenchel import Fenchel
+from liftednn.base import Box
+from liftednn.functional import box_barrier, box_prox
+
+__all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU", "Sign"]
+
+
+class _Clip(Fenchel):
+    """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper;  curvature 1 / weight.
+
+    With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u - shift>: two terms that are each >= 0, free of cancellation.
+    """
+
+    boxed = True
+    lower: float
+    upper: float
+    weight: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def curvature(self) -> float:
+        return 1 / self.weight if self.weight else torch.inf
+
+    def __call__(self, u: Tensor) -> Tensor:
+        if not self.weight:
+            return u.sign()
+        shifted = u + self.shift if self.shift else u
+        return (shifted if self.weight == 1 else shifted / self.weight).clamp(self.lower, self.upper)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        p = self(u)
+        terms = (z - p) * (self.weight * (z + p) / 2 - (u + self.shift))
+        return terms.sum(-1) + box_barrier(z, self.lower, self.upper)
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        return box_prox(Box(self.lower, self.upper, self.weight, self.shift), y, step)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self.lower, self.upper, self.weight, u + self.shift)
+
+
+@dataclass(frozen=True)
+class FenchelReLU(_Clip):
+    """phi(u) = max(0, u);  Phi(z) = z^2/2 on z >= 0 (sec. 4, "Non-strictly monotone examples"); curvature 1."""
+
+    lower, upper, homogeneous = 0.0, torch.inf, True
+
+
+@dataclass(frozen=True)
+class FenchelHardTanh(_Clip):
+    """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1."""
+
+    lower, upper = -1.0, 1.0
+
+
+@dataclass(frozen=True)
+class FenchelHardSigmoid(_Clip):
+    """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1."""
+
+    lower, upper = 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class FenchelClip(_Clip):
+    """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper; curvature 1 / weight.
+
+    (0, 6) is torch's ReLU6, (0, 1, 6, 3) its Hardsigmoid.
+    """
+
+    lower: float = -1.0
+    upper: float = 1.0
+    weight: float = 1.0
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.lower < self.upper and 0 < self.weight < torch.inf):
+            raise ValueError(
+                f"lower must be below upper and weight positive, got {self.lower}, {self.upper} and {self.weight}"
+            )
+
+
+@dataclass(frozen=True)
+class Sign(_Clip):
+    """phi(u) = clip(u / eps, -1, 1);  Phi(z) = eps z^2/2 on |z| <= 1; curvature 1 / eps.
+
+    The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which any z satisfies at u = 0: W = 0 is then always an
+    optimal W-step. A positive eps trains.
+    """
+
+    eps: float = 0.1
+    lower, upper = -1.0, 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < torch.inf:
+            raise ValueError(f"eps must be non-negative, got {self.eps}")
+
+    weight = property(lambda self: self.eps)

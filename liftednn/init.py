@@ -1,0 +1,251 @@
+"""Lifted initialisation of a torch module (sec. 7): lifted weights as the start of ordinary training.
+
+    liftednn.init.lifted_(module, x, y)
+
+reads the module as a chain, trains it lifted for a few passes over the data and writes the weights into its parameters, in place as the
+functions of torch.nn.init do. Nothing is back-propagated and no optimiser is needed; ordinary training can go on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from liftednn.activations import Sigmoid
+from liftednn.base import Affine, Loss
+from liftednn.choices import automatic
+from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
+from liftednn.minibatch import Fit, MiniBatch
+from liftednn.modules import Chain, from_module, network_of, precision, read, to_module, weights_of
+from liftednn.network import LiftedNetwork, Weights
+from liftednn.predict import feedforward
+from liftednn.sources import Once, as_tensor, source_of
+from liftednn.start import inputs, responses
+
+__all__ = ["from_module", "lifted_", "to_module"]
+
+# Rows that the loss is chosen by and the report is made from.
+_ROWS = 10_000
+
+_log = logging.getLogger(__name__)
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@torch.no_grad()
+def lifted_(
+    module: Module,
+    x: Any,
+    y: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    lam: float | Sequence[float] | Literal["auto"] = "auto",
+    sweeps: int = 3,
+    device: str | torch.device | None = None,
+    report: bool = False,
+) -> Module:
+    """Fill the module's Linear layers with lifted weights, trained on rows x and responses y; returns the module.
+
+    x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that starts anew each
+             time. Where the module begins with a Flatten, rows may have any shape
+    loss     "softmax", "squared" or a Loss. None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
+             `Matching` loss, whether or not the module ends in the sigmoid. Real responses have the squared error. A module that ends in
+             another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
+    lam      how closely the states obey the recursion: "auto", a number, or one for each hidden layer
+    sweeps   passes over the data
+    device   where to train; None: where the module is
+    report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
+
+    What the parameters hold before is of no matter, but for those with requires_grad=False, which stay exactly as they are. torch's
+    global generator gives the seed: torch.manual_seed governs, as in torch.nn.init. Training is in the widest of the parameters'
+    precisions and at least in float32, or as a memmap has it. They are written at the very end: after an error or Ctrl-C the module is
+    as it was.
+    """
+    started = time.perf_counter()
+    chain = read(module)
+    if all(not part.requires_grad for linear in chain.linears for part in linear.parameters()):
+        warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
+        return module
+    if not isinstance(sweeps, int) or sweeps < 1:
+        raise ValueError(f"sweeps must be an integer of at least 1, got {sweeps}")
+    place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
+    x, y = _rows(chain, x, y, place)
+    few = source_of(x, y).sample(_ROWS, seed)[:2]
+    network = network_of(chain, _loss_for(chain, few[1]) if loss is None else loss)
+    before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
+    trainer = MiniBatch(max_iter=sweeps, seed=seed, device=str(place))
+    fit = trainer.run(_with_lam(automatic(network, x, y, seed), lam), x, y, fixed=_frozen(chain))
+    if fit.status == "stopped":
+        raise KeyboardInterrupt
+    _write(chain, fit.weights)
+    if before is not None:
+        _tell(report, fit, before, _Look.at(network, weights_of(chain), *few), time.perf_counter() - started)
+    return module
+
+
+def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
+    found = sorted({str(part.device) for linear in chain.linears for part in linear.parameters()})
+    if len(found) > 1:
+        raise ValueError(f"the module's layers are on several devices, {' and '.join(found)}: move it to one of them")
+    if found == ["meta"]:
+        raise ValueError(
+            "the module is on the meta device, where weights have no values: give module.to_empty(device=...)"
+        )
+    return torch.device(found[0] if device is None else device)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """An iterable of batches with rows made ready for the chain; `dataset` tells how many rows there are."""
+
+    batches: Iterable[Any]
+    flat: bool
+    device: torch.device
+    dtype: torch.dtype
+    dataset: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            if isinstance(batch, (tuple, list)) and batch:
+                yield (self.ready(batch[0]), *batch[1:])
+            else:
+                yield batch
+
+    def ready(self, x: Any) -> Tensor:
+        rows = as_tensor(x, "x").to(self.device, self.dtype)
+        return rows.flatten(1) if self.flat and rows.ndim > 2 else rows
+
+
+class _Counted(_Batches):
+    """The same where the number of batches is known."""
+
+    def __len__(self) -> int:
+        assert isinstance(self.batches, Sized)
+        return len(self.batches)
+
+
+def _counted(x: Any) -> bool:
+    """A DataLoader over a stream has a length that cannot be asked for."""
+    try:
+        return isinstance(x, Sized) and len(x) >= 0
+    except TypeError:
+        return False
+
+
+def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
+    """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and place."""
+    kind = _Counted if _counted(x) else _Batches
+    ready = kind(x, chain.flat, device, precision(chain), getattr(x, "dataset", None))
+    if y is None:
+        if isinstance(source_of(x), Once):
+            raise ValueError(
+                "x is an iterator, which can be read only once, and lifted_ reads its data several times: give a DataLoader or "
+                "a list of batches, or x and y"
+            )
+        return ready, None
+    if isinstance(x, np.memmap):
+        return x.reshape(len(x), -1) if chain.flat else x, y
+    rows, given = ready.ready(x), as_tensor(y, "y")
+    if not rows.ndim or not given.ndim:
+        raise ValueError(f"x has shape {tuple(rows.shape)} and y {tuple(given.shape)}: give as many responses as rows")
+    return rows, given
+
+
+def _loss_for(chain: Chain, y: Any) -> Loss | None:
+    """The loss that the responses ask for; None for the one that the module ends in."""
+    given, outputs = as_tensor(y, "y"), chain.linears[-1].out_features
+    if chain.after[-1] is not None:
+        return None
+    if given.is_floating_point():
+        return SquaredError()
+    if outputs > 1:
+        return SoftmaxCrossEntropy()
+    if not bool(((given == 0) | (given == 1)).all()):
+        raise ValueError(
+            f"y holds the integers {int(given.min())} .. {int(given.max())}, which are classes, and the module has one output: give "
+            "0 and 1, or a module with an output for each class, or real numbers, y.float(), to be fitted by the squared error"
+        )
+    return Matching(Sigmoid())
+
+
+def _with_lam(network: LiftedNetwork, lam: float | Sequence[float] | str) -> LiftedNetwork:
+    hidden = len(network.layers) - 1
+    if isinstance(lam, str):
+        if lam != "auto":
+            raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}")
+        return network
+    given = [lam] * hidden if isinstance(lam, (int, float)) else list(lam)
+    if len(given) != hidden:
+        raise ValueError(f"lam has {len(given)} entries for {hidden} hidden layers: give one for all or one each")
+    layers = [replace(layer, lam=float(each)) for layer, each in zip(network.layers, given, strict=False)]
+    return LiftedNetwork([*layers, network.layers[-1]])
+
+
+def _frozen(chain: Chain) -> list[tuple[Tensor | None, Tensor | None]] | None:
+    """For every layer the weights that must stay; None if there are none."""
+    fixed = [
+        (None if linear.weight.requires_grad else w, None if linear.bias is None or linear.bias.requires_grad else b)
+        for linear, (w, b) in zip(chain.linears, weights_of(chain), strict=True)
+    ]
+    return fixed if any(part is not None for pair in fixed for part in pair) else None
+
+
+def _write(chain: Chain, weights: list[Affine]) -> None:
+    """All or nothing: every weight is rounded and looked at before the first is written."""
+    fresh = [
+        (part, new.to(part))
+        for linear, pair in zip(chain.linears, weights, strict=True)
+        for part, new in zip((linear.weight, linear.bias), pair, strict=True)
+        if part is not None and part.requires_grad
+    ]
+    for part, new in fresh:
+        if not bool(new.isfinite().all()):
+            raise ValueError(
+                f"the lifted weights go beyond what {part.dtype} holds: scale or standardise the inputs, or initialise the module "
+                "in float32 and convert it then"
+            )
+    for part, new in fresh:
+        part.copy_(new)
+
+
+class _Look(NamedTuple):
+    """Loss and score of the feed-forward rule, what the score is, and the rows it is from."""
+
+    loss: float
+    score: float
+    name: str
+    rows: int
+
+    @classmethod
+    def at(cls, network: LiftedNetwork, weights: Weights, x: Any, y: Any) -> _Look:
+        rows, loss = inputs(network, x), network.loss
+        z = responses(network, y, rows)
+        u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
+        integers = not as_tensor(y, "y").is_floating_point()
+        if integers and isinstance(loss, Matching):
+            score = float(((loss.decode(u) > 0.5) == (z > 0.5)).double().mean())
+        else:
+            score = loss.score(u, z)
+        name = "accuracy" if integers or not loss.decode(u[:1]).is_floating_point() else "R^2"
+        return cls(float(loss.value(u, z).mean()), score, name, len(rows))
+
+
+def _tell(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:
+    gaps = ", ".join(f"{gap:.3g}" for gap in fit.history[-1].gaps) or "no hidden layer"
+    lines = [
+        f"lifted_: {seconds:.2f} s, passes over the data: {len(fit.history)}",
+        f"before: loss {before.loss:.4g}, {before.name} {before.score:.4f}, on {before.rows} rows",
+        f"after: loss {after.loss:.4g}, {after.name} {after.score:.4f}",
+        f"gaps of the last pass: {gaps}",
+    ]
+    for line in lines:
+        _log.info(line)
+        if show:
+            print(line)

@@ -1,0 +1,99 @@
+"""Torch's activation layers and the activations of sec. 4, one for the other."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from liftednn import activations as act
+from liftednn.base import Activation
+from liftednn.modules.tracing import Step, refusal
+
+__all__ = ["fenchel", "joint", "layer_of"]
+
+# Where torch's softplus goes over to the identity: from here on by less than float32 can tell.
+_THRESHOLD = 20
+
+
+def fenchel(step: Step) -> Activation:
+    """The activation of a torch layer, with its Fenchel divergence."""
+    match step.layer:
+        case nn.ReLU():
+            return act.FenchelReLU()
+        case nn.LeakyReLU(negative_slope=slope):
+            return _leaky(step, slope)
+        case nn.PReLU(weight=slopes):
+            if bool((slopes != slopes[0]).any()):
+                raise refusal(step, "has a slope of its own for every unit: only one slope for all has a lifted form")
+            return _leaky(step, float(slopes.detach()[0]))
+        case nn.Hardtanh(min_val=lower, max_val=upper):
+            named = {(-1.0, 1.0): act.FenchelHardTanh(), (0.0, 1.0): act.FenchelHardSigmoid()}
+            return named.get((lower, upper)) or act.FenchelClip(lower, upper)
+        case nn.Hardsigmoid():
+            return act.FenchelClip(0.0, 1.0, 6.0, 3.0)
+        case nn.Sigmoid():
+            return act.Sigmoid()
+        case nn.Tanh():
+            return act.Tanh()
+    return _smooth(step)
+
+
+def _leaky(step: Step, slope: float) -> Activation:
+    if not 0 <= slope < float("inf"):
+        raise refusal(step, f"has the slope {slope:g} below 0: only increasing activations have a lifted form")
+    return act.FenchelLeakyReLU(slope) if slope else act.FenchelReLU()
+
+
+def _smooth(step: Step) -> Activation:
+    match step.layer:
+        case nn.Softplus(beta=beta, threshold=threshold):
+            if beta != 1 or threshold < _THRESHOLD:
+                raise refusal(step, f"has a lifted form for beta=1 and a threshold of at least {_THRESHOLD} only")
+            return act.Softplus()
+        case nn.Softmax(dim=dim) | nn.LogSoftmax(dim=dim):
+            if dim not in (None, 1, -1):
+                raise refusal(step, "must be taken over each row: give dim=1")
+            return act.Softmax()
+    raise AssertionError(f"no activation for {step.layer!r}")
+
+
+def joint(step: Step) -> Activation:
+    """The activation of a torch layer, with its jointly convex divergence."""
+    match fenchel(step):
+        case act.FenchelReLU():
+            return act.ReLU()
+        case act.FenchelLeakyReLU(alpha=alpha) if alpha <= 1:
+            return act.LeakyReLU(alpha)
+        case act.FenchelHardTanh():
+            return act.HardTanh()
+        case act.FenchelHardSigmoid():
+            return act.HardSigmoid()
+    raise refusal(step, "has no jointly convex divergence: take divergence='fenchel'")
+
+
+def layer_of(activation: Activation) -> nn.Module | None:
+    """The torch layer that computes phi; None where there is none. A class derived from one of ours may compute anything."""
+    match activation:
+        case act.LeakyReLU(alpha=alpha) if alpha <= 1 and type(activation) is act.LeakyReLU:
+            return nn.LeakyReLU(alpha)
+        case act.FenchelLeakyReLU(alpha=alpha) if type(activation) is act.FenchelLeakyReLU:
+            return nn.LeakyReLU(alpha)
+        case act.FenchelClip(lower=0.0, upper=1.0, weight=6.0, shift=3.0):
+            return nn.Hardsigmoid()
+        case act.FenchelClip(lower=0.0, upper=6.0, weight=1.0, shift=0.0):
+            return nn.ReLU6()
+        case act.FenchelClip(lower=lower, upper=upper, weight=1.0, shift=0.0):
+            return nn.Hardtanh(lower, upper)
+    plain: dict[type[Activation], nn.Module] = {
+        act.Identity: nn.Identity(),
+        act.ReLU: nn.ReLU(),
+        act.FenchelReLU: nn.ReLU(),
+        act.HardTanh: nn.Hardtanh(),
+        act.FenchelHardTanh: nn.Hardtanh(),
+        act.HardSigmoid: nn.Hardtanh(0.0, 1.0),
+        act.FenchelHardSigmoid: nn.Hardtanh(0.0, 1.0),
+        act.Sigmoid: nn.Sigmoid(),
+        act.Tanh: nn.Tanh(),
+        act.Softplus: nn.Softplus(threshold=50),
+        act.Softmax: nn.Softmax(-1),
+    }
+    return plain.get(type(activation))

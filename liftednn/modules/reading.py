@@ -1,0 +1,94 @@
+"""A torch module as a chain of Linear layers, each with the activation that follows it.
+
+Nested Sequentials are read as they stand, a module with a `forward` of its own by tracing.py. Nothing is run and nothing in the module
+changes. What has no lifted form is refused by its name and its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from liftednn.modules.tracing import Step, known, refusal, traced
+
+__all__ = ["Chain", "read"]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """flat      rows are flattened before the first layer
+    linears   every Linear, in order
+    after     the activation that follows each, None where none does
+    """
+
+    flat: bool
+    linears: list[nn.Linear]
+    after: list[Step | None]
+
+
+def read(module: nn.Module) -> Chain:
+    """The module as a chain; refused in words if it is not one."""
+    _check_plain(module)
+    linears: list[tuple[Step, nn.Linear]] = []
+    after: list[Step | None] = []
+    flat = False
+    for step in _steps(Step("module", module)):
+        if isinstance(step.layer, nn.Linear):
+            linears.append((step, step.layer))
+            after.append(None)
+        elif isinstance(step.layer, nn.Flatten):
+            flat = flat or not linears
+        elif not linears or after[-1] is not None:
+            raise refusal(step, "does not follow a Linear, as every activation must: put a Linear before it")
+        else:
+            after[-1] = step
+    _check_linears(linears)
+    return Chain(flat, [linear for _, linear in linears], after)
+
+
+def _steps(step: Step) -> Iterator[Step]:
+    """Linear layers, activations and Flatten, in order."""
+    layer = step.layer
+    if isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward:
+        for name, part in layer._modules.items():  # named_children would leave out a layer that comes a second time
+            assert part is not None
+            yield from _steps(Step(f"{step.path}.{name}", part))
+    elif not known(layer):
+        if type(layer).__module__.startswith("torch."):
+            raise refusal(step, "has no lifted form: a chain is made of Linear, Flatten, Dropout and activations")
+        for inner in traced(step):
+            yield from _steps(inner)
+    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+        raise refusal(step, "must flatten all but the first dimension: use Flatten()")
+    elif not isinstance(layer, (nn.Identity, nn.Dropout)):
+        yield step
+
+
+def _check_plain(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        step = Step(f"module.{name}".rstrip("."), part)
+        if any(isinstance(each, nn.UninitializedParameter) for each in part.parameters(recurse=False)):
+            raise refusal(step, "has no weights yet: run the module on a batch first")
+        if is_parametrized(part):
+            raise refusal(step, "is parametrized, so its weights are not its own: remove the parametrization first")
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise refusal(step, "has forward hooks, which may change what it computes: remove them first")
+
+
+def _check_linears(linears: list[tuple[Step, nn.Linear]]) -> None:
+    if not linears:
+        raise ValueError("the module has no Linear layer: there is nothing to lift")
+    seen: set[int] = set()
+    given = linears[0][1].in_features
+    for step, linear in linears:
+        own = {id(part) for part in linear.parameters()}
+        if seen & own:
+            raise refusal(
+                step, "has weights that another place of the chain has too: a lifted layer has its own, so untie them"
+            )
+        if linear.in_features != given:
+            raise refusal(step, f"takes {linear.in_features} inputs, but the layer before it gives {given}")
+        seen, given = seen | own, linear.out_features
