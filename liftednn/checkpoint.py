@@ -6,15 +6,15 @@ A file is written beside the old one and then renamed over it, so that a crash l
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import safetensors.torch
 from torch import Tensor
+
+from liftednn.files import beside, read_tensors
 
 __all__ = ["Checkpoint"]
 
@@ -34,33 +34,31 @@ class Checkpoint:
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        path = Path(self.path)
-        beside = path.with_name(path.name + ".part")
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, beside, {"format": _FORMAT, "facts": json.dumps(facts)})
-        os.replace(beside, path)
+        head = {"format": _FORMAT, "facts": json.dumps(facts)}
+        with beside(self.path) as part:
+            part.write_bytes(safetensors.torch.save(whole, head))
         self._last = time.monotonic()
 
     def load(self, settings: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved, or None where there is no file. One of another run is refused."""
         path = Path(self.path)
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: name a file in it")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             return None
+        head, tensors = read_tensors(path, "checkpoint", "delete it to start anew", self._check_format)
         try:
-            with safe_open(path, "pt") as stored:
-                head = stored.metadata() or {}
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            facts: dict[str, Any] = json.loads(head["facts"])
+            there = facts["settings"]
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is no whole checkpoint ({error}): delete it to start anew") from error
-        if head.get("format") != _FORMAT:
-            raise ValueError(f"{path} is not a checkpoint of liftednn: name another file")
-        facts: dict[str, Any] = json.loads(head["facts"])
-        if facts["settings"] != settings:
+        if there != settings:
             raise ValueError(
                 f"{path} belongs to a run with other settings: use the same ones, or delete it to start anew.\n"
-                f"there: {facts['settings']}\nhere:  {settings}"
+                f"there: {there}\nhere:  {settings}"
             )
         return tensors, facts
+
+    def _check_format(self, head: dict[str, str]) -> None:
+        if head.get("format") != _FORMAT:
+            raise ValueError(f"{self.path} is not a checkpoint of liftednn: name another file")

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from liftednn import checkpoint as module
 from liftednn.checkpoint import Checkpoint
 
 TENSORS = {
@@ -104,6 +103,32 @@ def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, st
         Checkpoint(tmp_path / "model").load("these")
 
 
+@pytest.mark.parametrize("facts", ["[", "{}", "[]", None])
+def test_facts_that_make_no_sense_are_refused(facts: str | None, tmp_path: Path) -> None:
+    head = {"format": "liftednn-checkpoint-1"} | ({} if facts is None else {"facts": facts})
+    save_file({"w": torch.ones(2)}, tmp_path / "run", head)
+    with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
+        Checkpoint(tmp_path / "run").load("these")
+
+
+def test_a_folder_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is no ordinary file")):
+        with pytest.raises(ValueError, match=sentence):
+            Checkpoint(tmp_path / name).load("these")
+        with pytest.raises(ValueError, match=sentence):
+            saved(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_a_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "new").touch()
+    saved(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
     with pytest.raises(ValueError, match=r"notes\.txt is no whole checkpoint"):
@@ -118,12 +143,12 @@ def cut_before_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_while_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        save_file(tensors, path, metadata)
-        Path(path).write_bytes(Path(path).read_bytes()[:100])
+    def fail(self: Path, data: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(data[:100])
         raise OSError("no power")
 
-    monkeypatch.setattr(module, "save_file", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
 
 
 @pytest.mark.parametrize("cut", [cut_before_renaming, cut_while_writing])
@@ -136,9 +161,11 @@ def test_an_interrupted_write_leaves_the_old_file_whole(cut: Any, tmp_path: Path
         cut(patch)
         with pytest.raises(OSError, match="no power"):
             checkpoint.save(newer, FACTS | {"taken": 18})
+    assert os.listdir(tmp_path) == ["run"]  # and nothing beside it
     assert path.read_bytes() == old
     assert loaded(path)[1] == FACTS
-    checkpoint.save(newer, FACTS | {"taken": 18})  # what the crash left beside it is no hindrance
+    (tmp_path / "run.part").write_text("left by a crash")  # is no hindrance
+    checkpoint.save(newer, FACTS | {"taken": 18})
     assert loaded(path)[1]["taken"] == 18
     assert torch.equal(loaded(path)[0]["float64"], newer["float64"])
     assert os.listdir(tmp_path) == ["run"]

@@ -1,0 +1,223 @@
+"""The command line: train on a table, predict, start a standard network. `liftednn --help` is its manual.
+
+Exit codes: 0 all is well, 1 a run failed, 2 what was given is refused, 130 Ctrl-C. Files are written whole or not at all. Torch is imported
+by the commands that need it, with jobs.py, so that help is at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+import liftednn as lnn
+from liftednn.files import beside, check_place
+
+if TYPE_CHECKING:
+    from liftednn.minibatch import Pass
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Lifted neural networks: trained by convex blocks instead of back-propagation, with nothing to tune.",
+    epilog="Begin with:  liftednn fit train.csv --target label --out model.safetensors",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# What typer raises for a wrong command line, wherever its version keeps it.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
+Task = StrEnum("Task", "auto classification regression")
+Place = StrEnum("Place", "cpu cuda")
+
+TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
+Target = Annotated[str, typer.Option(help="The column to learn.")]
+Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers, as 300 or 300,100; 0 for none.")]
+Acts = Annotated[Activation, typer.Option(help="The activation of the hidden layers.")]
+Goal = Annotated[Task, typer.Option(help="By default inferred from the target, and said why.")]
+Held = Annotated[float, typer.Option(min=0, max=0.9, help="Share of rows to hold back: the best pass on them is kept.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the first weights and the order of rows.")]
+Device = Annotated[Place, typer.Option(help="Where to train.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="How much each row counts in training; no input. Scores count rows alike."),
+]
+DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+
+
+@app.command(epilog="Example:  liftednn fit train.csv --target label --hidden 300,100 --out model.safetensors")
+def fit(
+    table: TableFile,
+    target: Target,
+    out: Annotated[Path, typer.Option(help="The model's file, .safetensors.")],
+    hidden: Hidden = "100",
+    activation: Acts = Activation.relu,
+    passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
+    task: Goal = Task.auto,
+    validation: Held = 0.0,
+    sample_weight: Weights = None,
+    seed: Seed = 0,
+    device: Device = Place.cpu,
+    drop_constant: DropConstant = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a network on a table and save it. Numbers are standardised; text and true/false become one input per category. Missing
+    values, dates and constant columns are refused."""
+    from liftednn import jobs
+
+    _check_place(out, table, ending=".safetensors")
+    held, goal = validation, task.value
+    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
+    trained = jobs.train(job, partial(_progress, quiet))
+    notes = {"table": trained.encoding.facts()}
+    lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)
+    _tell(trained.facts | {"file": str(out)}, quiet, as_json)
+
+
+@app.command(epilog="Example:  liftednn predict model.safetensors new.csv --out predictions.csv --probabilities")
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file that `liftednn fit` wrote.")],
+    table: TableFile,
+    out: Annotated[Path, typer.Option(help="Where to write, by its extension: .csv, .csv.gz, .parquet or .npz.")],
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Add a column for each class.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the target of each row of a table. It needs the columns of training, in any order; others are ignored. Where it has the
+    target too, the predictions are scored."""
+    from liftednn import jobs, tables
+
+    kind = tables.suffix(out)
+    _check_place(out, model, table)
+    columns, facts = jobs.predict(model, table, probabilities)
+    with beside(out) as part:
+        tables.write(part, kind, columns)
+    _tell(facts | {"file": str(out)}, quiet, as_json)
+
+
+@app.command(epilog="Example:  liftednn init train.csv --target label --hidden 300,100 --out weights.safetensors")
+def init(
+    table: TableFile,
+    target: Target,
+    out: Annotated[Path, typer.Option(help="The weights' file, .safetensors.")],
+    hidden: Hidden = "100",
+    activation: Acts = Activation.relu,
+    passes: Annotated[int, typer.Option(min=1, help="Passes over the rows.")] = 3,
+    task: Goal = Task.auto,
+    seed: Seed = 0,
+    device: Device = Place.cpu,
+    drop_constant: DropConstant = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write lifted first weights for a standard torch network, and the Python that loads them."""
+    from liftednn import jobs
+
+    _check_place(out, table, ending=".safetensors")
+    job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
+    trained = jobs.train(job, partial(_progress, quiet))
+    with beside(out) as part:
+        part.write_bytes(jobs.standard_file(trained))
+    python = f"""
+from safetensors.torch import load_file; from torch import nn
+module = {jobs.standard_source(trained)}
+module.load_state_dict(load_file({str(out)!r}))"""
+    inputs = (
+        f"tables.Encoding.of(t, {target!r}, {task.value!r}, {drop_constant}).inputs(t), t = tables.read({str(table)!r})"
+    )
+    _tell(trained.facts | {"file": str(out), "inputs": inputs, "python": python}, quiet, as_json)
+
+
+@app.command(epilog="Example:  liftednn demo --out demo.png")
+def demo(out: Annotated[Path, typer.Option(help="Where to draw it.")] = Path("demo.png")) -> None:
+    """Train 784-300-10 on MNIST, lifted and standard, and draw it; a few minutes."""
+    from liftednn.experiments.demo import main as run
+
+    _check_place(out)
+    run([str(out)])
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"liftednn {lnn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line, and exit with its code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in given
+    try:
+        code = app(given or ["--help"], prog_name="liftednn", standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except _UsageError as error:
+        code = _fail(f"{error.format_message()} See liftednn --help", 2, as_json)
+    except (ValueError, FileNotFoundError) as error:
+        code = _fail(str(error), 2, as_json)
+    except (OSError, ArithmeticError, MemoryError, RuntimeError) as error:
+        code = _fail(str(error) or type(error).__name__, 1, as_json)
+    if code == 130:
+        _fail("interrupted: no file was written", 130, as_json)
+    sys.exit(code)
+
+
+def _fail(sentence: str, code: int, as_json: bool) -> int:
+    typer.echo(json.dumps({"error": sentence}) if as_json else f"liftednn: {sentence}", err=not as_json)
+    return code
+
+
+def _check_place(out: Path, *inputs: Path, ending: str = "") -> None:
+    check_place(out)
+    if not out.name.endswith(ending):
+        raise ValueError(f"--out {out} must end in {ending}, the kind of file that is written")
+    if out.exists() and any(path.exists() and out.samefile(path) for path in inputs):
+        raise ValueError(f"--out {out} would overwrite what is read: name another file")
+
+
+@contextmanager
+def _progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass], None]]:
+    """A line that is rewritten after each pass where errors go to a terminal, and one more line each elsewhere."""
+
+    def line(record: Pass) -> str:
+        gap, score = max(record.gaps, default=0.0), record.validation_score
+        told = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
+        return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")
+
+    if quiet or not sys.stderr.isatty():
+        yield lambda record: None if quiet else typer.echo(line(record), err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("first pass") as status:
+        yield lambda record: status.update(line(record))
+
+
+def _tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    if as_json:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+        typer.echo(json.dumps(plain, allow_nan=False))
+    told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [])}
+    for name, value in told.items():
+        typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

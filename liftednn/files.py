@@ -1,0 +1,72 @@
+"""Files that are whole or not there: what is written appears at once or not at all, and what is damaged is refused in words.
+
+Torch is imported with the first tensor that is read, not before, since the command line looks at places too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["beside", "check_place", "read_tensors"]
+
+
+def check_place(path: str | Path) -> None:
+    """Refuse a path that no file can be written to: to be asked before the work, not after it."""
+    path = Path(path)
+    _check_ordinary(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}: make it first, or name another file")
+
+
+@contextmanager
+def beside(path: str | Path) -> Iterator[Path]:
+    """A path to write to, beside `path`; renamed to it at the end, removed on failure, so that no half-written file is ever left."""
+    check_place(path)
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}; it is as it was before") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_tensors(
+    path: str | Path, what: str, advice: str, check: Callable[[dict[str, str]], None]
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and tensors of a safetensors file.
+
+    what, advice   for a damaged file: what it should have been, and what to do
+    check          is given the header before any tensor is read, to refuse a file of another kind
+    """
+    path = Path(path)
+    _check_ordinary(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as stored:
+            head: dict[str, str] = stored.metadata() or {}
+            check(head)
+            # Copies, since a tensor of the file's own memory would change when the file is written anew.
+            return head, {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no whole {what} ({error}): {advice}") from error
+
+
+def _check_ordinary(path: Path) -> None:
+    """A device or a pipe must never be replaced by a file, and reading one could wait for ever."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file: name one that is")

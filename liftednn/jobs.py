@@ -1,0 +1,192 @@
+"""What the command line does, without the line: a table is trained on, predicted, scored, or given a standard network's first weights.
+
+It imports torch; cli.py, which must not, imports it when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from liftednn import activations, choices, tables
+from liftednn.init import to_module
+from liftednn.minibatch import Fit, MiniBatch, Pass
+from liftednn.network import LiftedNetwork
+from liftednn.predict import feedforward
+from liftednn.saving import load
+from liftednn.tables import Encoding, Table
+from liftednn.tables.encoding import Task
+
+__all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
+
+# Given the number of passes and the name of the score, it says each pass's record to whoever waits.
+Progress = Callable[[int, str], AbstractContextManager[Callable[[Pass], None]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `fit` and `init` train, and on what; see `liftednn fit --help`."""
+
+    table: Path
+    target: str
+    hidden: str
+    activation: str
+    passes: int | None
+    task: str
+    seed: int
+    device: str
+    drop_constant: bool
+    validation: float = 0.0
+    sample_weight: str | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, how its table is encoded, and what is told of it."""
+
+    encoding: Encoding
+    network: LiftedNetwork
+    fit: Fit
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Inputs, targets, and how much each row counts."""
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    counts: NDArray[np.float64] | None
+
+    def at(self, chosen: NDArray[np.int64]) -> _Rows:
+        return _Rows(self.x[chosen], self.y[chosen], None if self.counts is None else self.counts[chosen])
+
+
+def train(job: Job, progress: Progress) -> Trained:
+    """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
+    if job.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU and a torch built for it, and finds none here: take cpu")
+    started, hidden = time.perf_counter(), widths(job.hidden)
+    encoding, rows = _encoded(job)
+    trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
+    sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
+    network, fit = _run(job, sizes, trained_on, held, progress)
+    facts = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
+    facts |= {
+        "sample_weight": encoding.weight,
+        "columns": len(encoding.columns),
+        "classes": list(encoding.classes),
+        "sizes": sizes,
+    }
+    facts |= {"passes": len(fit.history), "measure": _measure(network), **quality(network, fit, trained_on)}
+    facts["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
+    return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
+
+
+def _encoded(job: Job) -> tuple[Encoding, _Rows]:
+    table = tables.read(job.table)
+    encoding = Encoding.of(table, job.target, cast(Task, job.task), job.drop_constant, job.sample_weight)
+    table, counts = encoding.counted(table)
+    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), counts)
+
+
+def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
+    """Each class has an output, and a real target has one."""
+    loss = "softmax" if sizes[-1] > 1 else "squared"
+    network = LiftedNetwork.mlp(sizes, activation=activations.named(job.activation, "fenchel"), loss=loss)
+    network = choices.automatic(network, rows.x, rows.y, job.seed, rows.counts)
+    passes = job.passes or choices.passes(len(rows.x))
+    trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device)
+    validation = (held.x, held.y) if len(held.x) else None
+    with progress(passes, _measure(network)) as say:
+        fit = trainer.run(network, rows.x, rows.y, validation=validation, callback=say, sample_weight=rows.counts)
+    if fit.status == "stopped":
+        raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
+    return network, fit
+
+
+def _measure(network: LiftedNetwork) -> str:
+    return "accuracy" if network.layers[-1].operator.weight_shape[0] > 1 else "r2"
+
+
+def widths(hidden: str) -> list[int]:
+    """Of the hidden layers, as --hidden gives them."""
+    parts = [part.strip() for part in hidden.split(",")]
+    if parts != ["0"] and not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"--hidden takes widths such as 300 or 300,100, or 0 for no hidden layer, got {hidden!r}")
+    return [int(part) for part in parts if part != "0"]
+
+
+def split(rows: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows to hold back."""
+    order, count = np.random.default_rng(seed).permutation(rows), min(math.ceil(rows * share), rows - 1)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
+    """Loss and score of the weights that are kept; all rows count alike."""
+    scores = feedforward(network, fit.weights, rows.x)
+    responses = network.loss.encode(torch.as_tensor(rows.y).to(scores.device), scores.shape[1]).to(scores)
+    return {"loss": float(network.loss.value(scores, responses).mean()), "score": network.loss.score(scores, responses)}
+
+
+def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns to write, and what is told."""
+    saved = load(model)
+    try:
+        encoding = Encoding.from_facts(saved.notes["table"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{model} tells no table's columns: give a model that `liftednn fit` wrote") from error
+    data = tables.read(table, encoding.text)
+    scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
+    facts = {"rows": data.rows, **scored(encoding, data, scores)}
+    return predictions(encoding, scores, probabilities), facts
+
+
+def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -> dict[str, Any]:
+    """The target's column, and if asked for one with the probability of each class."""
+    columns: dict[str, Any] = {encoding.target: encoding.decode(scores)}
+    if probabilities and not encoding.classes:
+        raise ValueError("--probabilities is for classes, and this model predicts a real number: leave it out")
+    if probabilities:
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        shares = odds / odds.sum(1, keepdims=True)
+        columns |= {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
+    return columns
+
+
+def scored(encoding: Encoding, data: Table, scores: NDArray[Any]) -> dict[str, Any]:
+    """How good the predictions are, where the table has the target; what is wrong with it is said, and no hindrance."""
+    if encoding.target not in data.columns:
+        return {}
+    try:
+        y = encoding.targets(data)
+    except ValueError as error:
+        return {"not scored": str(error)}
+    if encoding.classes:
+        return {"accuracy": float(np.mean(scores.argmax(1) == y))}
+    missed, spread = np.mean((scores[:, 0] - y) ** 2), np.var(y)
+    return {"r2": float(1 - missed / spread) if spread else None, "rmse": float(encoding.scale * np.sqrt(missed))}
+
+
+def standard_file(trained: Trained) -> bytes:
+    """The state_dict of the torch module that computes the same, as a safetensors file; in its header, how the table is encoded."""
+    state = to_module(trained.network, trained.fit.weights).cpu().state_dict()
+    return safetensors.torch.save(state, {"table": json.dumps(trained.encoding.facts())})
+
+
+def standard_source(trained: Trained) -> str:
+    """That module, as Python writes it."""
+    layers = to_module(trained.network, trained.fit.weights)
+    return f"nn.Sequential({', '.join(f'nn.{layer!r}' for layer in layers)})"

@@ -1,0 +1,222 @@
+"""A trained network in one file: tensors in safetensors form, and beside them, in its header, JSON; no pickle.
+
+In that JSON an object is a dictionary of its fields, and a key that begins with "!" says what JSON cannot:
+
+    {"!class": "L2", "rho": 0.001}   {"!tuple": [2, 2]}   {"!float": "inf"}   {"!tensor": "field.0"}   {"!default": "phi"}
+
+Only classes that the rooms export, or that the caller names, are built from it. A checksum tells a damaged file from a whole one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from liftednn import activations, losses, operators, penalties
+from liftednn.base import Affine, Divergence, Operator, Penalty
+from liftednn.bcd import Record
+from liftednn.files import beside, read_tensors
+from liftednn.monitor import Pass
+from liftednn.network import Layer, LiftedNetwork
+
+__all__ = ["Saved", "load", "save"]
+
+_FORMAT, _VERSION = "liftednn-model", 1
+_ROOMS = (activations, losses, penalties, operators)
+_OWN: dict[str, type] = {
+    **{name: getattr(room, name) for room in _ROOMS for name in room.__all__},
+    **{kind.__name__: kind for kind in (Layer, Record, Pass)},
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds, as it was given to `save`; tensors are on the CPU."""
+
+    network: LiftedNetwork
+    weights: list[Affine]
+    states: list[Tensor] | None
+    history: list[Any]
+    notes: dict[str, Any]
+
+
+def save(
+    path: str | Path,
+    network: LiftedNetwork,
+    weights: Sequence[tuple[Tensor, Tensor]],
+    states: Sequence[Tensor] | None = None,
+    history: Sequence[Record | Pass] = (),
+    notes: dict[str, Any] | None = None,
+) -> None:
+    """Write a network and its weights to `path`, replacing a file that is there.
+
+    states    those of a full-batch solution, to go on from
+    history   the records of a run
+    notes     anything of your own that JSON can hold, NaN, infinity and tuples too
+    """
+    _check_shapes(network, weights)
+    tensors = {
+        f"weights.{place}.{name}": pair[at] for place, pair in enumerate(weights) for at, name in enumerate("wb")
+    }
+    tensors |= {f"states.{place}": state for place, state in enumerate(states or ())}
+    facts = {
+        "layers": [_encode(layer, f"layer {place}", tensors) for place, layer in enumerate(network.layers)],
+        "states": None if states is None else len(states),
+        "history": [_encode(record, "history", tensors) for record in history],
+        "notes": _encode(dict(notes or {}), "notes", tensors),
+    }
+    text = json.dumps(facts, allow_nan=False)
+    whole = {name: _plain(tensor, name) for name, tensor in tensors.items()}
+    head = {"format": f"{_FORMAT}-{_VERSION}", "facts": text, "sha256": _digest(text, whole)}
+    with beside(path) as part:
+        part.write_bytes(safetensors.torch.save(whole, head))
+
+
+def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
+    """What `save` wrote. `classes`: those of your own that the network is made of."""
+    known = _known(classes)
+    head, tensors = read_tensors(
+        path, "model file", "it is damaged, or something else", lambda head: _check_format(path, head.get("format", ""))
+    )
+    if _digest(head.get("facts", ""), tensors) != head.get("sha256"):
+        raise ValueError(f"{path} is damaged: its checksum does not agree with what it holds; take another copy")
+    facts = json.loads(head["facts"])
+    try:
+        network = LiftedNetwork([_decode(layer, known, tensors) for layer in facts["layers"]])
+        history, notes = (_decode(facts[name], known, tensors) for name in ("history", "notes"))
+        places = range(len(network.layers))
+        weights = [Affine(tensors[f"weights.{place}.w"], tensors[f"weights.{place}.b"]) for place in places]
+        count = facts["states"]
+        states = None if count is None else [tensors[f"states.{place}"] for place in range(count)]
+        _check_shapes(network, weights)
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} cannot be rebuilt: {error}") from error
+    return Saved(network, weights, states, history, notes)
+
+
+def _check_shapes(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]]) -> None:
+    if len(weights) != len(network.layers):
+        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    for place, (layer, (w, b)) in enumerate(zip(network.layers, weights, strict=True)):
+        shape = layer.operator.weight_shape
+        if w.shape != shape or b.shape != shape[:1]:
+            raise ValueError(
+                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
+            )
+
+
+def _plain(tensor: Tensor, name: str) -> Tensor:
+    """A copy of its own on the CPU: safetensors takes no two tensors that share memory."""
+    if tensor.layout != torch.strided or tensor.is_complex():
+        raise ValueError(f"{name} is sparse or complex, which a file cannot hold: give a dense, real tensor")
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_format(path: str | Path, given: str) -> None:
+    version = re.fullmatch(rf"{_FORMAT}-(\d+)", given)
+    if version is None:
+        raise ValueError(f"{path} is not a model of liftednn: name a file that `liftednn.save` wrote")
+    if int(version[1]) > _VERSION:
+        raise ValueError(
+            f"{path} was written by a newer liftednn (its format is {version[1]}, this one reads up to {_VERSION}): upgrade"
+        )
+
+
+def _known(classes: Sequence[type]) -> dict[str, type]:
+    for given in classes:
+        if _OWN.get(given.__name__, given) is not given:
+            raise ValueError(f"the class {given.__name__} has the name of one of liftednn: rename it")
+    return {**_OWN, **{given.__name__: given for given in classes}}
+
+
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """As JSON; `where` names the value in a refusal. Tensors found on the way are added to `tensors`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"!float": repr(float(value))}
+    if isinstance(value, Tensor):
+        name = f"field.{sum(name.startswith('field.') for name in tensors)}"
+        tensors[name] = value
+        return {"!tensor": name}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, where, tensors) for item in value]
+        return items if isinstance(value, list) else {"!tuple": items}
+    if isinstance(value, dict):
+        return {_key(key, where): _encode(item, f"{where}, {key!r}", tensors) for key, item in value.items()}
+    return _encode_object(value, where, tensors)
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{where}: the key {key!r} is not a string, and JSON has no others: give {str(key)!r}")
+    return f"!{key}" if key.startswith("!") else key
+
+
+def _encode_object(value: Any, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    kind = type(value)
+    storable = dataclasses.is_dataclass(value) or isinstance(value, Divergence | Penalty | Operator)
+    if not storable or isinstance(value, type):
+        raise ValueError(
+            f"{where}: {value!r} cannot be stored, since a file holds numbers, strings, tensors and dataclasses; for a function, "
+            "write a class that has it as a field's default, or as a method"
+        )
+    if _OWN.get(kind.__name__, kind) is not kind:
+        raise ValueError(f"{where}: the class {kind.__name__} has the name of one of liftednn: rename it")
+    if not dataclasses.is_dataclass(value) and vars(value):
+        raise ValueError(f"{where}: {kind.__name__} has attributes but is no dataclass: make it one, to store them")
+    fields = [field for field in dataclasses.fields(value) if field.init] if dataclasses.is_dataclass(value) else []
+    parts = {}
+    for field in fields:
+        part = getattr(value, field.name)
+        same = callable(part) and part is field.default  # a function cannot be stored, but its class has it
+        parts[field.name] = {"!default": field.name} if same else _encode(part, f"{where}, {field.name}", tensors)
+    return {"!class": kind.__name__, **parts}
+
+
+def _decode(value: Any, known: dict[str, type], tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, known, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "!float" in value:
+        return float(value["!float"])
+    if "!tensor" in value:
+        return tensors[value["!tensor"]]
+    if "!tuple" in value:
+        return tuple(_decode(value["!tuple"], known, tensors))
+    items = {key: _decode(item, known, tensors) for key, item in value.items() if not _left_out(key, item)}
+    if "!class" not in value:
+        return {key.removeprefix("!"): item for key, item in items.items()}
+    if value["!class"] not in known:
+        raise ValueError(
+            f"liftednn has no class {value['!class']}; if it is yours, load(path, classes=[{value['!class']}])"
+        )
+    return known[value["!class"]](**items)
+
+
+def _left_out(key: str, item: Any) -> bool:
+    return key == "!class" or (isinstance(item, dict) and "!default" in item)

@@ -1,0 +1,150 @@
+"""Tables in files.
+
+A table is a CSV (plain or .gz), Parquet or npz file whose columns have names. Of an npz file, a 1-d array is a column, and a 2-d array
+`x` gives the columns x0, x1, ...  Rows are counted from 1, a CSV's header apart. Whatever is not understood is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import csv, parquet
+
+__all__ = ["Table", "listed", "read", "suffix", "write"]
+
+_LISTED = 8  # names in a sentence, at most
+_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns, as pyarrow arrays of one length, and the file they are from. `numbers` are the rows' there, if not all are here."""
+
+    path: str
+    columns: Mapping[str, Any]
+    rows: int
+    numbers: NDArray[np.int64] | None = None
+
+    def column(self, name: str) -> Any:
+        """That column, if it is there and whole."""
+        if name not in self.columns:
+            hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(name, self.columns, 1))
+            raise ValueError(f"{self.path} has no column {name!r}{hint or '.'} Its columns: {listed(self.columns)}")
+        self.check_whole([name])
+        return self.columns[name]
+
+    def check_whole(self, names: Iterable[str]) -> None:
+        """Refuse missing values, in all those columns at once."""
+        masks = {name: np.asarray(pc.is_null(self.columns[name], nan_is_null=True)) for name in names}
+        lacking = [
+            f"{name!r} ({mask.sum()}, first in row {self.row(mask)})" for name, mask in masks.items() if mask.any()
+        ]
+        if lacking:
+            where = listed(lacking, str)
+            raise ValueError(f"{self.path} has missing values in {where}: fill them in, or remove rows or columns")
+
+    def only(self, mask: NDArray[np.bool_]) -> Table:
+        """Those rows alone; in a refusal they keep their numbers."""
+        columns = {name: values.filter(pa.array(mask)) for name, values in self.columns.items()}
+        numbers = np.arange(1, self.rows + 1) if self.numbers is None else self.numbers
+        return Table(self.path, columns, int(mask.sum()), numbers[mask])
+
+    def row(self, mask: NDArray[np.bool_]) -> int:
+        """The number of the first row that the mask holds for."""
+        place = int(mask.argmax())
+        return place + 1 if self.numbers is None else int(self.numbers[place])
+
+    def refuse(self, name: str, sentence: str) -> NoReturn:
+        raise ValueError(f"column {name!r} of {self.path} {sentence}")
+
+
+def suffix(path: str | Path) -> str:
+    """Which kind of table that file is, by its name."""
+    found = [each for each in _SUFFIXES if str(path).lower().endswith(each)]
+    if not found:
+        raise ValueError(f"{path} is none of {', '.join(_SUFFIXES)}, by its name: give a table of one of these kinds")
+    return found[-1]
+
+
+def read(path: str | Path, text: Sequence[str] = ()) -> Table:
+    """The table in that file. `text`: columns of a CSV that hold text even if they look like numbers or dates."""
+    kind, path = suffix(path), Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    if path.is_dir() or not path.stat().st_size:
+        raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'empty'}: give a table")
+    try:
+        columns = _read_npz(path) if kind == ".npz" else _read_arrow(path, kind, text)
+    except (OSError, ValueError, TypeError, EOFError, pa.ArrowException, zipfile.BadZipFile, zlib.error) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise ValueError(f"{path} cannot be read, so it is cut, damaged or no such table: {reason}") from error
+    wrong = [name for name, count in Counter(name for name, _ in columns).items() if count > 1 or not name]
+    if wrong:
+        raise ValueError(f"{path} has columns without a name, or with the same one: {listed(wrong)}; name each")
+    if not columns or not len(columns[0][1]):
+        raise ValueError(f"{path} has no rows: give at least a few")
+    return Table(str(path), dict(columns), len(columns[0][1]))
+
+
+def write(path: Path, kind: str, columns: Mapping[str, Any]) -> None:
+    """Columns to a new file of that kind (a suffix), whatever its name."""
+    if kind == ".npz":
+        _write_npz(path, columns)
+        return
+    with pa.output_stream(str(path), compression="gzip" if kind == ".csv.gz" else None) as stream:
+        (parquet.write_table if kind == ".parquet" else csv.write_csv)(pa.table(dict(columns)), stream)
+
+
+def _write_npz(path: Path, columns: Mapping[str, Any]) -> None:
+    """Not by numpy.savez: it takes names as keywords, and `file` and `allow_pickle` are its own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, values in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(values), allow_pickle=False)
+
+
+def _read_arrow(path: Path, kind: str, text: Sequence[str]) -> list[tuple[str, Any]]:
+    table = parquet.read_table(str(path)) if kind == ".parquet" else _read_csv(path, text)
+    # The index of a pandas table is no column, unless it was given a name.
+    columns = zip(table.column_names, table.columns, strict=True)
+    return [(name, values) for name, values in columns if not re.fullmatch(r"__index_level_\d+__", name)]
+
+
+def _read_csv(path: Path, text: Sequence[str]) -> Any:
+    with pa.input_stream(str(path), compression="detect") as stream:
+        if sum(block.count(b'"') for block in iter(lambda: stream.read(1 << 20), b"")) % 2:
+            raise ValueError("a quotation mark is opened and never closed")
+    types = dict.fromkeys(text, pa.string())
+    nulls = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=types)
+    reading = csv.ReadOptions(use_threads=False)  # so that an error names its row
+    return csv.read_csv(str(path), reading, csv.ParseOptions(newlines_in_values=True), nulls)
+
+
+def _read_npz(path: Path) -> list[tuple[str, Any]]:
+    columns: list[tuple[str, NDArray[Any]]] = []
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        for name, array in arrays.items():
+            if array.ndim not in (1, 2):
+                raise ValueError(f"the array {name!r} has shape {array.shape}; give (rows,) or (rows, columns)")
+            columns += [(name, array)] if array.ndim == 1 else [(f"{name}{j}", a) for j, a in enumerate(array.T)]
+    if len({len(array) for _, array in columns}) > 1:
+        raise ValueError("its arrays have different numbers of rows")
+    return [(name, pa.chunked_array([pa.array(np.ascontiguousarray(array))])) for name, array in columns]
+
+
+def listed(names: Iterable[Any], shown: type[str] | Any = repr) -> str:
+    """Names for a sentence: the first few, and how many more."""
+    every = [shown(name) for name in names]
+    return ", ".join(every[:_LISTED]) + (f" and {len(every) - _LISTED} more" if len(every) > _LISTED else "")
