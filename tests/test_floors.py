@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "liftednn"
 FLOORS = {
     "base": 0,
+    "files": 0,
     "functional": 0,
     "interrupt": 0,
     "activations": 1,
@@ -18,20 +19,24 @@ FLOORS = {
     "solvers": 2,
     "sources": 2,
     "checkpoint": 2,
+    "tables": 2,
     "network": 3,
     "start": 4,
     "whitening": 4,
     "blocks": 4,
+    "modules": 4,
     "bcd": 5,
     "predict": 5,
     "choices": 5,
     "graphs": 5,
     "monitor": 6,
     "minibatch": 7,
+    "saving": 7,
     "init": 8,
     "estimators": 8,
     "testing": 8,
     "experiments": 9,
+    "jobs": 9,
     "cli": 10,
 }
 CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments")}

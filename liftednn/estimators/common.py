@@ -1,0 +1,285 @@
+"""What the classifier and the regressor share: parameters, and how a fit becomes a run of a trainer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from liftednn import activations, choices, penalties, predict
+from liftednn.base import Activation, Affine, Loss, Penalty
+from liftednn.bcd import BCD, Record
+from liftednn.minibatch import MiniBatch, Pass
+from liftednn.modules import to_module
+from liftednn.moments import Moments
+from liftednn.network import LiftedNetwork
+
+__all__ = ["Array", "Lifted", "dtypes"]
+
+Array = NDArray[Any]
+# Sweeps and lam of the paper's model where they are left open.
+_SWEEPS, _LAM = 10, 1.0
+
+
+def dtypes(chosen: str | None) -> Any:
+    """What X is converted to: the chosen precision, or its own if it has one."""
+    return [np.float64, np.float32] if chosen is None else np.dtype(chosen)
+
+
+@dataclass
+class _Watch:
+    """Called after every pass: tells of it, and stops the run when the validation score has not risen by `tol` for `patience` passes."""
+
+    tol: float
+    patience: int
+    verbose: bool
+    best: float = -math.inf
+    idle: int = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.idle >= self.patience
+
+    def __call__(self, record: Pass | Record) -> bool:
+        number, judged = (record.number, record.validation_score) if isinstance(record, Pass) else (record.sweep, None)
+        if self.verbose:
+            print(
+                f"Iteration {number}, loss = {record.loss:.8f}, score = {record.score if judged is None else judged:.4f}"
+            )
+        if judged is not None:
+            self.idle = 0 if judged > self.best + self.tol else self.idle + 1
+            self.best = max(self.best, judged)
+        return self.settled
+
+
+class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """What both estimators share; a subclass says how responses become numbers, and `task_loss`, the loss for them."""
+
+    task_loss: str
+    stratified = False
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        activation: str | Activation = "relu",
+        *,
+        divergence: Literal["fenchel", "euclidean"] = "fenchel",
+        loss: str | Loss = "auto",
+        lam: float | Sequence[float] | Literal["auto"] = "auto",
+        alpha: float | Literal["auto"] = "auto",
+        penalty: str | Penalty = "l2",
+        max_iter: int | Literal["auto"] = "auto",
+        tol: float = 1e-4,
+        batch_size: int | Literal["auto"] = "auto",
+        prediction: Literal["feedforward", "lifted"] = "feedforward",
+        random_state: int | np.random.RandomState | None = None,
+        warm_start: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        verbose: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.divergence = divergence
+        self.loss = loss
+        self.lam = lam
+        self.alpha = alpha
+        self.penalty = penalty
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch_size = batch_size
+        self.prediction = prediction
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+
+    def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
+        """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
+        self._check_parameters()
+        counts = None if sample_weight is None else _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        seed = int(check_random_state(self.random_state).randint(1 << 31))
+        rows, targets = torch.from_numpy(x).to(self.device or "cpu"), torch.from_numpy(y)
+        goes_on = hasattr(self, "network_") and (self.warm_start or passes is not None)
+        start = self._start(rows) if goes_on else None
+        if passes is None or not goes_on:
+            self.network_ = self._network(rows, targets, seed, counts, streaming=passes is not None)
+        watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
+        if self.divergence == "euclidean":
+            self._descend(rows, targets, counts, seed, start, watch)
+        else:
+            self._train(rows, targets, counts, seed, start, watch, passes)
+
+    def _check_parameters(self) -> None:
+        """Numbers and names; what a network or a trainer refuses is left to them."""
+        for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        for name in ("max_iter", "batch_size", "n_iter_no_change"):
+            given = getattr(self, name)
+            if given != "auto" and not (isinstance(given, Integral) and int(given) >= 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {given!r}")
+        for name in ("alpha", "tol"):
+            given = getattr(self, name)
+            if given != "auto" and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+                raise ValueError(f"{name} must be a number of at least 0, got {given!r}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
+        if self.dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
+
+    def _network(self, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool) -> LiftedNetwork:
+        """The network with every setting that was left open chosen; in a stream, more rows than these are to come."""
+        hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
+        lam = self.lam if self.lam != "auto" else _LAM
+        name = "sigmoid" if self.activation == "logistic" else self.activation
+        activation = activations.named(name, self.divergence) if isinstance(name, str) else name
+        sizes = [x.shape[1], *hidden, self.n_outputs_]
+        network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss, lam)
+        network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
+        if self.divergence == "euclidean" or (self.lam != "auto" and self.alpha != "auto"):
+            return network
+        if streaming:
+            batches = [(x, y) if counts is None else (x, y, counts)]
+            chosen = choices.automatic(network, batches, seed=seed).layers
+        else:
+            chosen = choices.automatic(network, x, y, seed, counts).layers
+        parts = [
+            replace(
+                a, lam=b.lam if self.lam == "auto" else a.lam, penalty=b.penalty if self.alpha == "auto" else a.penalty
+            )
+            for a, b in zip(network.layers, chosen, strict=True)
+        ]
+        return LiftedNetwork(parts)
+
+    def _penalty(self) -> Penalty:
+        if isinstance(self.penalty, Penalty):
+            return self.penalty
+        kinds: dict[str, type[penalties.L1 | penalties.L2]] = {"l1": penalties.L1, "l2": penalties.L2}
+        if self.penalty not in kinds:
+            raise ValueError(f"penalty must be 'l2', 'l1' or a Penalty, got {self.penalty!r}")
+        return kinds[self.penalty]() if self.alpha == "auto" else kinds[self.penalty](self.alpha)
+
+    def _train(
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Array | None,
+        seed: int,
+        start: list[Affine] | None,
+        watch: _Watch,
+        passes: int | None,
+    ) -> None:
+        """By mini-batches."""
+        validation = None
+        if self.early_stopping and passes is None:
+            x, y, counts, validation = self._hold_back(x, y, counts, seed)
+        trainer = MiniBatch(
+            max_iter=passes or (choices.passes(len(x)) if self.max_iter == "auto" else self.max_iter),
+            batch_size=None if self.batch_size == "auto" else self.batch_size,
+            seed=seed,
+        )
+        moments = self._seen(x, counts, start is not None) if passes else None
+        fit = trainer.run(self.network_, x, y, start, validation, watch, sample_weight=counts, moments=moments)
+        self._keep(
+            fit.weights, fit.history, len(fit.history), interrupted=fit.status == "stopped" and not watch.settled
+        )
+        self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
+
+    def _seen(self, x: Tensor, counts: Array | None, before: bool) -> Moments:
+        """The moments of all rows that partial_fit was given, these ones included."""
+        fresh = Moments.of(x, x[:, :0], None if counts is None else torch.as_tensor(counts).to(x))
+        earlier = getattr(self, "_moments", None) if before else None
+        self._moments: Moments = fresh if earlier is None else earlier + fresh
+        return self._moments
+
+    def _descend(
+        self, x: Tensor, y: Tensor, counts: Array | None, seed: int, start: list[Affine] | None, watch: _Watch
+    ) -> None:
+        """By full sweeps."""
+        if self.early_stopping or self.batch_size != "auto":
+            raise ValueError(
+                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
+                "leave them at their defaults, or give divergence='fenchel'"
+            )
+        sweeps = _SWEEPS if self.max_iter == "auto" else self.max_iter
+        bcd = BCD(max_iter=sweeps, tol=self.tol, seed=seed)
+        solution = bcd.run(self.network_, x, y, start, watch, counts)
+        interrupted = solution.status == "stopped" and not watch.settled
+        self._keep(solution.weights, solution.history, len(solution.history) - 1, interrupted)
+        self.validation_scores_ = None
+
+    def _hold_back(
+        self, x: Tensor, y: Tensor, counts: Array | None, seed: int
+    ) -> tuple[Tensor, Tensor, Array | None, tuple[Tensor, Tensor]]:
+        """Rows to train on, and rows to judge by."""
+        kinds = y.numpy() if self.stratified else None
+        kept, back = train_test_split(
+            np.arange(len(x)), test_size=self.validation_fraction, random_state=seed % (1 << 31), stratify=kinds
+        )
+        return x[kept], y[kept], None if counts is None else counts[kept], (x[back], y[back])
+
+    def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
+        self.coefs_ = [w.T.numpy(force=True) for w, _ in weights]
+        self.intercepts_ = [b.numpy(force=True) for _, b in weights]
+        self.history_, self.n_iter_ = history, n_iter
+        self.loss_curve_ = [record.loss for record in history]
+        if interrupted:
+            warnings.warn("training was interrupted; the weights are the last ones reached", stacklevel=4)
+
+    def _weights(self, like: Tensor) -> list[Affine]:
+        pairs = zip(self.coefs_, self.intercepts_, strict=True)
+        return [Affine(torch.as_tensor(w.T).to(like), torch.as_tensor(b).to(like)) for w, b in pairs]
+
+    def _start(self, like: Tensor) -> list[Affine]:
+        """The weights there are, as the trainer knows them."""
+        return self._weights(like)
+
+    def _rows(self, x: ArrayLike) -> Tensor:
+        """New rows, in the precision and the place of the fitted network."""
+        check_is_fitted(self)
+        checked = validate_data(self, x, dtype=self.coefs_[0].dtype, reset=False)
+        return torch.from_numpy(np.ascontiguousarray(checked)).to(self.device or "cpu")
+
+    def _scores(self, x: ArrayLike) -> Tensor:
+        rows = self._rows(x)
+        rule = predict.lifted if self.prediction == "lifted" else predict.feedforward
+        return rule(self.network_, self._weights(rows), rows).cpu()
+
+    def transform(self, X: ArrayLike) -> Array:  # noqa: N803
+        """The states of the last hidden layer, (n, units): features for another model."""
+        rows = self._rows(X)
+        return self.network_.propagate(self._weights(rows), rows)[-1].numpy(force=True)
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.coefs_[-1])
+
+    def to_module(self) -> nn.Sequential:
+        """The same network as a standard torch module; a classifier's gives logits."""
+        check_is_fitted(self)
+        return to_module(self.network_, self._weights(torch.from_numpy(self.coefs_[0])))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
