@@ -10,7 +10,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu figures clean
+	bench-variants bench-streaming bench-gpu bench-estimators bench-init figures clean
 
 setup: $(VENV)/.ready
 
@@ -65,6 +65,12 @@ bench-streaming: setup
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.training cuda
+
+bench-estimators: setup
+	$(BIN)/python -m benchmarks.estimators
+
+bench-init: setup
+	$(BIN)/python -m benchmarks.init
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures

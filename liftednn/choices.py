@@ -81,10 +81,10 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 
 def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
-    """Summed over units."""
+    """Summed over units, and no less than rounding leaves of states that do not vary."""
     share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
-    centred = state.double() - share.double() @ state.double()
-    return share.double() @ centred.square().sum(1)
+    mean = share.double() @ state.double()
+    return share.double() @ (state.double() - mean).square().sum(1) + torch.finfo(state.dtype).eps * mean.square().sum()
 
 
 def random_features(
@@ -131,4 +131,5 @@ def _stiff_curvatures(
     _, preactivations = recursion(stiff, precise, x.double())
     counts = None if counts is None else counts.double()
     found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts)
-    return [float(c) for c in found]
+    neutral = float(found[-1])  # for a layer that feels nothing yet
+    return [float(c) if math.isfinite(c) else neutral for c in found]

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,13 +22,14 @@ from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Metric, answer, descent_refusal, reach_of
 from liftednn.checkpoint import Checkpoint
+from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
-from liftednn.start import check_trainable, given_weights, inputs, responses, with_fixed
+from liftednn.start import check_trainable, given_weights, with_fixed
 from liftednn.whitening import Coordinates
 
 __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
@@ -157,7 +158,8 @@ class Run:
         refusal = descent_refusal(network)
         if refusal:
             raise ValueError(refusal)
-        self.settings, self.network, self.source, self.checkpoint = settings, network, source, checkpoint
+        self.settings, self.network, self.checkpoint = settings, network, checkpoint
+        self.feed = Feed(network, source, settings.device)
         if isinstance(source, Once) and settings.max_iter > 1:
             raise ValueError(
                 f"an iterator can be read only once, and max_iter is {settings.max_iter}: give max_iter=1, or an iterable that "
@@ -166,29 +168,19 @@ class Run:
         self.size = settings.batch_size or choices.batch_size(source.rows)
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
-        x, y, counts = self._checked(*source.sample(count, settings.seed))
+        x, y, counts = self.feed.sample(count, settings.seed)
         self.identity = self._identify(x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
-        self.fixed = list(fixed or [(None, None)] * len(network.layers))
+        self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
-        self.monitor = Monitor(network, None if validation is None else self._checked(*validation, like=x)[:2])
-        if isinstance(source, Memory):
-            rows, targets, all_counts = self._checked(source.x, source.y, source.counts)
-            self.source = replace(source, x=self.coordinates.inward(rows), y=targets, counts=all_counts)
-            self.descent.let_go(self.source.x)
+        self.monitor = Monitor(network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
+        self.feed.enter(self.coordinates)
+        if isinstance(self.feed.source, Memory):
+            self.descent.let_go(self.feed.source.x)
         self.taken, self.halved, self.first_loss = 0, 0, math.inf
         self.seconds = time.perf_counter() - started
         if stored:
             self._resume(*stored)
-
-    def _checked(
-        self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows, encoded responses and counts, where they are trained on; as `like` in precision and place, if given."""
-        rows = inputs(self.network, x)
-        rows = rows.to(self.settings.device) if self.settings.device else rows
-        rows = rows if like is None else rows.to(like)
-        return rows, responses(self.network, y, rows), None if counts is None else counts.to(rows)
 
     def _damping(self, rows: int | None) -> float:
         width, given = self.network.layers[0].operator.in_width, self.settings.damping
@@ -236,7 +228,8 @@ class Run:
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.settings.max_iter and not self.out_of_patience:
             before = self.monitor.steps
-            for batch in itertools.islice(self._batches(), self.taken - before, None):
+            batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
+            for batch in itertools.islice(batches, self.taken - before, None):
                 self._advance(*batch, self.taken - before)
                 self.seconds = time.perf_counter() - started
                 asked()
@@ -258,13 +251,6 @@ class Run:
         record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
         self.save()
         return record
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        batches = self.source.batches(self.size, self.settings.seed, len(self.monitor.history))
-        if isinstance(self.source, Memory):
-            return batches
-        checked = (self._checked(*batch) for batch in batches)
-        return ((self.coordinates.inward(x), y, counts) for x, y, counts in checked)
 
     def _advance(self, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
@@ -333,8 +319,10 @@ class Run:
 
     def _identify(self, x: Tensor) -> str:
         """What must agree for a run to go on from a checkpoint; the order of an iterable's rows need not."""
-        known = "an iterable" if isinstance(self.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
-        return f"{self.settings!r} on {self.network!r} with {self.source.rows} rows, {x.dtype}, {known}"
+        known = (
+            "an iterable" if isinstance(self.feed.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
+        )
+        return f"{self.settings!r} on {self.network!r} with {self.feed.source.rows} rows, {x.dtype}, {known}"
 
 
 def _sentence(status: Status, run: Run) -> str:

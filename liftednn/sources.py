@@ -79,10 +79,11 @@ class Mapped:
     x: Any
     y: Any
     counts: Any = None
+    total: int | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.x)
+        return self.total or len(self.x)
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -132,12 +133,15 @@ class Loader:
     def sample(self, count: int, seed: int) -> Batch:
         found: list[Batch] = []
         for batch in self.batches(0, seed, -1):
-            found.append(batch)
+            if batch[2] is None or bool((batch[2] != 0).any()):
+                found.append(batch)
             if sum(len(x) for x, _, _ in found) >= count:
                 break
         if not found:
-            raise ValueError("the iterable gave no batches: it must yield pairs (x, y)")
+            raise ValueError("the iterable gave no batches: it must yield pairs (x, y), and some must count")
         xs, ys, counts = zip(*found, strict=True)
+        if any(each is None for each in counts) and any(each is not None for each in counts):
+            raise ValueError("some batches come with sample_weight and some without: give it with all, or with none")
         together = None if counts[0] is None else torch.cat(counts)[:count]
         return torch.cat(xs)[:count], torch.cat(ys)[:count], together
 
@@ -193,7 +197,9 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         if counts is not None:
             check_weights(counts, len(x))
         if isinstance(x, np.memmap):
-            return Mapped(x, y, None if counts is None else (counts / counts.mean()).numpy(force=True))
+            if counts is None:
+                return Mapped(x, y)
+            return Mapped(x, y, (counts / counts.mean()).numpy(force=True), _total(counts))
         return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
     if sample_weight is not None:
         raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
@@ -216,8 +222,12 @@ def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
         return Memory(x, y)
     kept = (counts > 0).nonzero()[:, 0]
     counts = counts[kept]
-    total = max(len(kept), round(float(counts.sum())))
-    return Memory(x[kept.to(x.device)], y[kept.to(y.device)], (counts / counts.mean()).to(x.device), total)
+    return Memory(x[kept.to(x.device)], y[kept.to(y.device)], (counts / counts.mean()).to(x.device), _total(counts))
+
+
+def _total(counts: Tensor) -> int:
+    """As many rows as count, or more where the weights add up to more."""
+    return max(int((counts > 0).sum()), round(float(counts.sum())))
 
 
 def _length(given: object) -> int | None:

@@ -102,12 +102,12 @@ class Coordinates:
         """From the moments of the inputs, or from the `state()` of earlier ones; `x` gives device and precision.
 
         Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates; those mix w and b, so
-        that b must be free to move if w is (`free`).
+        that both must be free to move, or neither (`free`).
         """
         first = network.layers[0]
         if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
             return cls(network, None)
-        if free == (True, False):
+        if free[0] != free[1]:
             return cls(network, None)
         if stored and "white.mean" in stored:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))

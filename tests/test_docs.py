@@ -1,6 +1,9 @@
 """Code printed in the documentation runs as printed."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,15 @@ from benchmarks import figures
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/training.md"])
-def test_snippets_run_one_after_another(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+RUN = ["README.md", "CONTRIBUTING.md", "docs/training.md", "docs/estimators.md", "docs/initialisation.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_snippets_run_one_after_another(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     assert snippets
     scope: dict[str, object] = {"__name__": "snippet"}
@@ -20,9 +30,19 @@ def test_snippets_run_one_after_another(name: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/notation.md", "docs/how-to-choose.md", "docs/training.md"]
-)
+def test_commands_of_the_readme_run_one_after_another(tmp_path: Path) -> None:
+    (commands,) = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    predicted = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert len(predicted) == len((tmp_path / "wine.csv").read_text().splitlines())
+    assert (tmp_path / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_commands_and_files_that_are_named_exist(name: str) -> None:
     text, makefile = (ROOT / name).read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z-]+)", text):

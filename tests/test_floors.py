@@ -27,6 +27,7 @@ FLOORS = {
     "modules": 4,
     "bcd": 5,
     "predict": 5,
+    "feed": 5,
     "choices": 5,
     "graphs": 5,
     "monitor": 6,

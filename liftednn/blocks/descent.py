@@ -32,6 +32,8 @@ __all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refus
 _TRUST = 0.3
 # A row this many times farther off than the mean one, in squares, counts for less.
 _REACH = 10.0
+# A layer that feels less than this share of the loss's curvature feels nothing.
+_FELT = 1e-10
 
 
 class Answer(NamedTuple):
@@ -82,7 +84,8 @@ def curvatures(
     """c of every layer, the mean over units and rows of the curvature in u of what the layer feels, as 0-dim tensors.
 
     Probes (m, n, outputs) of the loss's curvature, random signs say, are sent backward as pulls; the mean square that arrives is the
-    mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores.
+    mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores. Where nothing arrives, as below a head of zeros, c is
+    infinite: the layer had better wait.
     """
     top = network.layers[-1].lam * network.layers[-1].divergence.curvature
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
@@ -91,7 +94,8 @@ def curvatures(
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
     found = [torch.stack([_mean_square(pull, counts) for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    bounded = [c.clamp(1e-12 * top, limit) for c, limit in zip(found, limits, strict=True)]
+    found = [torch.where(c < _FELT * top, torch.inf, c) for c in found]
+    bounded = [torch.where(c.isinf(), c, c.clamp(max=limit)) for c, limit in zip(found, limits, strict=True)]
     return [*bounded[:-1], probes.new_full((), top)]
 
 
@@ -183,11 +187,14 @@ class Metric:
     def refresh(self, curvature: Tensor) -> None:
         """Factor anew for this curvature; in place, so that a recorded step sees it."""
         self.curvature.copy_(curvature)
-        if self.moments is None:
-            self.inverse.copy_((self.curvature + self.shrinkage).reciprocal())
+        if self.moments is None or bool(self.curvature.isinf()):
+            inverse = (self.curvature + self.shrinkage).reciprocal()
+            self.inverse.copy_(inverse if self.moments is None else torch.zeros_like(self.inverse))
             return
         gram, c = self.moments.gram, float(curvature)
-        damping = self.damping * float(gram.diagonal().mean())
+        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
+        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
+        damping = max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
         if self.layer.penalty.ridge is None:
             largest = float(torch.linalg.eigvalsh(gram)[-1])
             self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
@@ -277,7 +284,8 @@ class Descent:
     def _prox(self, place: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
         metric, w = self.metrics[place], self.weights[place].w
-        w.copy_(metric.layer.penalty.prox(w, float(self.rate * metric.inverse)))
+        step = (1 + self.momentum) * float(self.rate * metric.inverse)  # as far as the gradient has gone in this step
+        w.copy_(metric.layer.penalty.prox(w, step))
         self._views(self.velocity)[place].w.copy_(w - before)
 
     def let_go(self, x: Tensor) -> None:

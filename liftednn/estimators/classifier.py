@@ -52,6 +52,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and labels y (n,); row i counts `sample_weight[i]` times."""
+        self._check_parameters()
         x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype))
         check_classification_targets(labels)
         found = np.unique(column_or_1d(labels, warn=True))
@@ -69,6 +70,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """One pass over some more rows; the first call names all `classes`."""
+        self._check_parameters()
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("the first call of partial_fit needs all classes: give classes=[...]")

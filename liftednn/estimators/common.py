@@ -115,48 +115,67 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
-        self._check_parameters()
-        counts = None if sample_weight is None else _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        counts = self._counts(sample_weight, x)
+        if counts is not None:
+            x, y, counts = x[counts > 0], y[counts > 0], counts[counts > 0]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        rows, targets = torch.from_numpy(x).to(self.device or "cpu"), torch.from_numpy(y)
+        rows, targets = (
+            torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu"),
+            torch.from_numpy(y),
+        )
         goes_on = hasattr(self, "network_") and (self.warm_start or passes is not None)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
             self.network_ = self._network(rows, targets, seed, counts, streaming=passes is not None)
         watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
-            self._descend(rows, targets, counts, seed, start, watch)
+            self._descend(rows, targets, counts, seed, start, watch, passes)
         else:
             self._train(rows, targets, counts, seed, start, watch, passes)
+
+    def _counts(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
+        """How much each row counts, checked."""
+        if sample_weight is None:
+            return None
+        counts: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        if not counts.any():
+            raise ValueError("sample_weight is 0 for every row: some must count")
+        return counts
 
     def _check_parameters(self) -> None:
         """Numbers and names; what a network or a trainer refuses is left to them."""
         for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        for name in ("max_iter", "batch_size", "n_iter_no_change"):
+        for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
             given = getattr(self, name)
-            if given != "auto" and not (isinstance(given, Integral) and int(given) >= 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {given!r}")
-        for name in ("alpha", "tol"):
+            if not (open_ and given == "auto") and not (isinstance(given, Integral) and int(given) >= 1):
+                raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
+        for name, open_ in {"alpha": True, "tol": False}.items():
             given = getattr(self, name)
-            if given != "auto" and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
-                raise ValueError(f"{name} must be a number of at least 0, got {given!r}")
-        if not 0 < self.validation_fraction < 1:
+            if not (open_ and given == "auto") and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+                raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
+        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
+        if isinstance(self.lam, str) and self.lam != "auto":
+            raise ValueError(f"lam must be a number, one for each hidden layer, or 'auto', got {self.lam!r}")
+        widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
+        if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
+            raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
     def _network(self, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool) -> LiftedNetwork:
         """The network with every setting that was left open chosen; in a stream, more rows than these are to come."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
-        lam = self.lam if self.lam != "auto" else _LAM
+        open_lam = isinstance(self.lam, str)
+        lam = _LAM if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
         name = "sigmoid" if self.activation == "logistic" else self.activation
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
         sizes = [x.shape[1], *hidden, self.n_outputs_]
         network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss, lam)
         network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
-        if self.divergence == "euclidean" or (self.lam != "auto" and self.alpha != "auto"):
+        if self.divergence == "euclidean" or (not open_lam and self.alpha != "auto"):
             return network
         if streaming:
             batches = [(x, y) if counts is None else (x, y, counts)]
@@ -164,9 +183,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         else:
             chosen = choices.automatic(network, x, y, seed, counts).layers
         parts = [
-            replace(
-                a, lam=b.lam if self.lam == "auto" else a.lam, penalty=b.penalty if self.alpha == "auto" else a.penalty
-            )
+            replace(a, lam=b.lam if open_lam else a.lam, penalty=b.penalty if self.alpha == "auto" else a.penalty)
             for a, b in zip(network.layers, chosen, strict=True)
         ]
         return LiftedNetwork(parts)
@@ -194,8 +211,8 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         if self.early_stopping and passes is None:
             x, y, counts, validation = self._hold_back(x, y, counts, seed)
         trainer = MiniBatch(
-            max_iter=passes or (choices.passes(len(x)) if self.max_iter == "auto" else self.max_iter),
-            batch_size=None if self.batch_size == "auto" else self.batch_size,
+            max_iter=passes or (choices.passes(len(x)) if self.max_iter == "auto" else int(self.max_iter)),
+            batch_size=None if self.batch_size == "auto" else int(self.batch_size),
             seed=seed,
         )
         moments = self._seen(x, counts, start is not None) if passes else None
@@ -213,7 +230,14 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         return self._moments
 
     def _descend(
-        self, x: Tensor, y: Tensor, counts: Array | None, seed: int, start: list[Affine] | None, watch: _Watch
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Array | None,
+        seed: int,
+        start: list[Affine] | None,
+        watch: _Watch,
+        passes: int | None,
     ) -> None:
         """By full sweeps."""
         if self.early_stopping or self.batch_size != "auto":
@@ -221,7 +245,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
                 "leave them at their defaults, or give divergence='fenchel'"
             )
-        sweeps = _SWEEPS if self.max_iter == "auto" else self.max_iter
+        sweeps = passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
         bcd = BCD(max_iter=sweeps, tol=self.tol, seed=seed)
         solution = bcd.run(self.network_, x, y, start, watch, counts)
         interrupted = solution.status == "stopped" and not watch.settled
@@ -258,7 +282,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         """New rows, in the precision and the place of the fitted network."""
         check_is_fitted(self)
         checked = validate_data(self, x, dtype=self.coefs_[0].dtype, reset=False)
-        return torch.from_numpy(np.ascontiguousarray(checked)).to(self.device or "cpu")
+        return torch.from_numpy(np.require(checked, requirements=["C", "W"])).to(self.device or "cpu")
 
     def _scores(self, x: ArrayLike) -> Tensor:
         rows = self._rows(x)

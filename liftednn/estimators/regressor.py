@@ -32,20 +32,22 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and responses y, (n,) or (n, outputs); row i counts `sample_weight[i]` times."""
+        self._check_parameters()
         x, responses = validate_data(self, X, y, dtype=dtypes(self.dtype), multi_output=True, y_numeric=True)
         if not (self.warm_start and hasattr(self, "network_")):
-            self._standardise(responses, sample_weight)
+            self._standardise(responses, self._counts(sample_weight, x))
         self._fit(x, self._encode(responses, x), sample_weight)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """One pass over some more rows; responses are standardised as those of the first call."""
+        self._check_parameters()
         first = not hasattr(self, "network_")
         x, responses = validate_data(
             self, X, y, dtype=dtypes(self.dtype), multi_output=True, y_numeric=True, reset=first
         )
         if first:
-            self._standardise(responses, sample_weight)
+            self._standardise(responses, self._counts(sample_weight, x))
         self._fit(x, self._encode(responses, x), sample_weight, passes=1)
         return self
 
@@ -54,13 +56,12 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _standardise(self, y: Array, sample_weight: ArrayLike | None) -> None:
+    def _standardise(self, y: Array, counts: Array | None) -> None:
         """Keep the mean and the spread of the responses."""
         columns = y.reshape(len(y), -1).astype(np.float64)
-        counts = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         self.n_outputs_, self._flat = columns.shape[1], y.ndim == 1
         self._mean, self._scale = np.zeros(self.n_outputs_), np.ones(self.n_outputs_)
-        if self.loss == "auto" and (counts is None or counts.sum() > 0):
+        if self.loss == "auto":
             self._mean = np.average(columns, axis=0, weights=counts)
             spread = np.sqrt(np.average((columns - self._mean) ** 2, axis=0, weights=counts))
             self._scale = np.where(spread > 0, spread, 1.0)
