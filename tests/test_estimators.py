@@ -673,3 +673,13 @@ def test_rows_that_are_all_alike_give_the_mean_response(seed: int) -> None:
     y = np.random.default_rng(seed).standard_normal(30)
     model = LiftedRegressor(random_state=0).fit(np.ones((30, 3)), y)
     np.testing.assert_allclose(model.predict(np.ones((2, 3))), y.mean(), atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
+def test_a_gpu_gives_what_the_cpu_gives(divergence: str) -> None:
+    x, y = load_digits(return_X_y=True)
+    x, counts = x[:600] / 16, np.arange(600) % 3 + 1.0
+    models = [small(divergence=divergence, device=device).fit(x, y[:600], counts) for device in (None, "cuda")]
+    assert {type(part) for part in models[1].coefs_} == {np.ndarray}
+    np.testing.assert_allclose(models[1].predict_proba(x), models[0].predict_proba(x), atol=1e-3)

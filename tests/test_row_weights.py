@@ -509,3 +509,18 @@ def test_what_cannot_be_fixed_is_refused_in_words(start: bool, fixed: Fixed, sen
 def test_fixed_weights_that_break_a_constraint_are_refused() -> None:
     with pytest.raises(ValueError, match="break the constraint"):
         trainer(max_iter=1).run(deep(pen.NonNegative()), X, LABELS, fixed=keep(0, (True, False)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [N, 8], ids=["all rows", "batches"])
+def test_a_gpu_counts_rows_as_the_cpu_does(batch: int) -> None:
+    """Its step is a recorded graph from the fourth batch on."""
+    net = lnn.automatic(lnn.LiftedNetwork.mlp([P, 7, 3], "fenchel_relu"), X, LABELS, 0, COUNTS)
+    trainer = lnn.MiniBatch(max_iter=6, batch_size=batch)
+    here = trainer.run(net, X, LABELS, sample_weight=COUNTS)
+    there = trainer.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
+    close(here.weights, [lnn.Affine(w.cpu(), b.cpu()) for w, b in there.weights], 1e-5, 1e-7)
+    sweeps = lnn.BCD(max_iter=2)
+    one = sweeps.run(net, X, LABELS, sample_weight=COUNTS)
+    other = sweeps.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
+    assert other.history[-1].objective == pytest.approx(one.history[-1].objective, rel=1e-3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _PAPER = "0.898 ± 0.005 lifted alone; standard network from Xavier 0.923 ± 0.0
 
 
 def main(arguments: Sequence[str] = ()) -> None:
+    if find_spec("matplotlib") is None:
+        raise ValueError("the demonstration draws with matplotlib, which is not installed: pip install matplotlib")
     console, started = Console(), time.perf_counter()
     out = Path(arguments[0] if arguments else "demo.png")
     data = mnist()
