@@ -242,7 +242,10 @@ def estimators() -> list[str]:
     body = [
         [
             f"{row['set']}, {row['rows']:,} rows of {row['columns']}",
-            *(f"{row[who]:.4f} ± {row[f'{who} sd']:.4f}" if who in row else "" for who in ("lifted", "MLP", "MLP, raw")),
+            *(
+                f"{row[who]:.4f} ± {row[f'{who} sd']:.4f}" if who in row else ""
+                for who in ("lifted", "MLP", "MLP, raw")
+            ),
             f"{row['lifted s']:.2f}",
             f"{row['MLP s']:.2f}",
         ]
@@ -256,7 +259,13 @@ def estimators() -> list[str]:
 
 def init() -> list[str]:
     body = [
-        [row["start"], f"{row['accuracy']:.4f}", f"{row['spread']:.4f}", f"{row['seconds']:.2f}", f"{row['epochs']:.2f}"]
+        [
+            row["start"],
+            f"{row['accuracy']:.4f}",
+            f"{row['spread']:.4f}",
+            f"{row['seconds']:.2f}",
+            f"{row['epochs']:.2f}",
+        ]
         for row in rows("init")
     ]
     title = f"784-300-100-10 on MNIST ({machine('init')})"

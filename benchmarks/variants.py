@@ -53,9 +53,11 @@ class Split:
         return net.loss.score(lnn.predict.feedforward(net, weights, self.x_back), y)
 
 
-def own_curvature(network: LiftedNetwork, weights: Any, preactivations: Any, signs: Tensor) -> list[Tensor]:
+def own_curvature(
+    network: LiftedNetwork, weights: Any, preactivations: Any, probes: Tensor, counts: Any = None
+) -> list[Tensor]:
     """The divergence's own curvature in place of the measured one."""
-    return [signs.new_tensor(layer.lam * layer.divergence.curvature) for layer in network.layers]
+    return [probes.new_tensor(layer.lam * layer.divergence.curvature) for layer in network.layers]
 
 
 def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, row_weights: Any = None) -> Answer:
