@@ -52,8 +52,8 @@ def damping(rows: int | None, width: int) -> float:
 def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, sample_weight: Any = None) -> LiftedNetwork:
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
-    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs in any units, and
-    vanishing as rows grow.
+    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs scaled as
+    a whole, and vanishing as rows grow; columns in units of their own should be standardised first.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     """
     source = source_of(x, y, sample_weight)

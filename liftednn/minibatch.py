@@ -133,6 +133,7 @@ class MiniBatch:
                         break
             except KeyboardInterrupt as pressed:
                 stopped = True
+                run.settle()
                 if isinstance(pressed, Interruption):
                     run.save()
         status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
@@ -292,6 +293,11 @@ class Run:
                 "not help; standardise the inputs, or give a smaller step or a larger damping"
             )
         self.descent.restore(self.good)
+
+    def settle(self) -> None:
+        """Back to the last good weights, should the present ones have run away."""
+        if not bool(self.descent.values.square().sum().isfinite()):
+            self.descent.restore(self.good)
 
     def outward(self) -> list[Affine]:
         """The present weights, on the inputs as they are given."""

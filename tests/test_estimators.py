@@ -14,7 +14,7 @@ from joblib import parallel_config  # type: ignore[import-untyped]
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from sklearn.base import BaseEstimator, clone
-from sklearn.datasets import load_digits, make_friedman1
+from sklearn.datasets import load_digits, load_wine, make_friedman1
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
@@ -253,10 +253,10 @@ def test_curves_are_those_of_the_history() -> None:
 
 
 def test_without_hidden_layer_it_is_logistic_regression() -> None:
-    alpha = 0.01
-    model = LiftedClassifier((), alpha=alpha, max_iter=200, random_state=0).fit(X, Y)
-    oracle = LogisticRegression(C=1 / (2 * len(X) * alpha), tol=1e-10, max_iter=1000).fit(X, Y)
-    np.testing.assert_allclose(model.predict_proba(X), oracle.predict_proba(X), atol=5e-3)
+    alpha, x = 0.01, StandardScaler().fit_transform(X)
+    model = LiftedClassifier((), alpha=alpha, max_iter=200, random_state=0).fit(x, Y)
+    oracle = LogisticRegression(C=1 / (2 * len(X) * alpha), tol=1e-10, max_iter=1000).fit(x, Y)
+    np.testing.assert_allclose(model.predict_proba(x), oracle.predict_proba(x), atol=5e-3)
     np.testing.assert_allclose(model.coefs_[0].T - model.coefs_[0].mean(1), oracle.coef_, atol=1e-2)
 
 
@@ -481,6 +481,7 @@ def test_an_array_of_lams_is_one_each() -> None:
 def test_the_l1_penalty_meets_its_optimality_conditions(divergence: str) -> None:
     """Without hidden layer: the gradient of the mean loss is -alpha sign(w) where w is not 0, and within alpha where it is."""
     alpha, noise = 0.03, np.hstack([X[:, :3], np.random.default_rng(2).standard_normal((240, 10))])
+    noise = StandardScaler().fit_transform(noise)
     options = {"batch_size": 240, "max_iter": 300} if divergence == "fenchel" else {"max_iter": 100}
     model = small(hidden_layer_sizes=(), divergence=divergence, penalty="l1", alpha=alpha, **options).fit(noise, Y)
     w = model.coefs_[0]
@@ -673,6 +674,60 @@ def test_rows_that_are_all_alike_give_the_mean_response(seed: int) -> None:
     y = np.random.default_rng(seed).standard_normal(30)
     model = LiftedRegressor(random_state=0).fit(np.ones((30, 3)), y)
     np.testing.assert_allclose(model.predict(np.ones((2, 3))), y.mean(), atol=1e-3)
+
+
+UNITS = np.array([1.0, 1e3, 1e-3, 50.0, 1.0]), np.array([0.0, 1e4, 5.0, -3.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden_layer_sizes": ()}, {"sample_weight": True}], ids=["relu", "linear", "weights"]
+)
+def test_the_units_of_the_inputs_do_not_matter(options: dict[str, Any]) -> None:
+    options = dict(options)
+    counts = np.arange(len(X)) % 3 + 1.0 if options.pop("sample_weight", False) else None
+    scale, shift = UNITS
+    for make, y in ((small, Y), (small_regressor, REAL)):
+        plain, other = make(**options).fit(X, y, counts), make(**options).fit(X * scale + shift, y, counts)
+        scores = [model._scores(x).numpy() for model, x in ((plain, X), (other, X * scale + shift))]
+        np.testing.assert_allclose(scores[1], scores[0], rtol=1e-6, atol=1e-6)
+
+
+def test_the_wine_cellar_needs_no_scaler() -> None:
+    x, y = load_wine(return_X_y=True)
+    assert cross_val_score(LiftedClassifier(random_state=0), x, y, cv=3).mean() > 0.95
+
+
+@pytest.mark.parametrize("make", [small, small_regressor], ids=["classifier", "regressor"])
+def test_going_on_continues_in_the_units_of_the_first_call(make: Callable[..., Any]) -> None:
+    """The weights that a trainer would start from, kept again, are the weights there are."""
+    y = Y if make is small else REAL
+    scale, shift = UNITS
+    model = make(warm_start=True).fit(X * scale + shift, y)
+    before = [part.copy() for part in (*model.coefs_, *model.intercepts_)]
+    model._keep(model._start(torch.from_numpy(model.coefs_[0])), [], 0, False)
+    for part, old in zip((*model.coefs_, *model.intercepts_), before, strict=True):
+        np.testing.assert_allclose(part, old, rtol=1e-9, atol=1e-9)
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
+    model = small().fit(X, Y)
+    before, proba = dict(vars(model)), model.predict_proba(X)
+    with pytest.raises(ValueError, match="(?i)sample.weight"):
+        model.fit(X[:, :3], np.where(Y > 0, "yes", "no"), sample_weight=np.zeros(len(X)))
+    assert list(model.classes_) == [0, 1, 2]
+    assert model.n_features_in_ == 5
+    assert set(vars(model)) == set(before)
+    np.testing.assert_array_equal(model.predict_proba(X), proba)
+    fresh = small()
+    with pytest.raises(ValueError, match="not one of the classes"):
+        fresh.partial_fit(X, Y + 1, classes=[0, 1, 2])
+    fresh.partial_fit(X, Y, classes=[0, 1, 2])
+
+
+def test_a_fit_forgets_what_partial_fit_had_seen() -> None:
+    seen = small().partial_fit(X * 100, Y, classes=[0, 1, 2]).fit(X[:, :3], Y).partial_fit(X[:, :3], Y)
+    plain = small().fit(X[:, :3], Y).partial_fit(X[:, :3], Y)
+    assert equal(seen, plain)
 
 
 @pytest.mark.gpu

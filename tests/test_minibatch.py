@@ -1,5 +1,6 @@
 """Mini-batch training: it learns, repeats itself, resumes exactly, streams in bounded memory, and refuses what it cannot do."""
 
+import math
 import os
 import signal
 import subprocess
@@ -474,3 +475,20 @@ def test_recorded_steps_on_a_gpu_are_plain_steps() -> None:
     moved = lnn.MiniBatch(max_iter=3, device="cuda").run(net, x, y)
     assert moved.weights[0].w.is_cuda
     assert same(moved, there)
+
+
+def test_ctrl_c_in_a_pass_that_runs_away_gives_the_last_good_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = Run._advance, 0
+
+    def advance(self: Run, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        plain(self, *args)
+        if calls == 31:
+            self.descent.values.fill_(math.nan)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_advance", advance)
+    fit = lnn.MiniBatch(max_iter=3, batch_size=50).run(network(), X, LABELS)
+    assert fit.status == "stopped"
+    assert all(bool(part.isfinite().all()) for pair in fit.weights for part in pair)

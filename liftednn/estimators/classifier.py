@@ -11,7 +11,8 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from liftednn.estimators.common import Array, Lifted, dtypes
+from liftednn.estimators.common import Lifted, dtypes
+from liftednn.estimators.scaling import Array
 from liftednn.losses import SoftmaxCrossEntropy
 
 __all__ = ["LiftedClassifier"]
@@ -20,31 +21,74 @@ __all__ = ["LiftedClassifier"]
 class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     """A neural network classifier trained by lifted blocks; nothing needs tuning.
 
-    Parameters, named as in MLPClassifier where they mean the same
-    ----------
-    hidden_layer_sizes   widths of the hidden layers
-    activation           "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation
-    divergence           "fenchel": mini-batches; "euclidean": the paper's jointly convex model, by sweeps over all rows
-    loss                 "auto": the softmax's cross-entropy; or a Loss whose responses are labels
-    lam                  how closely the states obey the recursion: one number, one per hidden layer, or "auto"
-    alpha                weight of the penalty, alpha |W|^2 in every layer, beside the mean loss; or "auto"
-    penalty              "l2", "l1", or a Penalty
-    max_iter             passes over the rows (sweeps), or "auto"; the step is decayed over all of them, so this is also a schedule
-    tol                  sweeps: stop when one lowers the objective by less than this share; early stopping: what counts as better
-    batch_size           rows per step, or "auto"
-    prediction           "feedforward", or "lifted": the class of smallest energy (sec. 5.2)
-    random_state         of the initial weights and the order of rows
-    warm_start           go on from the weights of the last fit
-    early_stopping       hold back `validation_fraction` of the rows, stop after `n_iter_no_change` passes without a better score on
-                         them, and keep the best weights
-    verbose              print a line per pass
-    device               where to train and predict, "cuda" say; None for the CPU
-    dtype                "float32", "float64", or None: that of X
+    Columns of X are standardised inside, so their units do not matter (`divergence="euclidean"` takes them as they are); `coefs_` and
+    `intercepts_` are for X as it is given.
 
-    Fitted attributes
+    Parameters
     ----------
-    classes_, coefs_ (in, out), intercepts_, network_, history_ (a record per pass), loss_curve_, validation_scores_, n_iter_,
-    n_outputs_, n_features_in_, feature_names_in_
+    hidden_layer_sizes : int or sequence of ints, default=(100,)
+        Widths of the hidden layers.
+    activation : str or Activation, default="relu"
+        "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
+    divergence : {"fenchel", "euclidean"}, default="fenchel"
+        "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by sweeps over all rows.
+    loss : "auto" or Loss, default="auto"
+        "auto" is the softmax's cross-entropy; or a Loss whose responses are labels.
+    lam : float, sequence of floats or "auto", default="auto"
+        How closely the states obey the recursion: one number, or one per hidden layer.
+    alpha : float or "auto", default="auto"
+        Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs.
+    penalty : {"l2", "l1"} or Penalty, default="l2"
+        The penalty on the weights.
+    max_iter : int or "auto", default="auto"
+        Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
+    tol : float, default=1e-4
+        Sweeps stop when one lowers the objective by less than this share; for early stopping, what counts as better.
+    batch_size : int or "auto", default="auto"
+        Rows per step.
+    prediction : {"feedforward", "lifted"}, default="feedforward"
+        "lifted" takes the class of smallest energy (sec. 5.2 of the paper).
+    random_state : int, RandomState or None, default=None
+        Of the initial weights and the order of rows.
+    warm_start : bool, default=False
+        Go on from the weights of the last fit.
+    early_stopping : bool, default=False
+        Hold back some rows, stop after `n_iter_no_change` passes without a better score on them, and keep the best weights.
+    validation_fraction : float, default=0.1
+        The share of rows that early stopping holds back.
+    n_iter_no_change : int, default=10
+        Passes that early stopping waits for.
+    verbose : bool, default=False
+        Print a line per pass.
+    device : str or None, default=None
+        Where to train and predict, "cuda" say; None for the CPU.
+    dtype : {"float32", "float64"} or None, default=None
+        The precision; None for that of X.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels.
+    coefs_ : list of ndarrays of shape (in, out)
+        The weights of every layer.
+    intercepts_ : list of ndarrays of shape (out,)
+        The biases of every layer.
+    network_ : LiftedNetwork
+        The network, with every setting that was left open chosen.
+    history_ : list of records
+        One per pass of the last call, or per sweep from sweep 0 on.
+    loss_curve_ : list of floats
+        The training loss in `history_`.
+    validation_scores_ : list of floats or None
+        With early stopping, the score on the rows held back after each pass.
+    n_iter_ : int
+        Passes, or sweeps, of the last call.
+    n_outputs_ : int
+        Outputs of the network.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, where X has some.
     """
 
     task_loss, stratified = "softmax", True
@@ -53,13 +97,14 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and labels y (n,); row i counts `sample_weight[i]` times."""
         self._check_parameters()
-        x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype))
-        check_classification_targets(labels)
-        found = np.unique(column_or_1d(labels, warn=True))
-        if self.warm_start and hasattr(self, "classes_") and not np.array_equal(found, self.classes_):
-            raise ValueError(f"warm_start needs the classes of the last fit, {self.classes_}, got {found}")
-        self.classes_, self.n_outputs_ = found, len(found)
-        self._fit(x, self._encode(labels), sample_weight)
+        with self._all_or_nothing():
+            x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype))
+            check_classification_targets(labels)
+            found = np.unique(column_or_1d(labels, warn=True))
+            if self.warm_start and hasattr(self, "coefs_") and not np.array_equal(found, self.classes_):
+                raise ValueError(f"warm_start needs the classes of the last fit, {self.classes_}, got {found}")
+            self.classes_, self.n_outputs_ = found, len(found)
+            self._fit(x, self._encode(labels), sample_weight)
         return self
 
     def partial_fit(
@@ -71,16 +116,16 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     ) -> Self:
         """One pass over some more rows; the first call names all `classes`."""
         self._check_parameters()
-        first = not hasattr(self, "network_")
+        first = not hasattr(self, "coefs_")
         if first and classes is None:
             raise ValueError("the first call of partial_fit needs all classes: give classes=[...]")
-        x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype), reset=first)
-        if classes is not None:
-            given = np.unique(np.asarray(classes))
+        with self._all_or_nothing():
+            x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype), reset=first)
+            given = self.classes_ if classes is None else np.unique(np.asarray(classes))
             if not first and not np.array_equal(given, self.classes_):
                 raise ValueError(f"classes must be those of the first call, {self.classes_}, got {given}")
             self.classes_, self.n_outputs_ = given, len(given)
-        self._fit(x, self._encode(labels), sample_weight, passes=1)
+            self._fit(x, self._encode(labels), sample_weight, passes=1)
         return self
 
     def _encode(self, labels: Array) -> Array:

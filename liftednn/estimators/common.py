@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
@@ -21,14 +22,14 @@ from torch import Tensor, nn
 from liftednn import activations, choices, penalties, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
+from liftednn.estimators.scaling import Array, Scaling
 from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 
-__all__ = ["Array", "Lifted", "dtypes"]
+__all__ = ["Lifted", "dtypes"]
 
-Array = NDArray[Any]
 # Sweeps and lam of the paper's model where they are left open.
 _SWEEPS, _LAM = 10, 1.0
 
@@ -119,11 +120,10 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         if counts is not None:
             x, y, counts = x[counts > 0], y[counts > 0], counts[counts > 0]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        rows, targets = (
-            torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu"),
-            torch.from_numpy(y),
-        )
-        goes_on = hasattr(self, "network_") and (self.warm_start or passes is not None)
+        goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
+        if not goes_on:
+            self._inputs = Scaling.none(x.shape[1]) if self.divergence == "euclidean" else Scaling.of(x, counts)
+        rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
             self.network_ = self._network(rows, targets, seed, counts, streaming=passes is not None)
@@ -132,6 +132,20 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
             self._descend(rows, targets, counts, seed, start, watch, passes)
         else:
             self._train(rows, targets, counts, seed, start, watch, passes)
+
+    def _place(self, x: Array) -> Tensor:
+        return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu")
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A fit that fails leaves the estimator as it was."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _counts(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """How much each row counts, checked."""
@@ -149,11 +163,13 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
             given = getattr(self, name)
-            if not (open_ and given == "auto") and not (isinstance(given, Integral) and int(given) >= 1):
+            chosen = open_ and isinstance(given, str) and given == "auto"
+            if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
                 raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
         for name, open_ in {"alpha": True, "tol": False}.items():
             given = getattr(self, name)
-            if not (open_ and given == "auto") and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+            chosen = open_ and isinstance(given, str) and given == "auto"
+            if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
                 raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
         if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
@@ -162,6 +178,15 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
         if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
             raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
+        if str(self.device).startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                "device='cuda' needs a GPU and a torch built for it, and finds none here: leave device=None"
+            )
+        if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
+            raise ValueError(
+                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
+                "leave them at their defaults, or give divergence='fenchel'"
+            )
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
@@ -215,7 +240,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
             batch_size=None if self.batch_size == "auto" else int(self.batch_size),
             seed=seed,
         )
-        moments = self._seen(x, counts, start is not None) if passes else None
+        moments = self._moments = self._seen(x, counts, start is not None) if passes else None
         fit = trainer.run(self.network_, x, y, start, validation, watch, sample_weight=counts, moments=moments)
         self._keep(
             fit.weights, fit.history, len(fit.history), interrupted=fit.status == "stopped" and not watch.settled
@@ -223,11 +248,11 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
     def _seen(self, x: Tensor, counts: Array | None, before: bool) -> Moments:
-        """The moments of all rows that partial_fit was given, these ones included."""
-        fresh = Moments.of(x, x[:, :0], None if counts is None else torch.as_tensor(counts).to(x))
+        """The moments of all rows that partial_fit was given, these ones included; on the CPU, to be pickled from there."""
+        rows = x.cpu()
+        fresh = Moments.of(rows, rows[:, :0], None if counts is None else torch.as_tensor(counts).to(rows))
         earlier = getattr(self, "_moments", None) if before else None
-        self._moments: Moments = fresh if earlier is None else earlier + fresh
-        return self._moments
+        return fresh if earlier is None else earlier + fresh
 
     def _descend(
         self,
@@ -240,11 +265,6 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         passes: int | None,
     ) -> None:
         """By full sweeps."""
-        if self.early_stopping or self.batch_size != "auto":
-            raise ValueError(
-                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
-                "leave them at their defaults, or give divergence='fenchel'"
-            )
         sweeps = passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
         bcd = BCD(max_iter=sweeps, tol=self.tol, seed=seed)
         solution = bcd.run(self.network_, x, y, start, watch, counts)
@@ -263,6 +283,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         return x[kept], y[kept], None if counts is None else counts[kept], (x[back], y[back])
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
+        weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]
         self.coefs_ = [w.T.numpy(force=True) for w, _ in weights]
         self.intercepts_ = [b.numpy(force=True) for _, b in weights]
         self.history_, self.n_iter_ = history, n_iter
@@ -276,13 +297,14 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
 
     def _start(self, like: Tensor) -> list[Affine]:
         """The weights there are, as the trainer knows them."""
-        return self._weights(like)
+        first, *others = self._weights(like)
+        return [self._inputs.inputs_forth(first), *others]
 
     def _rows(self, x: ArrayLike) -> Tensor:
         """New rows, in the precision and the place of the fitted network."""
         check_is_fitted(self)
         checked = validate_data(self, x, dtype=self.coefs_[0].dtype, reset=False)
-        return torch.from_numpy(np.require(checked, requirements=["C", "W"])).to(self.device or "cpu")
+        return self._place(checked)
 
     def _scores(self, x: ArrayLike) -> Tensor:
         rows = self._rows(x)

@@ -11,7 +11,8 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.estimators.common import Array, Lifted, dtypes
+from liftednn.estimators.common import Lifted, dtypes
+from liftednn.estimators.scaling import Array, Scaling
 
 __all__ = ["LiftedRegressor"]
 
@@ -19,36 +20,94 @@ __all__ = ["LiftedRegressor"]
 class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     """A neural network regressor trained by lifted blocks; nothing needs tuning.
 
-    Responses, one or several, are standardised inside; `coefs_` and `intercepts_` give them in their own units, while losses and
-    `alpha` are in standardised ones.
+    Responses, one or several, and columns of X are standardised inside, so their units do not matter (`divergence="euclidean"` takes X
+    as it is); `coefs_` and `intercepts_` are for both as they are given.
 
-    Parameters and fitted attributes are those of LiftedClassifier, but for
+    Parameters
     ----------
-    loss         "auto": the squared error; or a Loss whose responses are real, which are then not standardised
-    prediction   "feedforward", or "lifted": the response of smallest energy (sec. 5.2)
+    hidden_layer_sizes : int or sequence of ints, default=(100,)
+        Widths of the hidden layers.
+    activation : str or Activation, default="relu"
+        "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
+    divergence : {"fenchel", "euclidean"}, default="fenchel"
+        "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by sweeps over all rows.
+    loss : "auto" or Loss, default="auto"
+        "auto" is the squared error; or a Loss whose responses are real, which are then not standardised.
+    lam : float, sequence of floats or "auto", default="auto"
+        How closely the states obey the recursion: one number, or one per hidden layer.
+    alpha : float or "auto", default="auto"
+        Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs and responses.
+    penalty : {"l2", "l1"} or Penalty, default="l2"
+        The penalty on the weights.
+    max_iter : int or "auto", default="auto"
+        Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
+    tol : float, default=1e-4
+        Sweeps stop when one lowers the objective by less than this share; for early stopping, what counts as better.
+    batch_size : int or "auto", default="auto"
+        Rows per step.
+    prediction : {"feedforward", "lifted"}, default="feedforward"
+        "lifted" takes the response of smallest energy (sec. 5.2 of the paper).
+    random_state : int, RandomState or None, default=None
+        Of the initial weights and the order of rows.
+    warm_start : bool, default=False
+        Go on from the weights of the last fit.
+    early_stopping : bool, default=False
+        Hold back some rows, stop after `n_iter_no_change` passes without a better score on them, and keep the best weights.
+    validation_fraction : float, default=0.1
+        The share of rows that early stopping holds back.
+    n_iter_no_change : int, default=10
+        Passes that early stopping waits for.
+    verbose : bool, default=False
+        Print a line per pass.
+    device : str or None, default=None
+        Where to train and predict, "cuda" say; None for the CPU.
+    dtype : {"float32", "float64"} or None, default=None
+        The precision; None for that of X.
+
+    Attributes
+    ----------
+    coefs_ : list of ndarrays of shape (in, out)
+        The weights of every layer.
+    intercepts_ : list of ndarrays of shape (out,)
+        The biases of every layer.
+    network_ : LiftedNetwork
+        The network, with every setting that was left open chosen.
+    history_ : list of records
+        One per pass of the last call, or per sweep from sweep 0 on.
+    loss_curve_ : list of floats
+        The training loss in `history_`, of standardised responses.
+    validation_scores_ : list of floats or None
+        With early stopping, the score on the rows held back after each pass.
+    n_iter_ : int
+        Passes, or sweeps, of the last call.
+    n_outputs_ : int
+        Outputs of the network.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, where X has some.
     """
 
     task_loss = "squared"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and responses y, (n,) or (n, outputs); row i counts `sample_weight[i]` times."""
-        self._check_parameters()
-        x, responses = validate_data(self, X, y, dtype=dtypes(self.dtype), multi_output=True, y_numeric=True)
-        if not (self.warm_start and hasattr(self, "network_")):
-            self._standardise(responses, self._counts(sample_weight, x))
-        self._fit(x, self._encode(responses, x), sample_weight)
-        return self
+        return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """One pass over some more rows; responses are standardised as those of the first call."""
+        """One pass over some more rows; X and y are standardised as those of the first call."""
+        return self._fit_responses(X, y, sample_weight, not hasattr(self, "coefs_"), 1)
+
+    def _fit_responses(
+        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, anew: bool, passes: int | None
+    ) -> Self:
         self._check_parameters()
-        first = not hasattr(self, "network_")
-        x, responses = validate_data(
-            self, X, y, dtype=dtypes(self.dtype), multi_output=True, y_numeric=True, reset=first
-        )
-        if first:
-            self._standardise(responses, self._counts(sample_weight, x))
-        self._fit(x, self._encode(responses, x), sample_weight, passes=1)
+        with self._all_or_nothing():
+            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or anew}
+            rows, responses = validate_data(self, x, y, dtype=dtypes(self.dtype), **options)
+            if anew:
+                self._standardise(responses, self._counts(sample_weight, rows))
+            self._fit(rows, self._encode(responses, rows), sample_weight, passes)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -60,28 +119,20 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         """Keep the mean and the spread of the responses."""
         columns = y.reshape(len(y), -1).astype(np.float64)
         self.n_outputs_, self._flat = columns.shape[1], y.ndim == 1
-        self._mean, self._scale = np.zeros(self.n_outputs_), np.ones(self.n_outputs_)
-        if self.loss == "auto":
-            self._mean = np.average(columns, axis=0, weights=counts)
-            spread = np.sqrt(np.average((columns - self._mean) ** 2, axis=0, weights=counts))
-            self._scale = np.where(spread > 0, spread, 1.0)
+        self._responses = Scaling.of(columns, counts) if self.loss == "auto" else Scaling.none(self.n_outputs_)
 
     def _encode(self, y: Array, x: Array) -> Array:
-        columns = y.reshape(len(y), -1)
+        columns = y.reshape(len(y), -1).astype(np.float64)
         if columns.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {columns.shape[1]} columns, but the network has {self.n_outputs_} outputs")
-        return ((columns - self._mean) / self._scale).astype(x.dtype)
+        return self._responses(columns).astype(x.dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
-        """The last layer in the responses' own units."""
-        *hidden, (w, b) = weights
-        scale, mean = (b.new_tensor(part) for part in (self._scale, self._mean))
-        super()._keep([*hidden, Affine(w * scale[:, None], b * scale + mean)], history, n_iter, interrupted)
+        super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter, interrupted)
 
     def _start(self, like: Tensor) -> list[Affine]:
-        *hidden, (w, b) = self._weights(like)
-        scale, mean = (b.new_tensor(part) for part in (self._scale, self._mean))
-        return [*hidden, Affine(w / scale[:, None], (b - mean) / scale)]
+        *hidden, last = super()._start(like)
+        return [*hidden, self._responses.outputs_forth(last)]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The response of each row, (n,) or (n, outputs)."""

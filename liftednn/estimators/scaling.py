@@ -1,0 +1,63 @@
+"""Inputs and responses in units of their own spread, and weights for those units and back: what a column is measured in is of no matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from liftednn.base import Affine
+
+__all__ = ["Array", "Scaling"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """a -> (a - mean) / scale, column by column."""
+
+    mean: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, a: Array, counts: Array | None = None) -> Scaling:
+        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted."""
+        columns = np.ascontiguousarray(a, dtype=np.float64)  # sums in one order, whatever the layout
+        mean = np.average(columns, axis=0, weights=counts)
+        spread = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=counts))
+        varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
+        return cls(mean, np.where(varies, spread, 1.0))
+
+    @classmethod
+    def none(cls, width: int) -> Scaling:
+        return cls(np.zeros(width), np.ones(width))
+
+    def __call__(self, a: Array) -> Array:
+        scaled: Array = ((a - self.mean) / self.scale).astype(a.dtype)
+        return scaled
+
+    def _parts(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return like.new_tensor(self.mean), like.new_tensor(self.scale)
+
+    def inputs_back(self, first: Affine) -> Affine:
+        """Weights on scaled inputs -> weights on the inputs as they are."""
+        mean, scale = self._parts(first.w)
+        w = first.w / scale
+        return Affine(w, first.b - w @ mean)
+
+    def inputs_forth(self, first: Affine) -> Affine:
+        mean, scale = self._parts(first.w)
+        return Affine(first.w * scale, first.b + first.w @ mean)
+
+    def outputs_back(self, last: Affine) -> Affine:
+        """Weights that give scaled responses -> weights that give them as they are."""
+        mean, scale = self._parts(last.w)
+        return Affine(last.w * scale[:, None], last.b * scale + mean)
+
+    def outputs_forth(self, last: Affine) -> Affine:
+        mean, scale = self._parts(last.w)
+        return Affine(last.w / scale[:, None], (last.b - mean) / scale)
