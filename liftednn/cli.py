@@ -46,7 +46,7 @@ Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers, as 300 o
 Acts = Annotated[Activation, typer.Option(help="The activation of the hidden layers.")]
 Goal = Annotated[Task, typer.Option(help="By default inferred from the target, and said why.")]
 Held = Annotated[float, typer.Option(min=0, max=0.9, help="Share of rows to hold back: the best pass on them is kept.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the first weights and the order of rows.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the first weights and the order of rows.")]
 Device = Annotated[Place, typer.Option(help="Where to train.")]
 Weights = Annotated[
     str | None,
@@ -54,7 +54,7 @@ Weights = Annotated[
 ]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 
 @app.command(epilog="Example:  liftednn fit train.csv --target label --hidden 300,100 --out model.safetensors")
@@ -123,7 +123,7 @@ def init(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write lifted first weights for a standard torch network, and the Python that loads them."""
+    """Write lifted first weights for a standard torch network, and print the Python that loads them and encodes the table."""
     from liftednn import jobs
 
     _check_place(out, table, ending=".safetensors")
@@ -131,14 +131,7 @@ def init(
     trained = jobs.train(job, partial(_progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
-    python = f"""
-from safetensors.torch import load_file; from torch import nn
-module = {jobs.standard_source(trained)}
-module.load_state_dict(load_file({str(out)!r}))"""
-    inputs = (
-        f"tables.Encoding.of(t, {target!r}, {task.value!r}, {drop_constant}).inputs(t), t = tables.read({str(table)!r})"
-    )
-    _tell(trained.facts | {"file": str(out), "inputs": inputs, "python": python}, quiet, as_json)
+    _tell(trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn demo --out demo.png")
@@ -148,6 +141,53 @@ def demo(out: Annotated[Path, typer.Option(help="Where to draw it.")] = Path("de
 
     _check_place(out)
     run([str(out)])
+
+
+@app.command(epilog="Example:  liftednn table1 --quick, or with a GPU:  liftednn table1 --device cuda")
+def table1(
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for figures and table; results/table1 if not given.")
+    ] = None,
+    device: Device = Place.cpu,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute on a CPU, to see that all works.")] = False,
+    architectures: Annotated[str | None, typer.Option(help="As 300,300-100; by default the paper's five.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Of first weights and order of rows; by default 5.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Of the search for lam and sweeps; by default 12.")] = None,
+    literal: Annotated[bool, typer.Option("--literal", help="Also all as printed: SGD and sigma^2 = 0.1.")] = False,
+) -> None:
+    """Table 1 of the paper on MNIST, with the columns that it lacks. Every figure is a file: stop at any moment, and the same command
+    goes on."""
+    from liftednn.experiments import table1 as run
+
+    plan = run.plan_of(out, device.value, quick, architectures, seeds, trials, literal)
+    code = run.table1(plan, device.value, quick)
+    if code:
+        sys.exit(code)  # what was interrupted has said so itself, and its files stay
+
+
+@app.command(epilog="Example:  liftednn figure1 results/table1 --out figure1.png")
+def figure1(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `liftednn table1` wrote.")],
+    out: Annotated[Path, typer.Option(help="The picture, .png; an .svg is written beside it.")] = Path("figure1.png"),
+) -> None:
+    """Figure 1 of the paper: test accuracy against epochs and against wall time, from the files of table1."""
+    from liftednn.experiments.figure1 import figure1 as draw
+
+    _check_place(out, ending=".png")
+    for path in draw(run, out):
+        typer.echo(str(path))
+
+
+@app.command(epilog="Example:  liftednn report results/table1 --out report.html")
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `liftednn table1` wrote.")],
+    out: Annotated[Path, typer.Option(help="The page, .html.")] = Path("report.html"),
+) -> None:
+    """One page to look through: tables beside the paper's, curves, the search, and what was run. It needs no network."""
+    from liftednn.experiments.report import report as write
+
+    _check_place(out, ending=".html")
+    typer.echo(str(write(run, out)))
 
 
 def _version(asked: bool) -> None:
@@ -174,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 130
     except _UsageError as error:
         code = _fail(f"{error.format_message()} See liftednn --help", 2, as_json)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, PermissionError) as error:
         code = _fail(str(error), 2, as_json)
     except (OSError, ArithmeticError, MemoryError, RuntimeError) as error:
         code = _fail(str(error) or type(error).__name__, 1, as_json)

@@ -6,6 +6,7 @@ Torch is imported with the first tensor that is read, not before, since the comm
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,25 +22,49 @@ __all__ = ["beside", "check_place", "read_tensors"]
 
 def check_place(path: str | Path) -> None:
     """Refuse a path that no file can be written to: to be asked before the work, not after it."""
-    path = Path(path)
-    _check_ordinary(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent}: make it first, or name another file")
+    target = _target(path)
+    try:
+        _part(target).unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise PermissionError(f"{path} cannot be written ({reason}): name another file, or another folder") from error
 
 
 @contextmanager
 def beside(path: str | Path) -> Iterator[Path]:
-    """A path to write to, beside `path`; renamed to it at the end, removed on failure, so that no half-written file is ever left."""
-    check_place(path)
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+    """A path to write to, beside `path`; renamed to it at the end, removed on failure, so that no half-written file is ever left.
+
+    Where `path` is a link, the file that it points to is written, and the link stays.
+    """
+    target, part = _target(path), None
     try:
+        part = _part(target)
         yield part
-        os.replace(part, path)
+        os.replace(part, target)
     except OSError as error:
         raise OSError(f"{path} could not be written: {error.strerror or error}; it is as it was before") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def _target(path: str | Path) -> Path:
+    """The file that is to be written, once links are followed."""
+    _check_ordinary(Path(path))
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first, or name another file")
+    return target
+
+
+def _part(target: Path) -> Path:
+    """A new, empty file beside the target, of a name that nothing else has: neither the user's own files nor another run's.
+
+    Not by tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
+    """
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    part.touch(exist_ok=False)
+    return part
 
 
 def read_tensors(

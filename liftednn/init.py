@@ -9,6 +9,8 @@ functions of torch.nn.init do. Nothing is back-propagated and no optimiser is ne
 from __future__ import annotations
 
 import logging
+import numbers
+import operator
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -17,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
@@ -46,7 +49,7 @@ def lifted_(
     y: Any = None,
     *,
     loss: str | Loss | None = None,
-    lam: float | Sequence[float] | Literal["auto"] = "auto",
+    lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
     sweeps: int = 3,
     device: str | torch.device | None = None,
     report: bool = False,
@@ -56,8 +59,9 @@ def lifted_(
     x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that starts anew each
              time. Where the module begins with a Flatten, rows may have any shape
     loss     "softmax", "squared" or a Loss. None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
-             `Matching` loss, whether or not the module ends in the sigmoid. Real responses have the squared error. A module that ends in
-             another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
+             `Matching` loss, whether or not the module ends in the sigmoid. So are real numbers that are all 0 or 1 where there is one
+             output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
+             A module that ends in another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
     lam      how closely the states obey the recursion: "auto", a number, or one for each hidden layer
     sweeps   passes over the data
     device   where to train; None: where the module is
@@ -73,14 +77,13 @@ def lifted_(
     if all(not part.requires_grad for linear in chain.linears for part in linear.parameters()):
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
-    if not isinstance(sweeps, int) or sweeps < 1:
-        raise ValueError(f"sweeps must be an integer of at least 1, got {sweeps}")
+    passes = _passes(sweeps)
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
     few = source_of(x, y).sample(_ROWS, seed)[:2]
-    network = network_of(chain, _loss_for(chain, few[1]) if loss is None else loss)
+    network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss))
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
-    trainer = MiniBatch(max_iter=sweeps, seed=seed, device=str(place))
+    trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place))
     fit = trainer.run(_with_lam(automatic(network, x, y, seed), lam), x, y, fixed=_frozen(chain))
     if fit.status == "stopped":
         raise KeyboardInterrupt
@@ -98,7 +101,24 @@ def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
         raise ValueError(
             "the module is on the meta device, where weights have no values: give module.to_empty(device=...)"
         )
-    return torch.device(found[0] if device is None else device)
+    try:
+        place = torch.device(found[0] if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}: give 'cpu' or 'cuda'") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(place)!r} needs a GPU and a torch built for it, and finds none here: take cpu")
+    return place
+
+
+def _passes(sweeps: Any) -> int:
+    """An integer of Python, of numpy or of torch."""
+    try:
+        passes = operator.index(sweeps)
+    except TypeError:
+        passes = 0
+    if passes < 1:
+        raise ValueError(f"sweeps must be an integer of at least 1, got {sweeps}")
+    return passes
 
 
 @dataclass(frozen=True)
@@ -113,10 +133,13 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches:
-            if isinstance(batch, (tuple, list)) and batch:
-                yield (self.ready(batch[0]), *batch[1:])
-            else:
-                yield batch
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                # A third part may be anything, an index say, and the trainer would take it for the rows' weights.
+                what = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+                raise ValueError(
+                    f"a batch must be a pair (x, y), got {what}: give an iterable that yields x and y alone"
+                )
+            yield self.ready(batch[0]), batch[1]
 
     def ready(self, x: Any) -> Tensor:
         rows = as_tensor(x, "x").to(self.device, self.dtype)
@@ -158,33 +181,56 @@ def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]
     return rows, given
 
 
-def _loss_for(chain: Chain, y: Any) -> Loss | None:
-    """The loss that the responses ask for; None for the one that the module ends in."""
+def _loss_for(chain: Chain, y: Any, loss: str | Loss | None) -> str | Loss | None:
+    """The loss that is given, or else the one that the responses ask for; None for the one that the module ends in."""
     given, outputs = as_tensor(y, "y"), chain.linears[-1].out_features
-    if chain.after[-1] is not None:
-        return None
-    if given.is_floating_point():
-        return SquaredError()
+    if outputs > 1 and not given.is_floating_point() and given.ndim == 2 and given.shape[1] == 1:
+        raise ValueError(
+            f"y has shape {tuple(given.shape)}, and the module has {outputs} outputs: for classes, give y.squeeze(1)"
+        )
+    if loss is not None or chain.after[-1] is not None:
+        return loss
     if outputs > 1:
-        return SoftmaxCrossEntropy()
-    if not bool(((given == 0) | (given == 1)).all()):
+        return SquaredError() if given.is_floating_point() else _classes(given)
+    if _hard(given):
+        return Matching(Sigmoid())
+    if not given.is_floating_point():
         raise ValueError(
             f"y holds the integers {int(given.min())} .. {int(given.max())}, which are classes, and the module has one output: give "
             "0 and 1, or a module with an output for each class, or real numbers, y.float(), to be fitted by the squared error"
         )
-    return Matching(Sigmoid())
+    return SquaredError()
 
 
-def _with_lam(network: LiftedNetwork, lam: float | Sequence[float] | str) -> LiftedNetwork:
+def _hard(y: Tensor) -> bool:
+    """Whether every response is 0 or 1."""
+    return bool(((y == 0) | (y == 1)).all())
+
+
+def _classes(y: Tensor) -> Loss:
+    """Integers for several outputs: labels, or a 1 in each row."""
+    if y.ndim == 2 and not (_hard(y) and bool((y.sum(1) == 1).all())):
+        raise ValueError(
+            f"y holds integers in {y.shape[1]} columns, which are no classes: give real numbers, y.float(), to be fitted by the squared "
+            "error; or, where each column is 0 or 1 by itself, loss=Matching()"
+        )
+    return SoftmaxCrossEntropy()
+
+
+def _with_lam(network: LiftedNetwork, lam: Any) -> LiftedNetwork:
     hidden = len(network.layers) - 1
-    if isinstance(lam, str):
-        if lam != "auto":
-            raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}")
+    if isinstance(lam, str) and lam == "auto":
         return network
-    given = [lam] * hidden if isinstance(lam, (int, float)) else list(lam)
+    plain = lam.tolist() if isinstance(lam, (Tensor, np.ndarray, np.generic)) else lam
+    try:
+        if isinstance(plain, str):
+            raise TypeError("its letters are no numbers")
+        given = [float(plain)] * hidden if isinstance(plain, numbers.Real) else [float(each) for each in plain]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
     if len(given) != hidden:
         raise ValueError(f"lam has {len(given)} entries for {hidden} hidden layers: give one for all or one each")
-    layers = [replace(layer, lam=float(each)) for layer, each in zip(network.layers, given, strict=False)]
+    layers = [replace(layer, lam=each) for layer, each in zip(network.layers, given, strict=False)]
     return LiftedNetwork([*layers, network.layers[-1]])
 
 
@@ -228,13 +274,11 @@ class _Look(NamedTuple):
         rows, loss = inputs(network, x), network.loss
         z = responses(network, y, rows)
         u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
+        value, said = float(loss.value(u, z).mean()), loss.decode(u)
         integers = not as_tensor(y, "y").is_floating_point()
-        if integers and isinstance(loss, Matching):
-            score = float(((loss.decode(u) > 0.5) == (z > 0.5)).double().mean())
-        else:
-            score = loss.score(u, z)
-        name = "accuracy" if integers or not loss.decode(u[:1]).is_floating_point() else "R^2"
-        return cls(float(loss.value(u, z).mean()), score, name, len(rows))
+        if isinstance(loss, Matching) and (integers or (isinstance(loss.activation, Sigmoid) and _hard(z))):
+            return cls(value, float(((said > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
+        return cls(value, loss.score(u, z), "R^2" if said.is_floating_point() else "accuracy", len(rows))
 
 
 def _tell(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:

@@ -30,6 +30,9 @@ from liftednn.tables.encoding import Task
 
 __all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
 
+# A wider layer than this is a slip of the hand: its weights alone would fill the memory.
+_WIDEST = 1_000_000
+
 # Given the number of passes and the name of the score, it says each pass's record to whoever waits.
 Progress = Callable[[int, str], AbstractContextManager[Callable[[Pass], None]]]
 
@@ -123,8 +126,10 @@ def _measure(network: LiftedNetwork) -> str:
 def widths(hidden: str) -> list[int]:
     """Of the hidden layers, as --hidden gives them."""
     parts = [part.strip() for part in hidden.split(",")]
-    if parts != ["0"] and not all(part.isdecimal() and int(part) for part in parts):
+    if parts != ["0"] and not all(part.isascii() and part.isdecimal() and part.strip("0") for part in parts):
         raise ValueError(f"--hidden takes widths such as 300 or 300,100, or 0 for no hidden layer, got {hidden!r}")
+    if any(len(part.lstrip("0")) > len(str(_WIDEST)) or int(part) > _WIDEST for part in parts):
+        raise ValueError(f"--hidden takes widths of at most {_WIDEST:,}, got {hidden[:50]}")
     return [int(part) for part in parts if part != "0"]
 
 
@@ -162,7 +167,11 @@ def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -
     if probabilities:
         odds = np.exp(scores - scores.max(1, keepdims=True))
         shares = odds / odds.sum(1, keepdims=True)
-        columns |= {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
+        added = {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
+        if encoding.target in added:
+            what = f"--probabilities would add a column {encoding.target!r}, which is the target's own name"
+            raise ValueError(f"{what}: leave it out, or rename the target and train anew")
+        columns |= added
     return columns
 
 
@@ -186,7 +195,23 @@ def standard_file(trained: Trained) -> bytes:
     return safetensors.torch.save(state, {"table": json.dumps(trained.encoding.facts())})
 
 
-def standard_source(trained: Trained) -> str:
-    """That module, as Python writes it."""
+def standard_source(trained: Trained, file: Path, table: Path) -> str:
+    """Python that builds that module, loads its weights from the file and encodes the table as the file's header says."""
     layers = to_module(trained.network, trained.fit.weights)
-    return f"nn.Sequential({', '.join(f'nn.{layer!r}' for layer in layers)})"
+    if trained.encoding.classes:
+        meaning = "y: places in encoding.classes"
+    else:
+        meaning = "y: standardised; encoding.decode(module(x).numpy(force=True)) gives the target's own units"
+    return f"""
+import json
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from liftednn import tables
+module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers)})
+module.load_state_dict(load_file({str(file)!r}))
+with safe_open({str(file)!r}, "pt") as stored:
+    encoding = tables.Encoding.from_facts(json.loads(stored.metadata()["table"]))
+table = tables.read({str(table)!r}, encoding.text)
+x, y = torch.from_numpy(encoding.inputs(table)), torch.from_numpy(encoding.targets(table))  # {meaning}"""

@@ -164,11 +164,12 @@ def test_an_interrupted_write_leaves_the_old_file_whole(cut: Any, tmp_path: Path
     assert os.listdir(tmp_path) == ["run"]  # and nothing beside it
     assert path.read_bytes() == old
     assert loaded(path)[1] == FACTS
-    (tmp_path / "run.part").write_text("left by a crash")  # is no hindrance
+    (tmp_path / "run.part").write_text("somebody's own")  # is no hindrance, and stays
     checkpoint.save(newer, FACTS | {"taken": 18})
     assert loaded(path)[1]["taken"] == 18
     assert torch.equal(loaded(path)[0]["float64"], newer["float64"])
-    assert os.listdir(tmp_path) == ["run"]
+    assert sorted(os.listdir(tmp_path)) == ["run", "run.part"]
+    assert (tmp_path / "run.part").read_text() == "somebody's own"
 
 
 def test_an_interrupted_first_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,13 @@ def frame(rows: int = 400, seed: int = 0) -> pd.DataFrame:
     )
 
 
-def stored(data: pd.DataFrame, path: Path) -> Path:
+def stored(data: pd.DataFrame, path: Path, encoding: str = "utf-8") -> Path:
     if path.suffix == ".parquet":
         data.to_parquet(path)
     elif path.suffix == ".npz":
         np.savez(path, **{n: data[n].to_numpy(str if data[n].dtype == "str" else None) for n in data})
     else:
-        data.to_csv(path, index=False)
+        data.to_csv(path, index=False, encoding=encoding)
     return path
 
 
@@ -153,6 +153,15 @@ def test_json_tells_all_and_nothing_else(run: Any, shelf: Path, tmp_path: Path) 
     assert lnn.load(out).network.hidden == [lnn.activations.Tanh()]
 
 
+def test_json_and_quiet_print_the_object_alone(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "label", "--hidden", "0", "--passes", "2", "--json", "--out", tmp_path / "m.safetensors"]
+    done = run("fit", shelf / "train.csv", *order)
+    assert done.err.count("pass ") == 2
+    quiet = run("fit", shelf / "train.csv", *order, "--quiet")
+    assert quiet.err == ""
+    assert json.loads(quiet.out) | {"seconds": 0} == json.loads(done.out) | {"seconds": 0}
+
+
 def test_quiet_is_silent(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "label", "--hidden", "0", "--passes", "2", "--quiet"]
     assert run("fit", shelf / "train.csv", *order, "--out", tmp_path / "m.safetensors") == (0, "", "")
@@ -180,20 +189,35 @@ def test_init_starts_the_same_function_in_torch(activation: str, run: Any, shelf
     assert list(load_file(out)) == [f"{place}.{part}" for place in (0, 2, 4) for part in ("bias", "weight")]
     scope: dict[str, Any] = {}
     exec(told["python"], scope)
-    inputs, _, table = told["inputs"].partition(", t = ")
-    x = eval(inputs, {"tables": tables, "t": eval(table, {"tables": tables})})
-    accuracy = (
-        scope["module"](torch.as_tensor(x)).argmax(1).numpy() == pd.factorize(frame()["label"], sort=True)[0]
-    ).mean()
-    assert accuracy == pytest.approx(told["score"])
+    assert np.array_equal(scope["y"], pd.factorize(frame()["label"], sort=True)[0])
+    accuracy = (scope["module"](scope["x"]).argmax(1) == scope["y"]).double().mean()
+    assert float(accuracy) == pytest.approx(told["score"])
 
 
-def test_init_prints_three_lines_of_python(run: Any, shelf: Path, tmp_path: Path) -> None:
-    done = run("init", shelf / "train.csv", "--target", "label", "--hidden", "6", "--out", tmp_path / "w.safetensors")
-    last = done.out.splitlines()[-3:]
+def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "label", "--hidden", "6", "--quiet", "--out", tmp_path / "w.safetensors"]
+    assert run("init", shelf / "train.csv", *order).out == ""
+    order.remove("--quiet")
+    done = run("init", shelf / "train.csv", *order)
+    python = done.out.partition("python: \n")[2]
     linear = [f"nn.Linear(in_features={p}, out_features={q}, bias=True)" for p, q in ((7, 6), (6, 3))]
-    assert last[1] == f"module = nn.Sequential({linear[0]}, nn.ReLU(), {linear[1]})"
+    assert f"\nmodule = nn.Sequential({linear[0]}, nn.ReLU(), {linear[1]})\n" in python
     assert "passes: 3" in done.out
+    script = f"{python}\nprint(tuple(module(x).shape), tuple(y.shape))"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == "(400, 3) (400,)\n"
+
+
+def test_init_says_that_a_real_target_is_standardised(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "strength", "--hidden", "20", "--passes", "10", "--json", "--out", tmp_path / "w.safetensors"]
+    told = json.loads(run("init", shelf / "real.csv", *order).out)
+    assert "y: standardised; encoding.decode(" in told["python"]
+    scope: dict[str, Any] = {}
+    exec(told["python"], scope)
+    assert float(scope["y"].mean()) == pytest.approx(0, abs=1e-5)
+    predicted = scope["encoding"].decode(scope["module"](scope["x"]).numpy(force=True))
+    truth = frame()["strength"].to_numpy()
+    assert 1 - np.mean((predicted - truth) ** 2) / truth.var() == pytest.approx(told["score"], abs=1e-3)
 
 
 def edited(change: Any) -> Any:
@@ -222,6 +246,18 @@ REFUSED: dict[str, tuple[Any, list[str], str]] = {
     "no file": (lambda folder: folder / "none.csv", [], "there is no file"),
     "text as number": (edited(lambda f: f), ["--task", "regression"], "a regression needs numbers"),
     "hidden": (edited(lambda f: f), ["--hidden", "3,x"], "--hidden takes widths such as 300 or 300,100"),
+    "hidden, huge": (edited(lambda f: f), ["--hidden", "1000001"], "--hidden takes widths of at most 1,000,000"),
+    "hidden, absurd": (edited(lambda f: f), ["--hidden", "9" * 5000], "--hidden takes widths of at most 1,000,000"),
+    "seed": (
+        edited(lambda f: f),
+        ["--seed", str(2**63)],
+        f"'--seed': Input should be less than or equal to {2**63 - 1}",
+    ),
+    "latin 1": (
+        lambda folder: stored(frame().replace("red", "rosé"), folder / "t.csv", "latin-1"),
+        [],
+        "t.csv is not UTF-8, so it has another encoding",
+    ),
     "hidden 0": (edited(lambda f: f), ["--hidden", "3,0"], "--hidden takes widths"),
     "passes": (edited(lambda f: f), ["--passes", "0"], "--passes"),
     "validation": (edited(lambda f: f), ["--validation", "1.5"], "--validation"),
@@ -270,6 +306,43 @@ def test_where_a_model_cannot_be_is_said_before_training(
     done = run("fit", shelf / "train.csv", "--target", "label", "--out", tmp_path / out)
     assert done.code == 2
     assert words in done.err
+
+
+@pytest.mark.parametrize("command", ["fit", "init", "predict"])
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(
+    command: str, run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "touch", denied)  # since root may write anywhere
+    monkeypatch.setattr(jobs, "train", None)
+    monkeypatch.setattr(jobs, "predict", None)
+    out, table = tmp_path / "m.safetensors", shelf / "train.csv"
+    if command == "predict":
+        out = tmp_path / "p.csv"
+        done = run("predict", shelf / "model.safetensors", table, "--out", out)
+    else:
+        done = run(command, table, "--target", "label", "--out", out)
+    assert done.code == 2
+    assert done.err == f"liftednn: {out} cannot be written (Permission denied): name another file, or another folder\n"
+
+
+def test_the_largest_seed_is_taken(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "label", "--hidden", "3", "--passes", "1", "--validation", "0.1", "--seed", str(2**63 - 1)]
+    assert run("fit", shelf / "train.csv", *order, "--out", tmp_path / "m.safetensors").code == 0
+
+
+def test_a_target_named_like_a_probability_is_refused_with_probabilities(run: Any, tmp_path: Path) -> None:
+    table = stored(frame()[["a", "b", "label"]].rename(columns={"label": "probability_yes"}), tmp_path / "t.csv")
+    model, out = tmp_path / "m.safetensors", tmp_path / "p.csv"
+    order = ["--target", "probability_yes", "--hidden", "0", "--passes", "1", "--quiet"]
+    assert run("fit", table, *order, "--out", model).code == 0
+    done = run("predict", model, table, "--out", out, "--probabilities")
+    assert done.code == 2
+    assert "would add a column 'probability_yes', which is the target's own name" in done.err
+    assert not out.exists()
+    assert run("predict", model, table, "--out", out, "--quiet").code == 0
 
 
 def test_what_is_read_is_not_overwritten(run: Any, shelf: Path) -> None:

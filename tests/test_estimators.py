@@ -712,7 +712,7 @@ def test_going_on_continues_in_the_units_of_the_first_call(make: Callable[..., A
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
     model = small().fit(X, Y)
     before, proba = dict(vars(model)), model.predict_proba(X)
-    with pytest.raises(ValueError, match="(?i)sample.weight"):
+    with pytest.raises(ValueError, match=r"(?i)sample.weight"):
         model.fit(X[:, :3], np.where(Y > 0, "yes", "no"), sample_weight=np.zeros(len(X)))
     assert list(model.classes_) == [0, 1, 2]
     assert model.n_features_in_ == 5

@@ -116,6 +116,34 @@ def test_real_responses_are_fitted(outputs: int) -> None:
     assert r_squared(module(x_test), y_test) > 0.85
 
 
+@pytest.mark.parametrize("column", [False, True], ids=["(n,)", "(n, 1)"])
+def test_real_zeros_and_ones_of_one_output_are_classes(column: bool, capsys: pytest.CaptureFixture) -> None:
+    """As BCEWithLogitsLoss takes them."""
+    y = (Y >= 5).float()
+    given = y[:, None] if column else y
+    build = [nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 1)) for _ in range(3)]
+    module, integers, real = build
+    filled(module, X[ROWS], given[ROWS], report=True)
+    share = float(((module(X[ROWS])[:, 0] > 0) == (y[ROWS] > 0)).double().mean())
+    assert f"accuracy {share:.4f}" in capsys.readouterr().out
+    assert same(module, filled(integers, X[ROWS], y[ROWS].long()))
+    filled(real, X[ROWS], given[ROWS], loss="squared", report=True)
+    assert f"R^2 {r_squared(real(X[ROWS]), y[ROWS, None]):.4f}" in capsys.readouterr().out
+    assert not same(module, real)
+
+
+def test_one_response_that_is_neither_makes_it_a_regression(capsys: pytest.CaptureFixture) -> None:
+    y = (Y >= 5).float()
+    y[0] = 0.5
+    filled(nn.Linear(64, 1), X.repeat(7, 1), torch.cat([(Y >= 5).float()] * 6 + [y]), report=True)
+    assert "R^2" in capsys.readouterr().out
+
+
+def test_the_report_of_integers_with_the_squared_error_is_r_squared(capsys: pytest.CaptureFixture) -> None:
+    filled(nn.Linear(64, 1), X[ROWS], Y[ROWS], loss="squared", report=True)
+    assert "R^2" in capsys.readouterr().out
+
+
 def test_real_responses_behind_an_activation_have_its_own_loss() -> None:
     x, y = regression()
     rates = torch.sigmoid(y)
@@ -306,6 +334,16 @@ def test_lam_may_be_given() -> None:
     assert accuracy(loose) > GOOD
 
 
+@pytest.mark.parametrize(
+    "lam",
+    [1, np.float32(1), np.int64(1), torch.tensor(1.0), np.ones(2), torch.ones(2), (1, np.float64(1))],
+    ids=["int", "float32", "int64", "tensor", "array", "tensors", "tuple"],
+)
+def test_numbers_of_numpy_and_torch_are_numbers(lam: Any) -> None:
+    expected = filled(digits(), X[ROWS], Y[ROWS], lam=1.0, sweeps=2)
+    assert same(filled(digits(), X[ROWS], Y[ROWS], lam=lam, sweeps=np.int64(2)), expected)
+
+
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], str]] = {
     "convolution": (lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), digits()), (X, Y), {}), r"module\.0: Conv2d"),
     "labels beyond": (lambda: (digits(), (X, Y + 1), {}), r"labels must lie in 0 \.\. 9"),
@@ -327,13 +365,33 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     "no y": (lambda: (digits(), (X,), {}), r"without y, x must be an iterable of \(x, y\) batches"),
     "iterator": (lambda: (digits(), (iter(loader()),), {}), "x is an iterator, which can be read only once"),
     "no batches": (lambda: (digits(), ([],), {}), "gave no batches"),
-    "not pairs": (lambda: (digits(), ([X],), {}), "a batch must be a pair"),
+    "not pairs": (lambda: (digits(), ([X],), {}), r"a batch must be a pair \(x, y\), got Tensor"),
+    "with an index": (
+        lambda: (digits(), (DataLoader(TensorDataset(X, Y, torch.arange(len(X))), 100),), {}),
+        r"a batch must be a pair \(x, y\), got 3 parts: give an iterable that yields x and y alone",
+    ),
+    "no response": (lambda: (digits(), ([(X,)],), {}), r"a batch must be a pair \(x, y\), got 1 parts"),
+    "column of labels": (lambda: (digits(), (X, Y[:, None]), {}), r"y has shape \(1797, 1\).*give y\.squeeze\(1\)"),
+    "column in batches": (lambda: (digits(), ([(X, Y[:, None])],), {"loss": "softmax"}), r"give y\.squeeze\(1\)"),
+    "integers in columns": (
+        lambda: (nn.Linear(64, 2), (X, torch.stack([Y, -Y], 1)), {}),
+        r"integers in 2 columns, .*give real numbers, y\.float\(\)",
+    ),
     "words": (lambda: (digits(), (X, ["a"] * len(X)), {}), "y cannot be read as numbers"),
     "out of range": (lambda: (nn.Sequential(nn.Linear(64, 1), nn.Tanh()), (X, Y.float()), {}), "must lie from -1 to 1"),
     "sweeps": (lambda: (digits(), (X, Y), {"sweeps": 0}), "sweeps must be an integer of at least 1, got 0"),
+    "half a sweep": (lambda: (digits(), (X, Y), {"sweeps": 1.5}), "an integer of at least 1, got 1.5"),
     "lam": (lambda: (digits(), (X, Y), {"lam": -1.0}), "lam must be positive, got -1.0"),
     "lams": (lambda: (digits(), (X, Y), {"lam": [1.0]}), "lam has 1 entries for 2 hidden layers"),
     "lam, a word": (lambda: (digits(), (X, Y), {"lam": "large"}), "lam must be 'auto', a number"),
+    "lam, digits": (lambda: (digits(), (X, Y), {"lam": "12"}), "lam must be 'auto', a number"),
+    "lam, nothing": (lambda: (digits(), (X, Y), {"lam": None}), "lam must be 'auto', a number"),
+    "lam, a matrix": (lambda: (digits(), (X, Y), {"lam": np.ones((2, 2))}), "lam must be 'auto', a number"),
+    "loss of torch": (
+        lambda: (digits(), (X, Y), {"loss": nn.CrossEntropyLoss()}),
+        "loss cannot be CrossEntropyLoss: give 'softmax', 'squared' or a Loss",
+    ),
+    "device": (lambda: (digits(), (X, Y), {"device": "tpu"}), "there is no device 'tpu'"),
     "loss": (lambda: (digits(nn.Sigmoid()), (X, Y), {"loss": "softmax"}), "ends the module, but the link"),
 }
 
@@ -354,6 +412,12 @@ def test_a_module_without_values_is_refused() -> None:
     split = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10, device="meta"))
     with pytest.raises(ValueError, match="several devices, cpu and meta"):
         lifted_(split, X, Y)
+
+
+def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda' needs a GPU and a torch built for it, and finds none here"):
+        lifted_(digits(), X, Y, device="cuda")
 
 
 def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,13 +329,36 @@ def test_what_has_no_lifted_form_is_refused_by_name_and_place(name: str) -> None
         from_module(build())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_compiled_module_is_refused() -> None:
+    compiled: Any = torch.compile(chain(nn.ReLU()))
+    with pytest.raises(ValueError, match=r"give the module before torch\.compile: module\._orig_mod"):
+        from_module(compiled)
+    with pytest.raises(ValueError, match=r"give the module before torch\.compile: module\.0\._orig_mod"):
+        from_module(nn.Sequential(compiled))
+
+
 def test_two_inputs_are_refused() -> None:
     class Two(nn.Module):
-        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(ValueError, match="the forward of Two is no chain at 'mask'"):
-        from_module(Two())
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: float = 1.0) -> Tensor:
+            return x * mask
+
+    for module in (Two(), Masked()):
+        with pytest.raises(ValueError, match=f"the forward of {type(module).__name__} is no chain at 'mask'"):
+            from_module(module)
+
+
+def test_arguments_with_a_default_that_are_never_used_are_no_hindrance() -> None:
+    class Masked(Plain):
+        def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+            return self.call(self, x)
+
+    module, x = Masked(FORWARDS["F.relu"]).double(), rows()
+    close(linked(module, x, loss="squared"), oracle(module, x))
 
 
 @pytest.mark.parametrize(
@@ -345,10 +368,13 @@ def test_two_inputs_are_refused() -> None:
         ({"divergence": "bregman"}, "must be 'fenchel' or 'euclidean', got 'bregman'"),
         ({"loss": "squared"}, r"module\.3: Tanh\(\) ends the module, but the link of SquaredError\(\) is another"),
         ({"loss": "hinge"}, "unknown loss 'hinge'"),
+        ({"loss": nn.CrossEntropyLoss()}, "loss cannot be CrossEntropyLoss: give 'softmax', 'squared' or a Loss"),
+        ({"loss": SquaredError}, "loss cannot be the class SquaredError: give 'softmax', 'squared' or a Loss"),
+        ({"loss": fn.mse_loss}, "loss cannot be function: give 'softmax', 'squared' or a Loss"),
     ],
-    ids=["no joint form", "divergence", "link", "loss"],
+    ids=["no joint form", "divergence", "link", "loss", "loss of torch", "class", "function"],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, str], sentence: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         from_module(chain(nn.Sigmoid(), last=nn.Tanh()), **options)
 
@@ -513,3 +539,12 @@ def test_matching_refuses_in_words(call: Callable[[], object], sentence: str) ->
 def test_labels_are_responses_of_the_sigmoid() -> None:
     assert Matching().encode(torch.tensor([0, 1, 1]), 1).tolist() == [[0.0], [1.0], [1.0]]
     assert Matching().encode(torch.tensor([True, False]), 1).tolist() == [[1.0], [0.0]]
+
+
+def test_an_unknown_activation_is_told_the_plain_names() -> None:
+    with pytest.raises(ValueError, match="unknown activation 'logistic': give one of") as caught:
+        act.named("logistic")
+    names = str(caught.value).partition("give one of ")[2].partition(", or fenchel_relu")[0].split(", ")
+    assert {"relu", "tanh", "sigmoid", "softplus"} <= set(names)
+    assert all(isinstance(act.named(name), act.Activation) for name in names)
+    assert not any("fenchel" in name or "logistic" in name for name in names)

@@ -22,6 +22,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations, losses, operators, penalties, saving
 from liftednn.bcd import Record
+from liftednn.files import beside, check_place
 from liftednn.minibatch import Pass
 from liftednn.saving import load, save
 
@@ -384,6 +385,51 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path / "model", network(), weights_of(network()))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_users_own_part_file_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "model.part").write_text("mine")
+    save(tmp_path / "model", network(), weights_of(network()))
+    assert (tmp_path / "model.part").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["model", "model.part"]
+
+
+def test_two_runs_that_write_the_same_file_do_not_share_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with beside(path) as one, beside(path) as two:
+        assert one != two
+        one.write_text("one")
+        two.write_text("two")
+    assert path.read_text() == "one"  # the one that ends last
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to none yet"])
+def test_a_link_stays_and_what_it_points_to_is_written(there: bool, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    far, link = tmp_path / "far" / "model", tmp_path / "link"
+    if there:
+        far.write_text("old")
+    link.symlink_to(far)
+    check_place(link)
+    save(link, network(), weights_of(network()))
+    assert link.is_symlink()
+    assert load(far).network == network()
+    assert os.listdir(tmp_path / "far") == ["model"]
+
+
+def test_an_unwritable_folder_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_place(tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+    def denied(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", denied)  # since root may write anywhere
+    with pytest.raises(PermissionError, match=r"model cannot be written \(Read-only file system\): name another file"):
+        check_place(tmp_path / "model")
+    with pytest.raises(OSError, match=r"model could not be written: Read-only file system; it is as it was before"):
+        save(tmp_path / "model", network(), weights_of(network()))
 
 
 def test_a_file_is_readable_by_others_as_any_new_file_is(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ FILES: dict[str, tuple[str, str | bytes, str]] = {
     "open quote": ("t.csv", 'x,y\n1,2\n3,"ab', "a quotation mark is opened and never closed"),
     "cut gz": ("t.csv.gz", CUT[:-10], r"t\.csv\.gz cannot be read, so it is cut"),
     "no gz": ("t.csv.gz", "x,y\n1,2\n", "cannot be read, so it is cut, damaged or no such table"),
-    "gz as csv": ("t.csv", CUT, "cannot be read"),
+    "gz as csv": ("t.csv", CUT, "is not UTF-8, so it has another encoding or is no CSV"),
     "empty": ("t.csv", "", r"t\.csv is empty: give a table"),
     "header alone": ("t.csv", "x,y\n", r"t\.csv has no rows"),
     "same names": ("t.csv", "x,x,y\n1,2,3\n", r"same one: 'x'"),
@@ -205,7 +205,7 @@ FILES: dict[str, tuple[str, str | bytes, str]] = {
     "wide integers": ("t.csv", f"x,y\n1,1.5\n{2**53 + 1},2.5\n{2**60},3\n", r"column 'x' of .* beyond 2\^53 in row 3"),
     "dates": ("t.csv", "x,y\n2020-01-01,1.5\n2020-01-02,2.5\n", r"column 'x' of .* holds dates or times"),
     "clock": ("t.csv", "x,y\n12:30:00,1.5\n12:31:00,2.5\n", r"column 'x' of .* holds dates or times"),
-    "bytes": ("t.csv", b"x,y\n\xff\xfe,1.5\nb,2.5\n", r"column 'x' of .* holds binary"),
+    "bytes": ("t.csv", b"x,y\n\xff\xfe,1.5\nb,2.5\n", "is not UTF-8"),
     "no inputs": ("t.csv", "y\n1.5\n2.5\n", "has no columns to learn 'y' from"),
 }  # fmt: skip
 
@@ -368,3 +368,31 @@ def test_refusals_count_rows_as_the_file_does(tmp_path: Path) -> None:
     only = found.only(np.array([False, True, True, True])).only(np.array([False, True, True]))
     assert only.row(np.array([False, True])) == 4
     assert only.columns["y"].to_pylist() == [3.5, 2]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["name,y\nrosé,1\nred,2\n".encode("latin-1"), "größe,y\n1,1\n".encode("latin-1"), "x,y\n1,2\n".encode("utf-16")],
+    ids=["value", "header", "utf-16"],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_a_csv_that_is_not_utf_8_is_refused(raw: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    with pytest.raises(ValueError, match=f"{name} is not UTF-8, so it has another encoding"):
+        read(tmp_path / name)
+
+
+def test_utf_8_is_read_with_a_byte_order_mark_and_across_blocks(tmp_path: Path) -> None:
+    lines = ["näme,y"] + ["é" * 7 + f",{row}" for row in range(100_000)]
+    (tmp_path / "t.csv").write_text("\n".join(lines), "utf-8-sig")
+    found = read(tmp_path / "t.csv")
+    assert list(found.columns) == ["näme", "y"]
+    assert found.rows == 100_000
+
+
+def test_only_text_and_wide_integers_are_taken_for_identifiers(tmp_path: Path) -> None:
+    counted = table(tmp_path, "id,x,y\n0,1.5,a\n1,2.5,b\n2,0.5,a\n3,4,b\n")
+    assert [column.name for column in Encoding.of(counted, "y").columns] == ["id", "x"]
+    wide = table(tmp_path, f"id,x,y\n{2**53 + 2},1.5,a\n1,2.5,b\n2,0.5,a\n3,4,b\n")
+    with pytest.raises(ValueError, match="if it is an identifier, remove it"):
+        Encoding.of(wide, "y")

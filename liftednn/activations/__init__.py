@@ -48,7 +48,10 @@ def named(name: str, divergence: str | None = None) -> Activation:
     key = name.replace("_", "").lower()
     key = f"fenchel{key}" if divergence == "fenchel" and f"fenchel{key}" in classes else key
     if key not in classes:
-        raise ValueError(f"unknown activation {name!r}: give one of {', '.join(sorted(classes))}, or an Activation")
+        plain = ", ".join(sorted(each for each in classes if not each.startswith("fenchel")))
+        raise ValueError(
+            f"unknown activation {name!r}: give one of {plain}, or fenchel_relu and its like, or an Activation"
+        )
     activation = globals()[classes[key]]()
     assert isinstance(activation, Activation)
     if divergence == "euclidean" and not activation.joint:

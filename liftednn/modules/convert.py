@@ -55,6 +55,9 @@ def _loss(chain: Chain, given: str | Loss | None) -> Loss:
     step, outputs = chain.after[-1], chain.linears[-1].out_features
     if given is not None:
         loss = losses.named(given) if isinstance(given, str) else given
+        if not isinstance(loss, Loss):
+            what = type(loss).__name__ if not isinstance(loss, type) else f"the class {loss.__name__}"
+            raise ValueError(f"loss cannot be {what}: give 'softmax', 'squared' or a Loss of liftednn.losses")
         _check_link(step, loss, outputs)
         return loss
     if step is None:

@@ -70,6 +70,8 @@ def _steps(step: Step) -> Iterator[Step]:
 def _check_plain(module: nn.Module) -> None:
     for name, part in module.named_modules():
         step = Step(f"module.{name}".rstrip("."), part)
+        if "_orig_mod" in part._modules:  # so that torch's compiler need not be imported to know its class
+            raise refusal(step, f"is compiled: give the module before torch.compile: {step.path}._orig_mod")
         if any(isinstance(each, nn.UninitializedParameter) for each in part.parameters(recurse=False)):
             raise refusal(step, "has no weights yet: run the module on a batch first")
         if is_parametrized(part):

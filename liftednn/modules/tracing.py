@@ -43,7 +43,7 @@ def traced(step: Step) -> Iterator[Step]:
     for node in _graph(step).nodes:
         if node.op == "placeholder" and at is None:
             at = node
-        elif not _is_size(node):
+        elif not (_is_size(node) or _is_idle(node)):
             taken = [each for each in node.all_input_nodes if not _is_size(each)]
             if taken != [at] or node.args[:1] != (at,):
                 raise ValueError(
@@ -96,6 +96,11 @@ def _called(step: Step, node: fx.Node) -> Step:
 def _name(node: fx.Node) -> str:
     """Of a function or method; those that work in place are named after what they do."""
     return str(getattr(node.target, "__name__", node.target)).rstrip("_")
+
+
+def _is_idle(node: fx.Node) -> bool:
+    """Whether a node is an argument that has a default and is never used, as a mask that other modules take."""
+    return node.op == "placeholder" and bool(node.args) and not node.users
 
 
 def _is_size(node: Any) -> bool:

@@ -6,6 +6,7 @@ A table is a CSV (plain or .gz), Parquet or npz file whose columns have names. O
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 import zipfile
@@ -88,14 +89,20 @@ def read(path: str | Path, text: Sequence[str] = ()) -> Table:
     try:
         columns = _read_npz(path) if kind == ".npz" else _read_arrow(path, kind, text)
     except (OSError, ValueError, TypeError, EOFError, pa.ArrowException, zipfile.BadZipFile, zlib.error) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise ValueError(f"{path} cannot be read, so it is cut, damaged or no such table: {reason}") from error
+        raise ValueError(_unreadable(path, kind, error)) from error
     wrong = [name for name, count in Counter(name for name, _ in columns).items() if count > 1 or not name]
     if wrong:
         raise ValueError(f"{path} has columns without a name, or with the same one: {listed(wrong)}; name each")
     if not columns or not len(columns[0][1]):
         raise ValueError(f"{path} has no rows: give at least a few")
     return Table(str(path), dict(columns), len(columns[0][1]))
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError) and kind.startswith(".csv"):
+        return f"{path} is not UTF-8, so it has another encoding or is no CSV: save it as UTF-8"
+    reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+    return f"{path} cannot be read, so it is cut, damaged or no such table: {reason}"
 
 
 def write(path: Path, kind: str, columns: Mapping[str, Any]) -> None:
@@ -123,13 +130,23 @@ def _read_arrow(path: Path, kind: str, text: Sequence[str]) -> list[tuple[str, A
 
 
 def _read_csv(path: Path, text: Sequence[str]) -> Any:
-    with pa.input_stream(str(path), compression="detect") as stream:
-        if sum(block.count(b'"') for block in iter(lambda: stream.read(1 << 20), b"")) % 2:
-            raise ValueError("a quotation mark is opened and never closed")
+    _check_csv(path)
     types = dict.fromkeys(text, pa.string())
     nulls = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=types)
     reading = csv.ReadOptions(use_threads=False)  # so that an error names its row
     return csv.read_csv(str(path), reading, csv.ParseOptions(newlines_in_values=True), nulls)
+
+
+def _check_csv(path: Path) -> None:
+    """What pyarrow does not mind: it takes text that is no UTF-8 for bytes, and a cut quotation for the last value."""
+    decoder, quotes = codecs.getincrementaldecoder("utf-8")(), 0
+    with pa.input_stream(str(path), compression="detect") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            decoder.decode(block)
+            quotes += block.count(b'"')
+    decoder.decode(b"", final=True)
+    if quotes % 2:
+        raise ValueError("a quotation mark is opened and never closed")
 
 
 def _read_npz(path: Path) -> list[tuple[str, Any]]:

@@ -1,0 +1,166 @@
+"""Many standard networks of one architecture, trained together as one batched computation (sec. 7: the columns of Table 1).
+
+The networks are V variants (first weights and a rate each) times S seeds, network v S + s being variant v of seed s. All variants of a
+seed see the same rows in the same order. Gradients are written out, softmax cross-entropy behind ReLU layers, and torch's own optimisers
+take the steps. On a CUDA device a step is recorded once as a graph and replayed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.experiments.datasets import Dataset
+
+__all__ = ["Method", "Together", "epoch_seconds", "train_together"]
+
+Method = Literal["adam", "sgd"]
+
+_ROWS = 2000  # rows evaluated at a time
+_WARM_UP = 3
+
+
+class Together:
+    """`parameters` holds, layer by layer, weights (V S, out, in) and biases (V S, 1, out)."""
+
+    def __init__(
+        self,
+        starts: Sequence[Sequence[Sequence[Affine]]],
+        rates: Sequence[float],
+        data: Dataset,
+        method: Method = "adam",
+    ) -> None:
+        """starts[s][v] are the weights of seed s, variant v; rates[v] is the variant's rate."""
+        self.data, self.seeds, self.variants = data, len(starts), len(rates)
+        networks = [seed[v] for v in range(self.variants) for seed in starts]
+        self.parameters = [
+            torch.stack([part.reshape(shape) for part in parts]).to(data.x)
+            for layer in zip(*networks, strict=True)
+            for parts, shape in (([w for w, _ in layer], layer[0].w.shape), ([b for _, b in layer], (1, -1)))
+        ]
+        self.targets = torch.nn.functional.one_hot(data.y, self.parameters[-1].shape[-1]).to(data.x)
+        # A variant's part of every parameter shares its memory, so the optimiser changes the whole in place.
+        self.slices = [[self._of(part, v) for part in self.parameters] for v in range(self.variants)]
+        groups = [{"params": own, "lr": rate} for own, rate in zip(self.slices, rates, strict=True)]
+        gpu = data.x.is_cuda
+        self.optimiser: torch.optim.Optimizer = (
+            torch.optim.Adam(groups, capturable=gpu, fused=gpu or None) if method == "adam" else torch.optim.SGD(groups)
+        )
+
+    def _of(self, whole: Tensor, variant: int) -> Tensor:
+        return whole[variant * self.seeds : (variant + 1) * self.seeds]
+
+    def states(self, x: Tensor) -> list[Tensor]:
+        """Inputs of every layer and the scores, (V S, rows, width), from rows (V S, rows, in)."""
+        found = [x]
+        for w, b in zip(self.parameters[::2], self.parameters[1::2], strict=True):
+            before = found[-1] if len(found) == 1 else found[-1].relu_()
+            found.append(torch.baddbmm(b, before, w.mT))
+        return found
+
+    def gradients(self, x: Tensor, targets: Tensor) -> list[Tensor]:
+        """Of each network's mean cross-entropy on its rows x (V S, rows, in) with indicators of their labels (V S, rows, classes)."""
+        *states, scores = self.states(x)
+        pull = scores.softmax(-1).sub_(targets).div_(x.shape[1])
+        found: list[Tensor] = []
+        for place, state in reversed(list(enumerate(states))):
+            found = [pull.mT @ state, pull.sum(1, keepdim=True), *found]
+            if place:
+                pull = (pull @ self.parameters[2 * place]) * (state > 0)
+        return found
+
+    def step(self, rows: Tensor) -> None:
+        """One step of every network, on the training rows whose numbers are given, (S, rows)."""
+        rows = rows.repeat(self.variants, 1)
+        gradients = self.gradients(self.data.x[rows], self.targets[rows])
+        for variant, own in enumerate(self.slices):
+            for part, gradient in zip(own, gradients, strict=True):
+                part.grad = self._of(gradient, variant)
+        self.optimiser.step()
+
+    def accuracy(self) -> Tensor:
+        """On the test rows, (S, V)."""
+        count = self.seeds * self.variants
+        right = torch.zeros(count, dtype=torch.float64, device=self.data.x.device)
+        for x, y in zip(torch.split(self.data.x_test, _ROWS), torch.split(self.data.y_test, _ROWS), strict=True):
+            scores = self.states(x.expand(count, *x.shape))[-1]
+            right += (scores.argmax(-1) == y).double().sum(-1)
+        return (right / len(self.data.y_test)).view(self.variants, self.seeds).T
+
+
+def train_together(
+    networks: Together, epochs: int, batch: int, seeds: Sequence[int], after: Callable[[int, Tensor], None]
+) -> None:
+    """Train for so many epochs; `after(epoch, accuracy)` is called before the first (epoch 0) and after each."""
+    after(0, networks.accuracy())
+    step = _stepper(networks, batch) if epochs else networks.step
+    for epoch in range(1, epochs + 1):
+        for rows in _orders(networks, batch, seeds, epoch):
+            step(rows)
+        after(epoch, networks.accuracy())
+
+
+def epoch_seconds(networks: Together, batch: int) -> float:
+    """Wall time of one epoch, evaluation aside, once everything is loaded and recorded."""
+    step = _stepper(networks, batch)
+    orders = [list(_orders(networks, batch, range(networks.seeds), epoch)) for epoch in (0, 1)]
+    for rows in orders[0][:_WARM_UP]:
+        step(rows)
+    _wait(networks)
+    started = time.perf_counter()
+    for rows in orders[1]:
+        step(rows)
+    _wait(networks)
+    return time.perf_counter() - started
+
+
+def _orders(networks: Together, batch: int, seeds: Sequence[int], epoch: int) -> Iterator[Tensor]:
+    """Rows of each batch, (S, batch), drawn on the CPU so that all devices agree; a last, smaller batch is left out."""
+    count = len(networks.data.x)
+    batch = min(batch, count)
+    orders = torch.stack(
+        [torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)) for seed in seeds]
+    )
+    yield from torch.split(orders[:, : count // batch * batch].to(networks.data.x.device), batch, 1)
+
+
+def _stepper(networks: Together, batch: int) -> Callable[[Tensor], None]:
+    batch = min(batch, len(networks.data.x))
+    return _recorded(networks, batch) if networks.data.x.is_cuda else networks.step
+
+
+def _recorded(networks: Together, batch: int) -> Callable[[Tensor], None]:
+    """A step as a CUDA graph: the rows' numbers are copied in, and the graph is replayed. Warming it up changes nothing."""
+    rows = torch.zeros(networks.seeds, batch, dtype=torch.long, device=networks.data.x.device)
+    kept = [part.clone() for part in networks.parameters]
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            networks.step(rows)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        networks.step(rows)
+    for part, before in zip(networks.parameters, kept, strict=True):
+        part.copy_(before)
+    for memory in networks.optimiser.state.values():
+        for part in memory.values():
+            if isinstance(part, Tensor):  # the momentum of plain gradients is None
+                part.zero_()
+
+    def replay(chosen: Tensor) -> None:
+        rows.copy_(chosen)
+        graph.replay()
+
+    return replay
+
+
+def _wait(networks: Together) -> None:
+    if networks.data.x.is_cuda:
+        torch.cuda.synchronize()

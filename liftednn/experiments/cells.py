@@ -1,0 +1,215 @@
+"""The cells of Table 1 (sec. 7): what is to be computed, and one small JSON file for each figure.
+
+A group is an architecture and its first weights; all its rates and seeds are trained together, and its files are written when it is done.
+A group that is not whole is computed again as a whole, so that no figure depends on where a run was interrupted. Names of fields say whose
+time they hold: `group_training_seconds` is that of all networks of the group side by side, `..._alone` that of one network by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn.base import Affine
+from liftednn.experiments.batched import Method, Together, epoch_seconds, train_together
+from liftednn.experiments.datasets import Dataset
+from liftednn.experiments.starts import Sizes, Start, he
+from liftednn.files import beside
+
+__all__ = ["ARCHITECTURES", "Group", "Plan", "cells", "extra_epochs", "measure", "named", "read", "settle", "write"]
+
+ARCHITECTURES: tuple[Sizes, ...] = ((300,), (300, 100), (500, 150), (500, 200, 100), (400, 200, 100, 50))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute, and where it lies.
+
+    rates          of the standard networks: the paper's two, and two beyond
+    more_rates     at which He's weights are also given the lifted phase's time as further epochs
+    literal_rates  of the runs with everything as printed: stochastic gradients and sigma^2 = 0.1
+    passes         of the mini-batch lifted phase
+    trials         of the search for lam and sweeps, one search for each architecture
+    held           last training rows, which the search scores on and never trains on
+    search_rows    first training rows, at most, that a trial trains on; None for all that are not held back
+    """
+
+    out: Path
+    architectures: tuple[Sizes, ...] = ARCHITECTURES
+    rates: tuple[float, ...] = (1e-5, 1e-6, 1e-4, 1e-3)
+    more_rates: tuple[float, ...] = (1e-4, 1e-3)
+    literal_rates: tuple[float, ...] = (1e-5, 1e-6)
+    seeds: int = 5
+    epochs: int = 17
+    batch: int = 100
+    passes: int = 3
+    trials: int = 12
+    held: int = 10_000
+    search_rows: int | None = None
+    literal: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """First weights of one architecture, for all rates and seeds. `phase`: they are a model by themselves, whose accuracy is kept too."""
+
+    architecture: Sizes
+    name: str
+    start: Start
+    rates: tuple[float, ...]
+    epochs: int
+    method: Method = "adam"
+    settings: dict[str, Any] = field(default_factory=dict)
+    phase: bool = False
+
+    def files(self, plan: Plan) -> dict[tuple[float | None, int], Path]:
+        """By rate and seed; the rate of a phase is None."""
+        rates = [*([None] if self.phase else []), *self.rates]
+        return {(rate, seed): self._file(plan, rate, seed) for rate in rates for seed in range(plan.seeds)}
+
+    def _file(self, plan: Plan, rate: float | None, seed: int) -> Path:
+        slug = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return plan.out / named(self.architecture) / f"{slug}-{short(rate) if rate else 'phase'}-seed{seed}.json"
+
+    def parameters(self, plan: Plan, rate: float | None) -> dict[str, Any]:
+        own = {"architecture": named(self.architecture), "start": self.name, **self.settings}
+        if rate is None:
+            return own
+        return own | {"rate": rate, "epochs": self.epochs, "batch": plan.batch, "method": self.method}
+
+    def done(self, plan: Plan) -> bool:
+        """Whether every file is there and of these very parameters."""
+        try:
+            files = self.files(plan).items()
+            return all(read(path)["parameters"] == self.parameters(plan, rate) for (rate, _), path in files)
+        except (ValueError, FileNotFoundError):
+            return False
+
+    def compute(self, plan: Plan, data: Dataset) -> None:
+        """Make the first weights, train all networks from them, write all files."""
+        starts, start_seconds = _starts(self, plan, data)
+        rates = self.rates or (0.0,)
+        networks = Together([[weights] * len(rates) for weights in starts], rates, data, self.method)
+        curves: list[Tensor] = []
+        started = time.perf_counter()
+        train_together(networks, self.epochs, plan.batch, range(plan.seeds), lambda _, seen: curves.append(seen.cpu()))
+        shared = {"group_training_seconds": time.perf_counter() - started, "group_networks": plan.seeds * len(rates)}
+        for (rate, seed), path in self.files(plan).items():
+            facts = {"parameters": self.parameters(plan, rate), "seed": seed, "rows": len(data.x)}
+            facts |= {"versions": versions(data), "start_seconds": start_seconds[seed]}
+            curve = [float(seen[seed, rates.index(rate) if rate else 0]) for seen in curves]
+            if rate is None:
+                write(path, facts | {"kind": "phase", "accuracy": curve[0]})
+            else:
+                facts |= shared | self._alone(plan, start_seconds[seed])
+                write(path, facts | {"kind": "cell", "accuracy": curve[-1], "curve": curve})
+
+    def _alone(self, plan: Plan, start_seconds: float) -> dict[str, float]:
+        epoch = float(read(timing_file(plan, self.architecture, self.method))["epoch_seconds_alone"])
+        return {"epoch_seconds_alone": epoch, "seconds_alone": self.epochs * epoch + start_seconds}
+
+
+def _starts(group: Group, plan: Plan, data: Dataset) -> tuple[list[list[Affine]], list[float]]:
+    """The first weights of every seed, and the seconds each took."""
+    found, seconds = [], []
+    for seed in range(plan.seeds):
+        started = _clock(data)
+        found.append(group.start(sizes(group.architecture, data), seed, data))
+        seconds.append(_clock(data) - started)
+    return found, seconds
+
+
+def measure(plan: Plan, data: Dataset, architecture: Sizes, method: Method) -> None:
+    """Write the time of an epoch of one network by itself."""
+    networks = Together([[he(sizes(architecture, data), 0, data)]], [1e-5], data, method)
+    seconds = epoch_seconds(networks, plan.batch)
+    facts = {"kind": "timing", "parameters": {"architecture": named(architecture), "method": method}}
+    write(timing_file(plan, architecture, method), facts | {"versions": versions(data), "epoch_seconds_alone": seconds})
+
+
+def extra_epochs(plan: Plan, architecture: Sizes, phase: Group) -> int:
+    """How many epochs of one network take as long as the phase, the median over seeds."""
+    epoch = float(read(timing_file(plan, architecture, "adam"))["epoch_seconds_alone"])
+    seconds = [float(read(path)["start_seconds"]) for (rate, _), path in phase.files(plan).items() if rate is None]
+    return math.ceil(statistics.median(seconds) / epoch)
+
+
+def settle(plan: Plan, data: Dataset) -> None:
+    """Refuse a folder that holds figures of another kind: a table must not mix them."""
+    facts: dict[str, Any] = {
+        "epochs": plan.epochs,
+        "batch": plan.batch,
+        "passes": plan.passes,
+        "rows": len(data.x),
+        "held": plan.held,
+    }
+    facts |= {"search_rows": plan.search_rows, "device": data.x.device.type}
+    path = plan.out / "plan.json"
+    stored = read(path) if path.exists() else facts
+    for name, value in facts.items():
+        if stored.get(name) != value:
+            raise ValueError(
+                f"{plan.out} holds figures with {name} {stored.get(name)}, and these would have {value}: name another folder"
+            )
+    write(path, facts)
+
+
+def cells(out: Path) -> Iterator[dict[str, Any]]:
+    """Everything that is stored, in the order of the files' names."""
+    for path in sorted(out.glob("*/*.json")):
+        yield read(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: remove it, and run the same command again") from error
+    return found
+
+
+def write(path: Path, facts: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with beside(path) as part:
+        part.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def timing_file(plan: Plan, architecture: Sizes, method: Method) -> Path:
+    return plan.out / named(architecture) / f"timing-{method}.json"
+
+
+def sizes(architecture: Sizes, data: Dataset) -> Sizes:
+    return (data.x.shape[1], *architecture, int(data.y.max()) + 1)
+
+
+def named(architecture: Sizes) -> str:
+    return "-".join(map(str, architecture))
+
+
+def short(rate: float) -> str:
+    """1e-5, not 1e-05."""
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def versions(data: Dataset) -> dict[str, str]:
+    device = torch.cuda.get_device_name(data.x.device) if data.x.is_cuda else f"cpu, {platform.machine()}"
+    python = platform.python_version()
+    return {"liftednn": lnn.__version__, "torch": str(torch.__version__), "python": python, "device": device}
+
+
+def _clock(data: Dataset) -> float:
+    if data.x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,216 @@
+"""Table 1 as text, made from the stored cells alone: accuracies, what one epoch gives, times, and what the search chose."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from liftednn.experiments.cells import ARCHITECTURES, cells, named, short
+from liftednn.experiments.starts import STARTS
+from liftednn.files import beside
+
+__all__ = ["ALONE", "COLUMNS", "EUCLIDEAN", "FENCHEL", "LITERAL", "MORE", "PAPER", "table", "write_table"]
+
+ALONE, EUCLIDEAN, FENCHEL, MORE = "Our Model", "Lifted (euclidean)", "Lifted (Fenchel)", "He, more epochs"
+LITERAL = ", literal"
+COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
+_PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
+_PAPER_COLUMNS = ("Normal", "Xavier", "sigma^2-scale", EUCLIDEAN)
+
+# Table 1 of the paper: Our Model; then NN[Normal], NN[Xavier], NN[sigma^2-scale], NN[Lifted] by rate.
+_PAPER_ALONE = (0.898, 0.875, 0.865, 0.853, 0.770)
+_PAPER_CELLS = {
+    1e-5: (
+        (0.915, 0.923, 0.924, 0.962),
+        (0.919, 0.932, 0.931, 0.969),
+        (0.927, 0.936, 0.935, 0.970),
+        (0.927, 0.939, 0.935, 0.958),
+        (0.919, 0.938, 0.936, 0.919),
+    ),
+    1e-6: (
+        (0.800, 0.836, 0.844, 0.875),
+        (0.792, 0.838, 0.842, 0.899),
+        (0.824, 0.850, 0.858, 0.890),
+        (0.821, 0.857, 0.848, 0.926),
+        (0.751, 0.838, 0.815, 0.959),
+    ),
+}
+_PAPER_EPOCHS, _PAPER_ROWS = 17, 60_000
+# By architecture, column and rate; the rate of the model alone is None.
+PAPER: dict[tuple[str, str, float | None], float] = {
+    **{(named(net), ALONE, None): value for net, value in zip(ARCHITECTURES, _PAPER_ALONE, strict=True)},
+    **{
+        (named(net), column, rate): value
+        for rate, rows in _PAPER_CELLS.items()
+        for net, row in zip(ARCHITECTURES, rows, strict=True)
+        for column, value in zip(_PAPER_COLUMNS, row, strict=True)
+    },
+}
+
+_SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
+
+Stored = Sequence[dict[str, Any]]
+Row = tuple[str, dict[str, tuple[list[float], float | None]]]
+
+
+def write_table(out: Path) -> str:
+    """Write OUT/table1.md, and give its text."""
+    text = table(list(cells(out)))
+    with beside(out / "table1.md") as part:
+        part.write_text(text)
+    return text
+
+
+def table(stored: Stored) -> str:
+    """The whole report, in Markdown."""
+    trained = [cell for cell in stored if cell["kind"] == "cell"]
+    rates = sorted({cell["parameters"]["rate"] for cell in trained}, key=_order)
+    sections = ["# Table 1", _preface(trained)]
+    sections += [_accuracies(stored, rate) for rate in rates]
+    sections += [_first_epoch(trained, rate) for rate in rates]
+    sections += [_seconds(trained), _search(stored), _literal(stored)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _order(rate: float) -> tuple[bool, float]:
+    """The paper's rates first."""
+    return (rate not in _PAPER_CELLS, -rate if rate in _PAPER_CELLS else rate)
+
+
+def _preface(trained: Stored) -> str:
+    if not trained:
+        return "No cell is stored yet."
+    count = len({cell["seed"] for cell in trained})
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    epochs = min(cell["parameters"]["epochs"] for cell in trained)
+    known = trained[0]["versions"]
+    return (
+        f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; mean ± "
+        f"standard deviation over {seeds}; the best of a row in bold, the paper's figure in brackets. {ALONE} and "
+        f"{_PHASES[FENCHEL]}: the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
+        f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
+    )
+
+
+def _accuracies(stored: Stored, rate: float) -> str:
+    rows = []
+    for net in _nets(stored):
+        phases = {
+            told: (_phase(stored, net, name), _printed(stored, net, name, None)) for name, told in _PHASES.items()
+        }
+        starts = {name: (_values(stored, net, name, rate), _printed(stored, net, name, rate)) for name in COLUMNS}
+        rows.append((net, phases | starts))
+    return f"## Accuracy, rate {short(rate)}\n\n" + _grid(rows)
+
+
+def _first_epoch(trained: Stored, rate: float) -> str:
+    rows: list[Row] = [
+        (net, {name: (_values(trained, net, name, rate, epoch=1), None) for name in COLUMNS if name != MORE})
+        for net in _nets(trained)
+    ]
+    return f"## Accuracy after 1 epoch, rate {short(rate)}\n\n" + _grid(rows)
+
+
+def _seconds(trained: Stored) -> str:
+    if not trained:
+        return ""
+    rows = []
+    for net in _nets(trained):
+        found = [[c["seconds_alone"] for c in _of(trained, net, name)] for name in COLUMNS]
+        rows.append([net, *(f"{statistics.median(each):.2f}" if each else "" for each in found)])
+    head = "## Seconds, the phase included\n\nOf one network trained alone: its epochs and the making of its first weights, median.\n\n"
+    return head + _markdown(["Architecture", *COLUMNS], rows)
+
+
+def _search(stored: Stored) -> str:
+    """What was chosen for each architecture, then every trial."""
+    trials = [cell for cell in stored if cell["kind"] == "trial"]
+    if not trials:
+        return ""
+    chosen, tried = [], []
+    for net in _nets(trials):
+        own = sorted((t for t in trials if t["parameters"]["architecture"] == net), key=lambda t: int(t["number"]))
+        best = {key: max(own, key=lambda t: float(t[key])) for key in _SCORES}
+        chosen.append([net, *(f"lam {t['lam']:.3g}, sweeps {t['sweeps']}, {t[key]:.4f}" for key, t in best.items())])
+        for t in own:
+            scores = [f"**{t[key]:.4f}**" if t is best[key] else f"{t[key]:.4f}" for key in _SCORES]
+            tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["sweeps"]), *scores])
+    heads = [
+        "Architecture",
+        *(f"{name}: {told}" for told, name in zip(_SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
+    ]
+    return "\n\n".join(
+        [
+            "## Search\n\nChosen by the accuracy on training rows that were held back.",
+            _markdown(heads, chosen),
+            _markdown(["Architecture", "trial", "lam", "sweeps", *_SCORES.values()], tried),
+        ]
+    )
+
+
+def _literal(stored: Stored) -> str:
+    """With stochastic gradients and sigma^2 = 0.1, as printed in the paper."""
+    own = [c for c in stored if c["kind"] == "cell" and c["parameters"]["start"].endswith(LITERAL)]
+    sections = []
+    for rate in sorted({c["parameters"]["rate"] for c in own}, key=_order):
+        rows = [
+            (net, {n: (_values(own, net, n + LITERAL, rate), _printed(own, net, n, rate)) for n in _PAPER_COLUMNS})
+            for net in _nets(own)
+        ]
+        sections.append(f"## As printed: stochastic gradients, sigma^2 = 0.1, rate {short(rate)}\n\n" + _grid(rows))
+    return "\n\n".join(sections)
+
+
+def _printed(stored: Stored, net: str, name: str, rate: float | None) -> float | None:
+    """The paper's figure, where these were made from as many rows and epochs as it says."""
+    trained = [cell for cell in stored if cell["kind"] == "cell"]
+    alike = all(c["rows"] == _PAPER_ROWS and c["parameters"]["epochs"] >= _PAPER_EPOCHS for c in trained)
+    return PAPER.get((net, name, rate)) if alike else None
+
+
+def _nets(stored: Stored) -> list[str]:
+    """The paper's architectures in its order, then others."""
+    found = {cell["parameters"]["architecture"] for cell in stored}
+    known = [named(net) for net in ARCHITECTURES]
+    return [net for net in known if net in found] + sorted(found - set(known))
+
+
+def _of(trained: Stored, net: str, name: str) -> list[dict[str, Any]]:
+    """Cells of a column; a literal one has a name of its own."""
+    given = (cell for cell in trained if cell["kind"] == "cell")
+    return [c for c in given if (c["parameters"]["architecture"], c["parameters"]["start"]) == (net, name)]
+
+
+def _values(stored: Stored, net: str, name: str, rate: float, epoch: int = -1) -> list[float]:
+    return [cell["curve"][epoch] for cell in _of(stored, net, name) if cell["parameters"]["rate"] == rate]
+
+
+def _phase(stored: Stored, net: str, name: str) -> list[float]:
+    own = (cell for cell in stored if cell["kind"] == "phase")
+    return [c["accuracy"] for c in own if (c["parameters"]["architecture"], c["parameters"]["start"]) == (net, name)]
+
+
+def _grid(rows: Sequence[Row]) -> str:
+    """Means and deviations, the best mean of a row in bold, the paper's figure behind it in brackets."""
+    lines = []
+    for net, entries in rows:
+        means = {name: statistics.mean(values) for name, (values, _) in entries.items() if values}
+        top = max(means.values(), default=None)
+        lines.append([net, *(_entry(*entries[name], means.get(name) == top) for name in entries)])
+    return _markdown(["Architecture", *(rows[0][1] if rows else ())], lines)
+
+
+def _entry(values: list[float], paper: float | None, best: bool) -> str:
+    if not values:
+        return ""
+    told = f"{statistics.mean(values):.4f}"
+    told += f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    told = f"**{told}**" if best else told
+    return told if paper is None else f"{told} [{paper:.3f}]"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,224 @@
+"use strict";
+(() => {
+  const byId = (id) => document.getElementById(id);
+  const facts = JSON.parse(byId("facts").textContent);
+  const space = byId("space").namespaceURI;
+  const hidden = new Set(facts.starts.filter((start) => start.off).map((start) => start.name));
+  const W = 480, H = 320, LEFT = 50, RIGHT = 470, TOP = 26, BOTTOM = 280;
+
+  // Text reaches the page through append and textContent alone, never as HTML.
+  const fill = (made, attributes, children) => {
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+    made.append(...children);
+    return made;
+  };
+  const tag = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+  const shape = (name, attributes, ...children) => fill(document.createElementNS(space, name), attributes, children);
+  const fixed = (value, digits = 4) => (value === null ? "" : value.toFixed(digits));
+  const spread = (cell) => fixed(cell.mean) + (cell.sd === null ? "" : " ± " + fixed(cell.sd));
+  const broken = (value) => typeof value === "number" && !Number.isInteger(value);
+  const brief = (value) => String(broken(value) ? Number(value.toPrecision(4)) : value ?? "");
+  const several = (count, word) => count + " " + word + (count === 1 ? "" : "s");
+
+  const chosen = (id, all) => (byId(id).value === "all" ? all : all.filter((each) => each === byId(id).value));
+  const nets = () => chosen("net", facts.architectures);
+  const rates = () => chosen("rate", facts.rates);
+  const timed = () => byId("across").value === "seconds";
+  const find = (net, start, rate) =>
+    facts.cells.find((cell) => cell.net === net && cell.start === start && cell.rate === rate);
+
+  function grid(title, head, rows) {
+    const heads = tag("tr", {}, ...head.map((name) => tag("th", { scope: "col" }, name)));
+    const lines = rows.map(([name, ...cells]) => tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
+    const made = tag("table", {}, tag("caption", {}, title), tag("thead", {}, heads), tag("tbody", {}, ...lines));
+    return tag("div", { class: "scroll" }, made);
+  }
+
+  function entry(cell, top, most) {
+    if (!cell) return tag("td", {});
+    const told = spread(cell), made = tag("td", { title: several(cell.n, "seed") });
+    made.append(cell.mean === top ? tag("strong", {}, told) : told);
+    if (cell.paper !== null) made.append(" [" + fixed(cell.paper, 3) + "]");
+    if (cell.n < most) made.append(tag("small", {}, " (" + several(cell.n, "seed") + ")"));
+    return made;
+  }
+
+  function accuracies(rate, starts, phases) {
+    const most = Math.max(...facts.cells.map((cell) => cell.n));
+    const rows = nets().map((net) => {
+      const alone = phases.map((name) => facts.alone.find((cell) => cell.net === net && cell.start === name));
+      const cells = [...alone, ...starts.map((name) => find(net, name, rate))];
+      const top = Math.max(...cells.map((cell) => cell?.mean ?? -1));
+      return [net, ...cells.map((cell) => entry(cell, top, most))];
+    });
+    const title = "Rate " + rate + (phases.length ? "" : ", as printed: stochastic gradients, sigma^2 = 0.1");
+    return grid(title, ["Architecture", ...phases.map((name) => facts.phases[name]), ...starts], rows);
+  }
+
+  function tables() {
+    const literal = rates().filter((rate) =>
+      facts.cells.some((cell) => cell.rate === rate && facts.literal.includes(cell.start)));
+    byId("tables").replaceChildren(
+      ...rates().map((rate) => accuracies(rate, facts.columns, Object.keys(facts.phases))),
+      ...literal.map((rate) => accuracies(rate, facts.literal, [])));
+  }
+
+  // Round numbers, about five of them, that lie between two values.
+  function ticks(low, high, least = 0) {
+    const raw = (high - low) / 5, power = 10 ** Math.floor(Math.log10(raw));
+    const step = Math.max(least, power * [1, 2, 5, 10].find((each) => each * power >= raw * 0.999));
+    const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first + 1;
+    return Array.from({ length: count }, (_, place) => Number(((first + place) * step).toPrecision(8)));
+  }
+
+  function points(cell) {
+    const seen = cell.means.map((mean, epoch) => {
+      const sd = cell.sds[epoch], seconds = cell.start_seconds + epoch * cell.epoch_seconds;
+      const place = { x: timed() ? seconds : epoch, low: mean - 2 * (sd ?? 0), high: mean + 2 * (sd ?? 0) };
+      return { cell, epoch, seconds, mean, sd, ...place };
+    });
+    return seen.filter((point) => point.mean !== null);
+  }
+
+  function scales(all) {
+    const far = Math.max(...all.map((point) => point.x)) || 1;
+    const low = Math.max(0, Math.min(...all.map((point) => point.low)));
+    const high = Math.max(low + 0.01, Math.min(1, Math.max(...all.map((point) => point.high))));
+    const within = (value) => Math.min(Math.max(value, low), high);
+    return {
+      far, low, high,
+      x: (value) => LEFT + (value / far) * (RIGHT - LEFT),
+      y: (value) => BOTTOM - ((within(value) - low) / (high - low)) * (BOTTOM - TOP),
+    };
+  }
+
+  function axes(drawing, scale) {
+    for (const value of ticks(scale.low, scale.high)) {
+      const y = scale.y(value);
+      drawing.append(shape("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y, y2: y }),
+        shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, brief(value)));
+    }
+    for (const value of ticks(0, scale.far, timed() ? 0 : 1)) {
+      const x = scale.x(value);
+      drawing.append(shape("line", { class: "grid", x1: x, x2: x, y1: TOP, y2: BOTTOM }),
+        shape("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, brief(value)));
+    }
+  }
+
+  const stroke = (start) => ({
+    fill: "none", stroke: start.colour,
+    "stroke-dasharray": start.dash || "none", "stroke-width": start.heavy ? 2.6 : 1.6,
+  });
+
+  function line(start, seen, scale) {
+    const at = (key) => seen.map((point) => scale.x(point.x).toFixed(1) + "," + scale.y(point[key]).toFixed(1));
+    const band = [...at("high"), ...at("low").reverse()].join(" ");
+    return [shape("polygon", { points: band, fill: start.colour, "fill-opacity": 0.13 }),
+      shape("polyline", { points: at("mean").join(" "), ...stroke(start) })];
+  }
+
+  function panel(net, rate) {
+    const title = net + ", rate " + rate, label = timed() ? "seconds" : "epoch";
+    const drawing = shape("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "Test accuracy of " + title });
+    drawing.append(shape("text", { x: LEFT, y: 16, class: "title" }, title));
+    const shown = facts.starts.filter((start) => !hidden.has(start.name) && find(net, start.name, rate));
+    const lines = shown.map((start) => ({ start, seen: points(find(net, start.name, rate)) }));
+    const all = lines.flatMap((each) => each.seen);
+    if (!all.length) {
+      drawing.append(shape("text", { x: W / 2, y: H / 2, "text-anchor": "middle" }, "nothing to show"));
+      return drawing;
+    }
+    const scale = scales(all);
+    axes(drawing, scale);
+    drawing.append(shape("text", { x: (LEFT + RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, label));
+    for (const { start, seen } of lines) drawing.append(...line(start, seen, scale));
+    hover(drawing, all, scale);
+    return drawing;
+  }
+
+  function hover(drawing, all, scale) {
+    const mark = shape("circle", { r: 4, class: "mark", visibility: "hidden" });
+    drawing.append(mark);
+    const leave = () => {
+      byId("tip").hidden = true;
+      mark.setAttribute("visibility", "hidden");
+    };
+    const move = (event) => {
+      const box = drawing.getBoundingClientRect(), unit = W / box.width;
+      const x = (event.clientX - box.left) * unit, y = (event.clientY - box.top) * unit;
+      const far = (point) => Math.hypot(scale.x(point.x) - x, scale.y(point.mean) - y);
+      const near = all.reduce((best, point) => (far(point) < far(best) ? point : best));
+      if (far(near) > 40) return leave();
+      fill(mark, { cx: scale.x(near.x), cy: scale.y(near.mean), visibility: "visible" }, []);
+      tell(near, event);
+    };
+    drawing.addEventListener("pointermove", move);
+    drawing.addEventListener("pointerdown", move);
+    drawing.addEventListener("pointerleave", leave);
+  }
+
+  function tell(point, event) {
+    const tip = byId("tip"), spreads = point.sd === null ? "one seed" : "sd " + fixed(point.sd);
+    tip.textContent = [point.cell.start, `epoch ${point.epoch}, ${brief(point.seconds)} s`,
+      `mean ${fixed(point.mean)}`, `${spreads} (${several(point.cell.n, "seed")})`].join("\n");
+    tip.hidden = false;
+    const right = window.innerWidth - tip.offsetWidth - 8;
+    tip.style.left = Math.max(0, Math.min(event.clientX + 14, right)) + "px";
+    tip.style.top = Math.max(0, event.clientY - tip.offsetHeight - 10) + "px";
+  }
+
+  function picture() {
+    byId("tip").hidden = true;
+    byId("axis").textContent = timed() ? "seconds" : "epochs";
+    byId("figure").replaceChildren(...nets().flatMap((net) => rates().map((rate) => panel(net, rate))));
+  }
+
+  function legend() {
+    byId("legend").append(...facts.starts.map((start) => {
+      const sample = shape("svg", { width: 34, height: 10, "aria-hidden": "true" });
+      sample.append(shape("line", { x1: 0, x2: 34, y1: 5, y2: 5, ...stroke(start) }));
+      const button = tag("button", { type: "button", "aria-pressed": !hidden.has(start.name) }, sample, start.name);
+      button.addEventListener("click", () => {
+        if (!hidden.delete(start.name)) hidden.add(start.name);
+        button.setAttribute("aria-pressed", String(!hidden.has(start.name)));
+        picture();
+      });
+      return button;
+    }));
+  }
+
+  // Rows that need not have the same fields: a blank where one is missing.
+  function records(id, title, rows, bold = () => false) {
+    if (!rows.length) return byId(id).append(tag("p", {}, "None is stored."));
+    const head = [...new Set(rows.flatMap(Object.keys))].filter((name) => name !== "best");
+    const cell = (row, name) => tag("td", {}, bold(row, name) ? tag("strong", {}, brief(row[name])) : brief(row[name]));
+    const lines = rows.map((row) => [brief(row[head[0]]), ...head.slice(1).map((name) => cell(row, name))]);
+    const words = head.map((name) => name.replaceAll("_", " "));
+    byId(id).append(grid(title, words, lines));
+  }
+
+  function options(id, names, first) {
+    byId(id).append(...["all", ...names].map((name) => tag("option", { value: name }, name)));
+    byId(id).value = first;
+  }
+
+  const count = facts.cells.reduce((sum, cell) => sum + cell.n, 0);
+  byId("run").textContent = facts.run;
+  byId("about").textContent =
+    `Standard networks trained from several first weights: ${several(count, "network")}, in ` +
+    `${several(facts.architectures.length, "architecture")} at ${several(facts.rates.length, "rate")}.`;
+  byId("reading").textContent =
+    "After the last epoch: mean ± standard deviation over seeds, the best of a row in bold, the paper's figure in " +
+    "brackets, a blank where nothing is stored. " + Object.values(facts.phases).join(" and ") +
+    ": the lifted phase with no epoch after it.";
+  options("net", facts.architectures, "all");
+  options("rate", facts.rates, facts.rates[0]);
+  legend();
+  records("settings", "By architecture and start", facts.settings);
+  records("trials", "In the order in which they were run", facts.trials, (row, name) => row.best.includes(name));
+  records("versions", "Versions, devices and seeds", facts.versions);
+  if (Object.keys(facts.plan).length) records("versions", "Plan", [facts.plan]);
+  const draw = () => { tables(); picture(); };
+  for (const id of ["net", "rate", "across"]) byId(id).addEventListener("change", draw);
+  draw();
+})();

@@ -1,0 +1,251 @@
+"""Table 1 of the paper (sec. 7), with the columns that it lacks: `liftednn table1`, or `python -m liftednn.experiments.table1`.
+
+The work is a list of parts, each of which leaves files behind and is skipped where they are there. So a run can be stopped at any moment,
+and the same command goes on. The table is made from the files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from liftednn.experiments import rendering, search, starts
+from liftednn.experiments.batched import Method
+from liftednn.experiments.cells import ARCHITECTURES, Group, Plan, extra_epochs, measure, named, settle, timing_file
+from liftednn.experiments.datasets import Dataset, mnist
+from liftednn.experiments.starts import Sizes
+
+__all__ = ["Part", "main", "parts", "plan_of", "run", "table1"]
+
+_QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS = 6000, 1000, 3
+_TRIALS, _SEEDS = 12, 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some work and its name; `work` tells whether there was anything left to do."""
+
+    name: str
+    work: Callable[[], bool]
+
+
+def parts(plan: Plan, data: Dataset) -> list[Part]:
+    """All the work, in an order in which each part finds what it needs."""
+    return [part for architecture in plan.architectures for part in _parts(plan, data, architecture)]
+
+
+def _parts(plan: Plan, data: Dataset, architecture: Sizes) -> Iterator[Part]:
+    here = named(architecture)
+    for number in range(plan.trials):
+        file = search.trial_file(plan, architecture, number)
+        yield Part(
+            f"{here}, search {number + 1}", _unless(file, partial(search.trial, plan, data, architecture, number))
+        )
+    methods: tuple[Method, ...] = ("adam", "sgd") if plan.literal else ("adam",)
+    for method in methods:
+        file = timing_file(plan, architecture, method)
+        yield Part(f"{here}, time of an epoch", _unless(file, partial(measure, plan, data, architecture, method)))
+    for name, group in _groups(plan, architecture).items():
+        yield Part(f"{here}, {name}", partial(_compute, plan, data, group))
+
+
+def _unless(file: Path, work: Callable[[], None]) -> Callable[[], bool]:
+    def unless_there() -> bool:
+        if file.exists():
+            return False
+        work()
+        return True
+
+    return unless_there
+
+
+def _compute(plan: Plan, data: Dataset, made: Callable[[], Group]) -> bool:
+    group = made()
+    if group.done(plan):
+        return False
+    group.compute(plan, data)
+    return True
+
+
+def _groups(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
+    """Made when they are needed, since some depend on what the search chose or on times."""
+    given: dict[str, Callable[[], Group]] = {rendering.ALONE: partial(_alone, plan, architecture)}
+    for name, start in starts.STARTS.items():
+        given[name] = partial(Group, architecture, name, start, plan.rates, plan.epochs)
+    given[rendering.EUCLIDEAN] = partial(_euclidean, plan, architecture)
+    given[rendering.FENCHEL] = partial(_fenchel, plan, architecture)
+    if plan.more_rates:
+        given[rendering.MORE] = partial(_more, plan, architecture)
+    return given | (_literal(plan, architecture) if plan.literal else {})
+
+
+def _alone(plan: Plan, architecture: Sizes) -> Group:
+    choice = search.best(plan, architecture, "accuracy_alone")
+    start = partial(starts.euclidean, lam=choice.lam, sweeps=choice.sweeps)
+    return Group(architecture, rendering.ALONE, start, (), 0, settings=choice._asdict(), phase=True)
+
+
+def _euclidean(plan: Plan, architecture: Sizes) -> Group:
+    choice = search.best(plan, architecture, "accuracy_after_epoch")
+    start, name = partial(starts.euclidean, lam=choice.lam, sweeps=choice.sweeps), rendering.EUCLIDEAN
+    return Group(architecture, name, start, plan.rates, plan.epochs, settings=choice._asdict(), phase=True)
+
+
+def _fenchel(plan: Plan, architecture: Sizes) -> Group:
+    start, settings = partial(starts.fenchel, passes=plan.passes), {"passes": plan.passes}
+    return Group(architecture, rendering.FENCHEL, start, plan.rates, plan.epochs, settings=settings, phase=True)
+
+
+def _more(plan: Plan, architecture: Sizes) -> Group:
+    epochs = plan.epochs + extra_epochs(plan, architecture, _fenchel(plan, architecture))
+    return Group(architecture, rendering.MORE, starts.he, plan.more_rates, epochs)
+
+
+def _literal(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
+    """The paper's columns with stochastic gradients, and normal weights of variance 0.1: all as printed."""
+    random = {"Normal": starts.literal_normal, "Xavier": starts.xavier, "sigma^2-scale": starts.variance_scale}
+    given: dict[str, Callable[[], Group]] = {}
+    for name, start in random.items():
+        told = name + rendering.LITERAL
+        given[told] = partial(Group, architecture, told, start, plan.literal_rates, plan.epochs, "sgd")
+    told, rates = rendering.EUCLIDEAN + rendering.LITERAL, plan.literal_rates
+    given[told] = lambda: replace(_euclidean(plan, architecture), name=told, rates=rates, method="sgd", phase=False)
+    return given
+
+
+def run(plan: Plan, data: Dataset) -> int:
+    """Do what is left to do, then write and print the table. The exit code: 130 if it was interrupted."""
+    search.check_installed()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    settle(plan, data)
+    done, work = 0, parts(plan, data)
+    try:
+        with _progress(len(work)) as tell:
+            for part in work:
+                started = time.perf_counter()
+                tell(part.name, done, time.perf_counter() - started if part.work() else None)
+                done += 1
+    except KeyboardInterrupt:
+        kept = f"{done} of {len(work)} parts are done and stored in {plan.out}"
+        print(f"interrupted: {kept}; the same command goes on from there", file=sys.stderr)
+        return 130
+    print(rendering.write_table(plan.out))
+    return 0
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int, float | None], None]]:
+    """A bar where errors go to a terminal, a line for each part elsewhere; parts that were there already tell nothing of the speed."""
+    seconds: list[float] = []
+
+    def left(done: int) -> str:
+        return f"about {_span(sum(seconds) / max(len(seconds), 1) * (total - done))} left"
+
+    def line(name: str, done: int, took: float | None) -> None:
+        if took is not None:
+            seconds.append(took)
+            told = f"{done + 1} of {total}  {name}  {took:.1f} s  {left(done + 1)}"
+            print(told, file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("first part", total=total)
+
+        def draw(name: str, done: int, took: float | None) -> None:
+            seconds.extend([took] if took is not None else [])
+            bar.update(task, completed=done + 1, description=f"{left(done + 1)}, done: {name}")
+
+        yield draw
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def plan_of(
+    out: Path | None = None,
+    device: str = "cpu",
+    quick: bool = False,
+    architectures: str | None = None,
+    seeds: int | None = None,
+    trials: int | None = None,
+    literal: bool = False,
+) -> Plan:
+    """The plan of a command line. `quick` is a small one: a minute on a CPU, and figures that show only that all works."""
+    given = _architectures(architectures) if architectures else None
+    rows = None if device == "cuda" else search.CPU_ROWS
+    plan = Plan(out or Path("results/table1"), given or ARCHITECTURES, seeds=seeds or _SEEDS, trials=trials or _TRIALS)
+    plan = replace(plan, literal=literal, search_rows=rows)
+    if not quick:
+        return plan
+    return replace(
+        plan,
+        out=out or Path("results/table1-quick"),
+        architectures=given or ((300,),),
+        rates=(1e-5, 1e-4),
+        more_rates=(1e-4,),
+        literal_rates=(1e-5,),
+        seeds=seeds or 1,
+        epochs=2,
+        trials=trials or _QUICK_TRIALS,
+        held=_QUICK_HELD,
+    )
+
+
+def _architectures(given: str) -> tuple[Sizes, ...]:
+    try:
+        found = tuple(tuple(int(width) for width in each.split("-")) for each in given.split(","))
+    except ValueError:
+        found = ((0,),)
+    if any(width < 1 for each in found for width in each):
+        raise ValueError(f"--architectures must be widths of hidden layers, such as 300,300-100, got {given}")
+    return found
+
+
+def table1(plan: Plan, device: str = "cpu", quick: bool = False) -> int:
+    """Run a plan on MNIST; the exit code."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here; leave it out to compute on the CPU")
+    search.check_installed()
+    data = mnist(device)
+    if quick:
+        data = data._replace(x=data.x[:_QUICK_ROWS], y=data.y[:_QUICK_ROWS])
+    return run(plan, data)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The same command where typer is not installed."""
+    parser = argparse.ArgumentParser("table1", description="Table 1 of the paper, and the columns that it lacks.")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--architectures")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--literal", action="store_true")
+    given = parser.parse_args(arguments)
+    for name in ("seeds", "trials"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
+    try:
+        return table1(plan_of(**vars(given)), given.device, given.quick)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

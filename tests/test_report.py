@@ -1,0 +1,314 @@
+"""The report as a page: its numbers are the cells' own statistics, no text of a cell becomes HTML, and its script does what it says.
+
+The script is run in Chromium where there is one, and in any case by node, where that is there, on a document of a few lines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from liftednn import cli
+from liftednn.experiments import cells, rendering
+from liftednn.experiments.report import page, report, summary
+
+NETS, RATES, SEEDS, EPOCHS = ("300", "500-150"), (1e-5, 1e-4), 3, 4
+STARTS = ("Normal", "He", rendering.EUCLIDEAN, rendering.FENCHEL)
+VERSIONS = {"liftednn": "0.1", "torch": "2.13", "python": "3.11", "device": "cpu, x86_64"}
+EVIL = "</script><script>alert(1)</script><!-- & <b>"
+
+
+def cell(net: str, start: str, rate: float, seed: int, curve: list[float], **more: Any) -> dict[str, Any]:
+    parameters = {"architecture": net, "start": start, "rate": rate, "epochs": len(curve) - 1, "batch": 100}
+    facts = {"kind": "cell", "parameters": parameters | {"method": "adam"} | more, "seed": seed, "versions": VERSIONS}
+    times = {"start_seconds": 1.5 + seed, "epoch_seconds_alone": 0.25, "seconds_alone": 3.0}
+    return facts | {"accuracy": curve[-1], "curve": curve} | times
+
+
+def phase(net: str, start: str, seed: int, accuracy: float, **settings: Any) -> dict[str, Any]:
+    parameters = {"architecture": net, "start": start, **settings}
+    facts = {"kind": "phase", "parameters": parameters, "seed": seed, "versions": VERSIONS}
+    return facts | {"accuracy": accuracy, "start_seconds": 2.0}
+
+
+def trial(net: str, number: int, after: float) -> dict[str, Any]:
+    facts = {"kind": "trial", "parameters": {"architecture": net}, "number": number, "seed": 0, "versions": VERSIONS}
+    scores = {"accuracy_alone": 0.9 - number / 100, "accuracy_after_epoch": after}
+    return facts | {"lam": 0.5 * (number + 1), "sweeps": 2, "rows": 54_321} | scores
+
+
+def store(run: Path, *facts: dict[str, Any]) -> Path:
+    for one in facts:
+        folder = run / one["parameters"]["architecture"]
+        cells.write(folder / f"{len(list(folder.glob('*'))):05d}.json", one)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    draw = random.Random(0)
+    folder = tmp_path / "made-up"
+    for net, start, rate, seed in itertools.product(NETS, STARTS, RATES, range(SEEDS)):
+        store(folder, cell(net, start, rate, seed, [round(draw.uniform(0.1, 0.99), 4) for _ in range(EPOCHS + 1)]))
+    for net, seed in itertools.product(NETS, range(SEEDS)):
+        store(folder, phase(net, rendering.ALONE, seed, round(draw.uniform(0.8, 0.9), 4), lam=2.0, sweeps=3))
+    store(folder, *(trial("300", number, after) for number, after in enumerate([0.8, 0.95, 0.95, *[0.7] * 8])))
+    cells.write(folder / "plan.json", {"epochs": EPOCHS, "rows": 54_321})
+    return folder
+
+
+def embedded(text: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', text, flags=re.DOTALL)
+    facts: dict[str, Any] = json.loads(found)
+    return facts
+
+
+def script(text: str) -> str:
+    return re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)[-1]
+
+
+def test_the_numbers_of_the_page_are_those_of_the_cells(run: Path, tmp_path: Path) -> None:
+    facts = embedded(report(run, tmp_path / "r.html").read_text())
+    files = [json.loads(path.read_text()) for path in run.glob("*/*.json")]
+    assert len(facts["cells"]) == len(NETS) * len(STARTS) * len(RATES)
+    for entry in facts["cells"]:
+        own = [f for f in files if f["kind"] == "cell" and f["parameters"]["architecture"] == entry["net"]]
+        own = [
+            f
+            for f in own
+            if (f["parameters"]["start"], f["parameters"]["rate"]) == (entry["start"], float(entry["rate"]))
+        ]
+        curves = np.array([f["curve"] for f in own])
+        np.testing.assert_allclose(entry["means"], curves.mean(0), atol=1e-6)
+        np.testing.assert_allclose(entry["sds"], curves.std(0, ddof=1), atol=1e-6)
+        assert (entry["n"], entry["mean"], entry["sd"]) == (SEEDS, entry["means"][-1], entry["sds"][-1])
+        assert entry["start_seconds"] == np.median([f["start_seconds"] for f in own])
+        assert entry["paper"] == rendering.PAPER.get((entry["net"], entry["start"], float(entry["rate"])))
+    for entry in facts["alone"]:
+        own = [f["accuracy"] for f in files if f["kind"] == "phase" and f["parameters"]["architecture"] == entry["net"]]
+        np.testing.assert_allclose([entry["mean"], entry["sd"]], [np.mean(own), np.std(own, ddof=1)], atol=1e-6)
+        assert entry["paper"] == rendering.PAPER[entry["net"], rendering.ALONE, None]
+
+
+def test_search_choices_and_versions_are_told(run: Path) -> None:
+    facts = summary(run)
+    assert [each["number"] for each in facts["trials"]] == list(range(11))
+    assert {t["number"]: t["best"] for t in facts["trials"] if t["best"]} == {
+        0: ["accuracy_alone"],
+        1: ["accuracy_after_epoch"],
+    }
+    alone = {"start": rendering.ALONE, "lam": 2.0, "sweeps": 3}
+    assert facts["settings"] == [{"architecture": net} | alone for net in NETS]
+    (known,) = facts["versions"]
+    assert known == VERSIONS | {"files": len(list(run.glob("*/*.json"))), "seeds": "0, 1, 2"}
+    assert (facts["rates"], facts["architectures"]) == (["1e-5", "1e-4"], list(NETS))
+
+
+def test_one_seed_has_no_deviation_and_missing_cells_are_not_made_up(tmp_path: Path) -> None:
+    run = store(tmp_path / "r", cell("300", "He", 1e-5, 0, [0.1, 0.5]), cell("300", "Normal", 2.5e-5, 0, [0.1, 0.6]))
+    facts = summary(run)
+    assert [(e["start"], e["rate"], e["sd"], e["sds"]) for e in facts["cells"]] == [
+        ("He", "1e-5", None, [None, None]),
+        ("Normal", "2.5e-05", None, [None, None]),
+    ]
+
+
+def test_curves_of_different_length_end_where_the_shortest_does(tmp_path: Path) -> None:
+    run = store(tmp_path / "r", cell("300", "He", 1e-5, 0, [0.1, 0.5, 0.7]), cell("300", "He", 1e-5, 1, [0.3, 0.7]))
+    (entry,) = summary(run)["cells"]
+    assert (entry["means"], entry["mean"]) == ([0.2, 0.6], 0.7)
+
+
+def test_what_is_trained_as_printed_is_beside_the_papers_figures(tmp_path: Path) -> None:
+    run = store(tmp_path / "r", cell("300", "Xavier" + rendering.LITERAL, 1e-5, 0, [0.1, 0.5], method="sgd"))
+    facts = summary(run)
+    assert facts["literal"] == ["Xavier" + rendering.LITERAL]
+    assert facts["literal"][0] not in facts["columns"]
+    assert facts["cells"][0]["paper"] == 0.923
+
+
+def test_nothing_in_a_cell_becomes_a_part_of_the_page(run: Path) -> None:
+    clean = page(summary(run))
+    odd = cell("300", EVIL, 1e-5, 0, [0.1, 0.2])
+    text = page(summary(store(run, odd | {"versions": {"device": EVIL + "@report.js@"}})))
+    assert EVIL in [start["name"] for start in embedded(text)["starts"]]
+    for sign in ("<script", "</script", "<!--", "<b>"):
+        assert text.count(sign) == clean.count(sign)
+
+
+def test_the_page_asks_for_nothing(run: Path) -> None:
+    text = page(summary(run))
+    assert not re.search(r"https?://|//\w+\.|@import|url\(|src=|href=", text)
+    assert "innerHTML" not in text
+    assert "@report" not in text
+    assert "@facts" not in text
+
+
+def test_two_thousand_cells_stay_below_two_megabytes(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    parts = itertools.product([str(n) for n in range(10)], rendering.COLUMNS[:10], (1e-6, 1e-5, 1e-4, 1e-3), range(5))
+    run = store(tmp_path / "r", *(cell(*key, [draw.random() for _ in range(18)]) for key in parts))
+    assert len(page(summary(run)).encode()) < 2_000_000
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_without_cells_is_refused_in_words(
+    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "empty"
+    if there:
+        store(run, trial("300", 0, 0.9))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(run), "--out", str(tmp_path / "r.html")])
+    assert ended.value.code == 2
+    assert f"liftednn table1 --out {run}" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_file_that_is_no_cell_is_refused_in_words(tmp_path: Path) -> None:
+    odd = {"kind": "cell", "parameters": {"architecture": "300", "start": "He", "rate": 1e-5}}
+    with pytest.raises(ValueError, match="has a file that is no cell of liftednn table1"):
+        summary(store(tmp_path / "r", odd))
+
+
+def test_the_command_writes_the_page(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(run), "--out", str(tmp_path / "r.html")])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"
+    assert (tmp_path / "r.html").read_text() == page(summary(run))
+
+
+# As much of a document as the script uses, for where no browser is at hand.
+DOCUMENT = """
+class Node {
+  constructor(name) { Object.assign(this, { name, attributes: {}, children: [], heard: {}, style: {}, value: "" }); }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  append(...more) { this.children.push(...more); }
+  replaceChildren(...more) { this.children = more; }
+  addEventListener(name, work) { this.heard[name] = work; }
+  getBoundingClientRect() { return { left: 0, top: 0, width: 480, height: 320 }; }
+  get textContent() { return this.children.map((c) => (typeof c === "string" ? c : c.textContent)).join(""); }
+  set textContent(text) { this.children = [text]; }
+  all(name) { return this.children.flatMap((c) => (c instanceof Node ? [...(c.name === name ? [c] : []), ...c.all(name)] : [])); }
+}
+const known = {}, get = (id) => (known[id] ??= new Node(id));
+globalThis.document = { getElementById: get, createElement: (n) => new Node(n), createElementNS: (_, n) => new Node(n) };
+globalThis.window = { innerWidth: 800 };
+const choose = (id, value) => { get(id).value = value; get(id).heard.change(); };
+get("across").value = "epochs";
+const [text, script] = JSON.parse(require("fs").readFileSync(0));
+get("facts").textContent = text;
+eval(script);
+const drawn = () => JSON.stringify(get("figure").all("polyline").map((l) => l.attributes.points));
+const lines = (id) => get(id).all("tr").map((r) => r.children.map((c) => c.textContent));
+"""
+
+
+def played(text: str, scenario: str) -> Any:
+    """What a scenario, a JavaScript expression, gives after the page's own script has run."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    given = json.dumps([json.dumps(embedded(text)), script(text)])
+    command = [node, "-e", f"{DOCUMENT}\nconsole.log(JSON.stringify({scenario}))"]
+    return json.loads(subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_script_is_whole(run: Path, tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    (tmp_path / "page.js").write_text(script(page(summary(run))))
+    subprocess.run([node, "--check", tmp_path / "page.js"], check=True)
+
+
+def test_tables_are_those_of_the_cells(run: Path) -> None:
+    head, *rows = played(page(summary(run)), 'lines("tables")')
+    assert head == ["Architecture", rendering.ALONE, "Fenchel alone", *rendering.COLUMNS]
+    entries = {(e["net"], e["start"], e["rate"]): e for e in summary(run)["cells"]}
+    for row in rows:
+        for name, shown in zip(rendering.COLUMNS, row[3:], strict=True):
+            entry = entries.get((row[0], name, "1e-5"))
+            paper = entry and entry["paper"]
+            told = f"{entry['mean']:.4f} ± {entry['sd']:.4f}" if entry else ""
+            assert shown == told + (f" [{paper:.3f}]" if paper else "")
+    bold = played(page(summary(run)), 'get("tables").all("strong").map((b) => b.textContent)')
+    alone = {e["net"]: e["mean"] for e in summary(run)["alone"]}
+    tops = [max([e["mean"] for k, e in entries.items() if (k[0], k[2]) == (n, "1e-5")] + [alone[n]]) for n in NETS]
+    assert [each[:6] for each in bold] == [f"{top:.4f}" for top in tops]
+
+
+def test_filters_axis_and_legend_change_the_picture(run: Path) -> None:
+    scenario = """(() => {
+      const seen = [drawn()];
+      choose("net", "500-150"); seen.push(drawn());
+      const rows = lines("tables").length;
+      choose("rate", "1e-4"); seen.push(drawn());
+      choose("across", "seconds"); seen.push(drawn());
+      get("legend").all("button")[0].heard.click(); seen.push(drawn());
+      return { seen, rows, pressed: get("legend").all("button").map((b) => b.attributes["aria-pressed"]) };
+    })()"""
+    found = played(page(summary(run)), scenario)
+    assert len(set(found["seen"])) == 5
+    assert [len(json.loads(each)) for each in found["seen"]] == [8, 4, 4, 4, 3]
+    assert found["rows"] == 2
+    assert found["pressed"] == ["false", "true", "true", "true"]
+
+
+def test_pointing_at_a_line_reads_it(run: Path) -> None:
+    scenario = """(() => {
+      choose("net", "300");
+      const [x, y] = get("figure").all("polyline")[1].attributes.points.split(" ")[2].split(",").map(Number);
+      get("figure").all("svg")[0].heard.pointermove({ clientX: x, clientY: y });
+      return get("tip").textContent;
+    })()"""
+    (entry,) = [e for e in summary(run)["cells"] if (e["net"], e["start"], e["rate"]) == ("300", "He", "1e-5")]
+    told = ["He", "epoch 2, 3 s", f"mean {entry['means'][2]:.4f}", f"sd {entry['sds'][2]:.4f} (3 seeds)"]
+    assert played(page(summary(run)), scenario).split("\n") == told
+
+
+def test_a_name_is_text_and_one_cell_is_enough_for_a_page(tmp_path: Path) -> None:
+    text = page(summary(store(tmp_path / "r", cell("300", EVIL, 1e-5, 0, [0.1, 0.2]))))
+    assert played(text, 'get("legend").textContent') == EVIL
+    assert played(text, 'get("trials").textContent') == "None is stored."
+    assert "NaN" not in played(text, "drawn()")
+    assert played(text, 'get("figure").all("text").map((t) => t.textContent)')[-3:] == ["0", "1", "epoch"]
+
+
+def test_trials_and_plan_are_told_in_full(run: Path) -> None:
+    found = played(page(summary(run)), '[lines("trials"), lines("versions")]')
+    assert found[0][0] == ["architecture", "number", "lam", "sweeps", "rows", "accuracy alone", "accuracy after epoch"]
+    assert found[0][2] == ["300", "1", "1", "2", "54321", "0.89", "0.95"]
+    assert found[1][-1] == ["4", "54321"]
+
+
+def test_the_page_works_in_chromium(run: Path, tmp_path: Path) -> None:
+    sync = pytest.importorskip("playwright.sync_api")
+    named = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    out = report(run, tmp_path / "r.html")
+    with sync.sync_playwright() as play:
+        found = next(named, play.chromium.executable_path)
+        if not Path(found).exists():
+            pytest.skip("no Chromium is installed")
+        browser = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        shown, wrong = browser.new_page(), []
+        shown.on("console", lambda message: wrong.append(message.text))
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.goto(out.as_uri())
+        before = shown.inner_html("#figure")
+        shown.select_option("#net", "500-150")
+        after = shown.inner_html("#figure")
+        browser.close()
+    assert wrong == []
+    assert "<polyline" in before
+    assert before != after

@@ -1,0 +1,443 @@
+"""Table 1 as a command: the batched arithmetic is torch's own, a run that is killed and resumed is one that never was, and the report
+says what the files hold."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import liftednn as lnn
+from liftednn import cli
+from liftednn.experiments import batched, cells, figure1, rendering, search, starts, table1
+from liftednn.experiments.batched import Together, epoch_seconds, train_together
+from liftednn.experiments.cells import Plan
+from liftednn.experiments.datasets import Dataset
+
+SIZES = (12, 8, 5, 4)
+
+
+def synthetic(rows: int = 300, dtype: torch.dtype = torch.float32) -> Dataset:
+    """Four clusters in 12 dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(4, 12, generator=generator)
+    y = torch.randint(0, 4, (rows + 100,), generator=generator)
+    x = (centres[y] + torch.randn(len(y), 12, generator=generator)).to(dtype)
+    return Dataset(x[:rows], y[:rows], x[rows:], y[rows:])
+
+
+def module(weights: list[lnn.Affine]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for w, b in weights:
+        layer = nn.Linear(w.shape[1], w.shape[0], dtype=torch.float64)
+        layer.load_state_dict({"weight": w.double(), "bias": b.double()})
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def several(method: batched.Method = "adam") -> tuple[Together, list[list[nn.Sequential]], list[float]]:
+    """Two seeds and three variants, and the same networks as torch's own modules."""
+    data, rates = synthetic(dtype=torch.float64), [1e-2, 1e-3, 3e-2]
+    chosen = (starts.normal, starts.xavier, starts.he)
+    first = [[start(SIZES, seed, data) for start in chosen] for seed in (3, 4)]
+    return Together(first, rates, data, method), [[module(w) for w in seed] for seed in first], rates
+
+
+def parameters_of(networks: Together, seed: int, variant: int) -> list[Tensor]:
+    return [part[2 * variant + seed].squeeze() for part in networks.parameters]
+
+
+def test_gradients_are_autograd_s() -> None:
+    networks, modules, _ = several()
+    rows = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:40].view(2, 20)
+    each_s = rows.repeat(3, 1)
+    found = networks.gradients(networks.data.x[each_s], networks.targets[each_s])
+    for s, seed in enumerate(modules):
+        for v, each in enumerate(seed):
+            loss = nn.functional.cross_entropy(each(networks.data.x[rows[s]]), networks.data.y[rows[s]])
+            expected = torch.autograd.grad(loss, list(each.parameters()))
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine[2 * v + s].squeeze(), theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["adam", "sgd"])
+def test_training_is_torch_s_own(method: batched.Method) -> None:
+    networks, modules, rates = several(method)
+    curves: list[Tensor] = []
+    train_together(networks, 2, 50, (3, 4), lambda epoch, seen: curves.append(seen))
+    optimiser = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[method]
+    for s, seed in enumerate((3, 4)):
+        for v, rate in enumerate(rates):
+            each = modules[s][v]
+            steps = optimiser(each.parameters(), rate)
+            for epoch in (1, 2):
+                order = torch.randperm(300, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+                for rows in torch.split(order, 50):
+                    steps.zero_grad()
+                    nn.functional.cross_entropy(each(networks.data.x[rows]), networks.data.y[rows]).backward()
+                    steps.step()
+            for mine, theirs in zip(parameters_of(networks, s, v), each.parameters(), strict=True):
+                torch.testing.assert_close(mine, theirs.detach(), rtol=1e-8, atol=1e-10)
+            right = (each(networks.data.x_test).argmax(1) == networks.data.y_test).double().mean()
+            assert float(curves[-1][s, v]) == pytest.approx(float(right))
+    assert len(curves) == 3
+
+
+def test_a_batch_larger_than_the_data_is_the_data() -> None:
+    data = synthetic(30)
+    networks = Together([[starts.he(SIZES, 0, data)]], [1e-3], data)
+    before = networks.parameters[0].clone()
+    train_together(networks, 1, 100, [0], lambda epoch, seen: None)
+    assert not torch.equal(before, networks.parameters[0])
+    assert epoch_seconds(networks, 100) > 0
+
+
+@pytest.mark.gpu
+def test_the_recorded_step_is_the_plain_one() -> None:
+    curves: dict[str, list[Tensor]] = {"cpu": [], "cuda": []}
+    for device, kept in curves.items():
+        data = Dataset(*(part.to(device) for part in synthetic(dtype=torch.float64)))
+        networks = Together([[starts.he(SIZES, s, data)] * 2 for s in (0, 1)], [1e-2, 1e-3], data)
+        train_together(networks, 3, 50, (0, 1), lambda epoch, seen, kept=kept: kept.append(seen.cpu()))  # type: ignore[misc]
+    torch.testing.assert_close(curves["cpu"], curves["cuda"])
+
+
+@pytest.mark.parametrize(
+    ("name", "variance", "bias"),
+    [
+        ("Normal", lambda p, q: 0.01, 0.1),
+        ("Xavier", lambda p, q: 2 / (p + q), 0.1),
+        ("sigma^2-scale", lambda p, q: 1 / p, 0.1),
+        ("He", lambda p, q: 2 / p, 0.0),
+        ("literal", lambda p, q: 0.1, 0.1),
+    ],
+)
+def test_random_starts_have_the_variance_they_declare(name: str, variance: Any, bias: float) -> None:
+    start = starts.STARTS.get(name, starts.literal_normal)
+    wide = (400, 300, 200)
+    weights = start(wide, 0, synthetic())
+    for (p, q), (w, b) in zip(pairwise(wide), weights, strict=True):
+        assert float(w.var()) == pytest.approx(variance(p, q), rel=0.03)
+        assert bool((b == bias).all())
+    assert torch.equal(weights[0].w, start(wide, 0, synthetic())[0].w)
+    assert not torch.equal(weights[0].w, start(wide, 1, synthetic())[0].w)
+
+
+def test_orthogonal_rows_and_lsuv_s_variance() -> None:
+    data = synthetic()
+    for w, _ in starts.orthogonal(SIZES, 0, data):
+        torch.testing.assert_close(w @ w.T, 2 * torch.eye(len(w)), rtol=1e-5, atol=1e-5)
+    x = data.x
+    for w, b in starts.lsuv(SIZES, 0, data):
+        u = x @ w.T + b
+        assert float(u.var()) == pytest.approx(1, rel=1e-4)
+        x = u.relu()
+
+
+def test_pca_s_features_are_uncorrelated_and_centred() -> None:
+    data = synthetic()
+    w, b = starts.pca(SIZES, 0, data)[0]
+    u = data.x @ w.T + b
+    covariance = u.T.cov(correction=0)
+    torch.testing.assert_close(u.mean(0), torch.zeros(8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(covariance, covariance.diag().diag(), rtol=0, atol=1e-5)
+    assert float(covariance.diag().mean()) == pytest.approx(1, rel=1e-4)
+    assert bool((covariance.diag().diff() <= 0).all())
+
+
+def test_a_wide_layer_s_spare_rows_are_he_s() -> None:
+    data = synthetic()
+    w, _ = starts.pca((12, 20, 4), 0, data)[0]
+    assert torch.equal(w[12:], starts.he((12, 20, 4), 0, data)[0].w[12:])
+
+
+def test_fitted_and_lifted_starts_beat_chance_before_any_epoch() -> None:
+    data = synthetic()
+    fitted = starts.fitted_head(SIZES, 0, data)
+    lifted = starts.euclidean(SIZES, 0, data, lam=1.0, sweeps=1)
+    fenchel = starts.fenchel(SIZES, 0, data, passes=3)
+    hidden = starts.BCD(seed=0).init(lnn.LiftedNetwork.mlp(SIZES), data.x, data.y).weights
+    assert torch.equal(fitted[0].w, hidden[0].w)
+    assert bool((Together([[fitted, lifted, fenchel]], [0.0] * 3, data).accuracy() > 0.5).all())
+
+
+def test_a_phase_that_was_stopped_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("liftednn.bcd.BCD.blocks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        starts.euclidean(SIZES, 0, synthetic(), lam=1.0, sweeps=1)
+
+
+def tiny(out: Path, **changes: Any) -> Plan:
+    plan = Plan(out, ((8,), (6, 5)), (1e-2, 1e-3), (1e-3,), (1e-2,), 2, 2, 50, 1, 5, 60, 150, True)
+    return replace(plan, **changes)
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """All files by name, times aside."""
+
+    def without_times(facts: Any) -> Any:
+        return {k: v for k, v in facts.items() if "seconds" not in k}
+
+    return {str(p.relative_to(out)): without_times(json.loads(p.read_text())) for p in out.glob("**/*.json")}
+
+
+class Ticks:
+    """Counts steps and files, and is Ctrl-C at the chosen one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.last = 0, sys.maxsize
+        for place, name in ((Together, "step"), (cells, "write"), (search, "write")):
+            monkeypatch.setattr(place, name, self.counted(getattr(place, name)))
+
+    def counted(self, work: Any) -> Any:
+        def tick(*given: Any) -> None:
+            self.count += 1
+            if self.count == self.last:
+                raise KeyboardInterrupt
+            work(*given)
+
+        return tick
+
+
+def test_ten_kills_leave_what_one_run_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # How many epochs fit into a phase depends on the clock; all else must not.
+    monkeypatch.setattr(table1, "extra_epochs", lambda *given: 1)
+    data, ticks, moments = synthetic(), Ticks(monkeypatch), random.Random(0)
+    assert table1.run(tiny(tmp_path / "once"), data) == 0
+    total = ticks.count
+    for _ in range(10):
+        ticks.count, ticks.last = 0, moments.randint(1, total // 8)
+        assert table1.run(tiny(tmp_path / "often"), data) == 130
+        told = capsys.readouterr().err
+        assert "interrupted: " in told
+        assert "the same command goes on" in told
+    ticks.last = sys.maxsize
+    assert table1.run(tiny(tmp_path / "often"), data) == 0
+    once = contents(tmp_path / "once")
+    assert once == contents(tmp_path / "often")
+    # 2 architectures: 5 trials, 2 timings, 2 seeds of 3 phases, 10 starts at 2 rates, more epochs, 4 literal starts.
+    assert len(once) == 1 + 2 * (5 + 2 + 2 * (3 + 10 * 2 + 1 + 4))
+    assert not list(tmp_path.glob("**/*.part"))
+    ticks.count = 0
+    assert table1.run(tiny(tmp_path / "often"), data) == 0
+    assert ticks.count == 1  # plan.json alone
+
+
+def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
+    cells.settle(tiny(tmp_path), synthetic())
+    with pytest.raises(ValueError, match=r"holds figures with epochs 2, and these would have 3: name another folder"):
+        cells.settle(tiny(tmp_path, epochs=3), synthetic())
+    with pytest.raises(ValueError, match="400 rows cannot be held back of 300"):
+        search.split(tiny(tmp_path, held=400), synthetic())
+
+
+def test_cells_of_another_choice_or_damaged_ones_are_made_again(tmp_path: Path) -> None:
+    plan, data = tiny(tmp_path), synthetic()
+    cells.measure(plan, data, (8,), "adam")
+    group = cells.Group((8,), "He", starts.he, (1e-2,), 1, settings={"lam": 1.0})
+    assert not group.done(plan)
+    group.compute(plan, data)
+    assert group.done(plan)
+    assert not replace(group, settings={"lam": 2.0}).done(plan)
+    file = tmp_path / "8" / "he-1e-2-seed1.json"
+    stored = json.loads(file.read_text())
+    assert len(stored["curve"]) == 2
+    assert stored["seconds_alone"] == pytest.approx(stored["epoch_seconds_alone"] + stored["start_seconds"])
+    assert stored["versions"]["torch"] == torch.__version__
+    file.write_text(file.read_text()[:40])
+    assert not group.done(plan)
+    with pytest.raises(ValueError, match=r"he-1e-2-seed1.json is damaged: remove it"):
+        list(cells.cells(tmp_path))
+
+
+def test_the_time_of_a_phase_as_epochs(tmp_path: Path) -> None:
+    plan = tiny(tmp_path, seeds=3)
+    phase = cells.Group((8,), "Lifted (Fenchel)", starts.he, (1e-2,), 1, phase=True)
+    cells.write(cells.timing_file(plan, (8,), "adam"), {"epoch_seconds_alone": 0.5})
+    paths = [path for (rate, _), path in phase.files(plan).items() if rate is None]
+    for path, seconds in zip(paths, (1.2, 90.0, 1.3), strict=True):
+        cells.write(path, {"start_seconds": seconds})
+    assert cells.extra_epochs(plan, (8,), phase) == 3
+
+
+def test_the_search_resumes_and_chooses_twice(tmp_path: Path) -> None:
+    plan = tiny(tmp_path, trials=6)
+    for number, lam in enumerate((0.01, 0.1, 1.0, 10.0, 100.0)):
+        scores = {"accuracy_after_epoch": 0.9 - 0.1 * abs(number - 1), "accuracy_alone": 0.9 - 0.1 * abs(number - 3)}
+        facts = {"kind": "trial", "parameters": {"architecture": "8"}, "number": number, "lam": lam, "sweeps": 1}
+        cells.write(search.trial_file(plan, (8,), number), facts | scores)
+    search.trial(plan, synthetic(), (8,), 5)
+    stored = cells.read(search.trial_file(plan, (8,), 5))
+    past = [cells.read(search.trial_file(plan, (8,), number)) for number in range(5)]
+    assert search.proposal(past) == search.proposal(past) == (stored["lam"], stored["sweeps"])
+    assert stored["rows"] == 150
+    five = replace(plan, trials=5)
+    assert search.best(five, (8,), "accuracy_after_epoch") == (0.1, 1)
+    assert search.best(five, (8,), "accuracy_alone") == (10.0, 1)
+
+
+def test_the_search_never_sees_the_test_rows(tmp_path: Path) -> None:
+    data = synthetic()
+    rows = search.split(tiny(tmp_path, search_rows=None), data)
+    assert torch.equal(rows.x, data.x[:240])
+    assert torch.equal(rows.x_test, data.x[240:])
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'pip install "liftednn\[tune\]"'):
+        table1.run(tiny(tmp_path), synthetic())
+
+
+def store(out: Path, net: str, start: str, rate: float | None, seed: int, curve: list[float]) -> None:
+    """A made-up file, as a run would leave it."""
+    known = {"liftednn": "1", "torch": "2", "python": "3", "device": "cpu"}
+    parameters: dict[str, Any] = {"architecture": net, "start": start}
+    facts = {"accuracy": curve[-1], "seed": seed, "rows": 60_000, "versions": known, "start_seconds": 2.0}
+    if rate is None:
+        cells.write(out / net / f"{start}-phase-{seed}.json", facts | {"kind": "phase", "parameters": parameters})
+        return
+    facts |= {"kind": "cell", "curve": curve, "seconds_alone": 19.0, "epoch_seconds_alone": 1.0}
+    facts["parameters"] = parameters | {"rate": rate, "epochs": 17, "batch": 100}
+    cells.write(out / net / f"{start}-{rate}-{seed}.json", facts)
+
+
+def made_up(out: Path) -> None:
+    for net in figure1.ARCHITECTURES:
+        for seed in (0, 1):
+            store(out, net, rendering.ALONE, None, seed, [0.8])
+            store(out, net, "He", 1e-5, seed, [0.1, 0.5, 0.90 + 0.02 * seed])
+            store(out, net, rendering.EUCLIDEAN, 1e-5, seed, [0.8, 0.85, 0.95])
+            store(out, net, "Xavier" + rendering.LITERAL, 1e-5, seed, [0.1, 0.2, 0.3])
+
+
+def test_the_table_is_what_the_files_say(tmp_path: Path) -> None:
+    made_up(tmp_path)
+    cells.write(
+        tmp_path / "search" / "300-trial0.json",
+        {"kind": "trial", "parameters": {"architecture": "300"}, "number": 0, "lam": 0.1234, "sweeps": 2}
+        | {"accuracy_alone": 0.8, "accuracy_after_epoch": 0.9},
+    )
+    text = rendering.write_table(tmp_path)
+    assert (tmp_path / "table1.md").read_text() == text
+    blank = "  |" * 5
+    accuracy = "| 300 | 0.8000 ± 0.0000 [0.898] |  |  |  |  | 0.9100 ± 0.0141 |  |  |  |  | **0.9500 ± 0.0000** [0.962] |  |  |"
+    assert text.count(accuracy) == 1
+    assert "| 300 |  |  |  | 0.5000 ± 0.0000 |" in text
+    assert f"| 300 |{'  |' * 3} 19.00 |{blank[: 3 * 4]} 19.00 |  |  |" in text
+    assert "| 300 | lam 0.123, sweeps 2, 0.9000 | lam 0.123, sweeps 2, 0.8000 |" in text
+    assert "## As printed: stochastic gradients, sigma^2 = 0.1, rate 1e-5" in text
+    assert "| 300 |  | **0.3000 ± 0.0000** [0.923] |  |  |" in text
+    assert "over 2 seeds" in text
+
+
+def test_figures_of_fewer_rows_stand_without_the_paper_s(tmp_path: Path) -> None:
+    made_up(tmp_path)
+    few = [cell | {"rows": 6000} for cell in cells.cells(tmp_path)]
+    assert "[0." not in rendering.table(few)
+    assert "No cell is stored yet" in rendering.table([])
+
+
+def test_the_paper_s_table_is_whole() -> None:
+    assert len(rendering.PAPER) == 5 + 2 * 5 * 4
+    assert rendering.PAPER["400-200-100-50", rendering.EUCLIDEAN, 1e-6] == 0.959
+
+
+def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match=r"make it with  liftednn table1 --out"):
+        figure1.figure1(run, tmp_path / "f.png")
+    run.mkdir()
+    with pytest.raises(ValueError, match=r"no cells of 300 at rate 1e-5: make them with  liftednn table1"):
+        figure1.figure1(run, tmp_path / "f.png")
+    made_up(run)
+    curve = figure1.curves(run, "300", 1e-5)[0]
+    assert curve.name == "He"
+    assert curve.mean == pytest.approx([0.1, 0.5, 0.91])
+    assert curve.deviation == pytest.approx([0, 0, 0.0141421], abs=1e-6)
+    assert curve.seconds == [2.0, 3.0, 4.0]
+    assert set(figure1._STYLES) == set(rendering.COLUMNS) - {rendering.MORE}
+    assert figure1.main([str(run), "--out", str(tmp_path / "f.png")]) == 0
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert "Lifted (euclidean)" in (tmp_path / "f.svg").read_text()
+    monkeypatch.setattr(figure1, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'pip install "liftednn\[plot\]"'):
+        figure1.figure1(run, tmp_path / "f.png")
+
+
+def test_plans_of_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = table1.plan_of(device="cuda")
+    assert (len(whole.architectures), whole.seeds, whole.epochs, whole.trials) == (5, 5, 17, 12)
+    assert (whole.out, whole.search_rows) == (Path("results/table1"), None)
+    assert table1.plan_of().search_rows == 20_000
+    quick = table1.plan_of(quick=True, architectures="20,20-10")
+    assert (quick.out, quick.architectures, quick.epochs) == (Path("results/table1-quick"), ((20,), (20, 10)), 2)
+    for wrong in ("a", "300,", "300-0", "-3"):
+        with pytest.raises(ValueError, match="--architectures must be widths of hidden layers"):
+            table1.plan_of(architectures=wrong)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch sees no CUDA device here"):
+        table1.table1(whole, "cuda")
+
+
+def command(*arguments: object) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(each) for each in arguments])
+    return ended.value.code
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(table1, "mnist", lambda device: synthetic(1200))
+    order = ("--quick", "--architectures", "8", "--trials", 1, "--out", tmp_path / "run")
+    assert command("table1", *order) == 0
+    told = capsys.readouterr()
+    assert "## Accuracy, rate 1e-5" in told.out
+    assert "1 of 14  8, search 1" in told.err
+    assert (tmp_path / "run" / "table1.md").read_text() in told.out
+    assert table1.main([str(each) for each in order]) == 0
+    assert capsys.readouterr().err == ""
+    assert command("figure1", tmp_path / "run", "--out", tmp_path / "f.png") == 2
+    assert "no cells of 300 at rate 1e-5" in capsys.readouterr().err
+    made_up(tmp_path / "made")
+    assert command("figure1", tmp_path / "made", "--out", tmp_path / "f.png") == 0
+    assert (tmp_path / "f.svg").exists()
+
+
+def test_ctrl_c_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table1, "mnist", lambda device: synthetic(1200))
+    Ticks(monkeypatch).last = 100
+    assert command("table1", "--quick", "--architectures", "8", "--trials", 1, "--out", tmp_path / "run") == 130
+    told = capsys.readouterr().err
+    assert "parts are done and stored in" in told
+    assert "no file was written" not in told
+    for wrong in (["--seeds", "0"], ["--architectures", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            table1.main(wrong)
+        assert ended.value.code == 2
+    with pytest.raises(SystemExit):
+        figure1.main([str(tmp_path / "nothing")])
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with table1._progress(3) as tell:
+        tell("300, He", 0, None)
+        tell("300, PCA", 1, 200.0)
+    told = capsys.readouterr().err
+    assert "2/3" in told
+    assert "about 3 min left, done: 300, PCA" in told
