@@ -692,6 +692,13 @@ def test_the_units_of_the_inputs_do_not_matter(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(scores[1], scores[0], rtol=1e-6, atol=1e-6)
 
 
+def test_indicators_keep_their_scale() -> None:
+    rare = np.hstack([X, (np.arange(len(X)) == 7)[:, None]])
+    scaling = small().fit(rare, Y)._inputs
+    np.testing.assert_allclose(scaling.scale, [*X.std(0), 1.0])
+    np.testing.assert_allclose(scaling.mean, rare.mean(0))
+
+
 def test_the_wine_cellar_needs_no_scaler() -> None:
     x, y = load_wine(return_X_y=True)
     assert cross_val_score(LiftedClassifier(random_state=0), x, y, cv=3).mean() > 0.95

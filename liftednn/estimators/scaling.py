@@ -25,12 +25,14 @@ class Scaling:
 
     @classmethod
     def of(cls, a: Array, counts: Array | None = None) -> Scaling:
-        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted."""
+        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted, and one of zeros and
+        ones, an indicator without units: a rare one would become the largest of all inputs."""
         columns = np.ascontiguousarray(a, dtype=np.float64)  # sums in one order, whatever the layout
         mean = np.average(columns, axis=0, weights=counts)
         spread = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=counts))
         varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
-        return cls(mean, np.where(varies, spread, 1.0))
+        indicates = ((columns == 0) | (columns == 1)).all(axis=0)
+        return cls(mean, np.where(varies & ~indicates, spread, 1.0))
 
     @classmethod
     def none(cls, width: int) -> Scaling:
