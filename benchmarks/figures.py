@@ -19,7 +19,10 @@ from benchmarks.training import NETWORKS, Cells, summary
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("training", "estimators", "initialisation", "measurements")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("training", "estimators", "initialisation", "measurements", "experiments")
+    ),
 )
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -270,6 +273,16 @@ def init() -> list[str]:
     ]
     title = f"784-300-100-10 on MNIST ({machine('init')})"
     return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
+
+
+def table1() -> list[str]:
+    """The tables of final accuracy, as `liftednn table1` renders them."""
+    text = (RESULTS / "table1" / "table1.md").read_text()
+    parts = re.findall(r"## Accuracy, rate (\S+)\n\n(.*?)\n\n", text, re.DOTALL)
+    tables = [
+        [line.replace("| Architecture |", f"| rate {rate} |") for line in body.splitlines()] for rate, body in parts
+    ]
+    return [line for body in tables for line in (*body, "")][:-1]
 
 
 def render(text: str) -> str:
