@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 import liftednn
+from liftednn.files import beside
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -43,11 +43,10 @@ def machine() -> dict[str, Any]:
 
 
 def store(name: str, rows: Any) -> Path:
-    """Write results/NAME.json, beside then over, so that no half-written file is left."""
+    """Write results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    os.replace(beside, path)
+    with beside(path) as part:
+        part.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     print(f"written to {path.relative_to(RESULTS.parent)}")
     return path

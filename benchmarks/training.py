@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ from benchmarks import methods
 from benchmarks.methods import Scorer, Task
 from benchmarks.report import RESULTS, machine, table
 from liftednn.experiments.datasets import Dataset, load
+from liftednn.files import beside
 
 PASSES, SEEDS, GOAL = 17, 5, 0.975
 # The small problem: so many digits, other ones for every seed, and batches a fifth of the usual ones.
@@ -93,9 +93,8 @@ class Cells:
         self.done: dict[str, Cell] = {cell["key"]: cell for cell in map(json.loads, whole)}
         if not keep:
             return
-        beside = path.with_suffix(".part")
-        beside.write_text("".join(whole))
-        os.replace(beside, path)
+        with beside(path) as part:
+            part.write_text("".join(whole))
 
     def __call__(self, key: str, work: Callable[[], Cell]) -> Cell:
         if key not in self.done:

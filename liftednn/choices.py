@@ -16,7 +16,7 @@ from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.sources import Once, source_of
-from liftednn.start import inputs, random_weights, responses, row_weights, with_fixed
+from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
 
 __all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features"]
 
@@ -96,7 +96,7 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
-    weights = with_fixed(network, random_weights(network, seed, x, y, counts), fixed)
+    weights = given_weights(network, with_fixed(random_weights(network, seed, x, y, counts), fixed), x)
     if any(part is not None for part in fixed[-1]):
         return weights
     few = None if counts is None else counts[:_ROWS]

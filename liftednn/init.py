@@ -13,8 +13,8 @@ import numbers
 import operator
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from liftednn.modules import Chain, from_module, network_of, precision, read, to
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
 from liftednn.sources import Once, as_tensor, source_of
-from liftednn.start import inputs, responses
+from liftednn.start import check_device, inputs, responses
 
 __all__ = ["from_module", "lifted_", "to_module"]
 
@@ -105,8 +105,7 @@ def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
         place = torch.device(found[0] if device is None else device)
     except RuntimeError as error:
         raise ValueError(f"there is no device {device!r}: give 'cpu' or 'cuda'") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {str(place)!r} needs a GPU and a torch built for it, and finds none here: take cpu")
+    check_device(place)
     return place
 
 
@@ -141,31 +140,18 @@ class _Batches:
                 )
             yield self.ready(batch[0]), batch[1]
 
+    def __len__(self) -> int:
+        """A TypeError where the iterable has none, as everywhere in Python."""
+        return len(self.batches)  # type: ignore[arg-type]
+
     def ready(self, x: Any) -> Tensor:
         rows = as_tensor(x, "x").to(self.device, self.dtype)
         return rows.flatten(1) if self.flat and rows.ndim > 2 else rows
 
 
-class _Counted(_Batches):
-    """The same where the number of batches is known."""
-
-    def __len__(self) -> int:
-        assert isinstance(self.batches, Sized)
-        return len(self.batches)
-
-
-def _counted(x: Any) -> bool:
-    """A DataLoader over a stream has a length that cannot be asked for."""
-    try:
-        return isinstance(x, Sized) and len(x) >= 0
-    except TypeError:
-        return False
-
-
 def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
     """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and place."""
-    kind = _Counted if _counted(x) else _Batches
-    ready = kind(x, chain.flat, device, precision(chain), getattr(x, "dataset", None))
+    ready = _Batches(x, chain.flat, device, precision(chain), getattr(x, "dataset", None))
     if y is None:
         if isinstance(source_of(x), Once):
             raise ValueError(
@@ -218,20 +204,16 @@ def _classes(y: Tensor) -> Loss:
 
 
 def _with_lam(network: LiftedNetwork, lam: Any) -> LiftedNetwork:
-    hidden = len(network.layers) - 1
     if isinstance(lam, str) and lam == "auto":
         return network
     plain = lam.tolist() if isinstance(lam, (Tensor, np.ndarray, np.generic)) else lam
     try:
         if isinstance(plain, str):
             raise TypeError("its letters are no numbers")
-        given = [float(plain)] * hidden if isinstance(plain, numbers.Real) else [float(each) for each in plain]
+        given = float(plain) if isinstance(plain, numbers.Real) else [float(each) for each in plain]
     except (TypeError, ValueError) as error:
         raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
-    if len(given) != hidden:
-        raise ValueError(f"lam has {len(given)} entries for {hidden} hidden layers: give one for all or one each")
-    layers = [replace(layer, lam=each) for layer, each in zip(network.layers, given, strict=False)]
-    return LiftedNetwork([*layers, network.layers[-1]])
+    return network.with_lam(given)
 
 
 def _frozen(chain: Chain) -> list[tuple[Tensor | None, Tensor | None]] | None:

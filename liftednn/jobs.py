@@ -25,6 +25,7 @@ from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.saving import load
+from liftednn.start import check_device
 from liftednn.tables import Encoding, Table
 from liftednn.tables.encoding import Task
 
@@ -78,8 +79,7 @@ class _Rows:
 
 def train(job: Job, progress: Progress) -> Trained:
     """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
-    if job.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a GPU and a torch built for it, and finds none here: take cpu")
+    check_device(job.device)
     started, hidden = time.perf_counter(), widths(job.hidden)
     encoding, rows = _encoded(job)
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))

@@ -29,7 +29,7 @@ from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
-from liftednn.start import check_trainable, given_weights, with_fixed
+from liftednn.start import check_device, check_trainable, given_weights, with_fixed
 from liftednn.whitening import Coordinates
 
 __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
@@ -84,6 +84,7 @@ class MiniBatch:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        check_device(self.device)
         for name in ("max_iter", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, int) and given >= 1):
@@ -201,7 +202,7 @@ class Run:
         if given is None:
             weights = choices.random_features(self.network, self.settings.seed, x, y, counts, self.fixed)
         else:
-            weights = with_fixed(self.network, given_weights(self.network, given, x), self.fixed)
+            weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
         seen = Moments.of(x, x[:, :0], counts) if moments is None else moments
@@ -301,7 +302,7 @@ class Run:
 
     def outward(self) -> list[Affine]:
         """The present weights, on the inputs as they are given."""
-        return with_fixed(self.network, self.coordinates.outward(self.descent.weights), self.fixed)
+        return with_fixed(self.coordinates.outward(self.descent.weights), self.fixed)
 
     def save(self) -> None:
         if self.checkpoint is None:

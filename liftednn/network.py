@@ -121,6 +121,11 @@ class LiftedNetwork:
         operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
         return cls([Layer(a, d, L2(rho), float(x)) for a, d, x in zip(operators, divergences, lams, strict=True)])
 
+    def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:
+        """The same network with other weights of its hidden divergences, one for all or one each."""
+        lams = [*_one_each(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
+        return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
+
     @property
     def loss(self) -> Loss:
         divergence = self.layers[-1].divergence

@@ -12,7 +12,16 @@ from liftednn.base import Affine
 from liftednn.network import LiftedNetwork
 from liftednn.sources import as_tensor, check_weights
 
-__all__ = ["check_trainable", "given_weights", "inputs", "random_weights", "responses", "row_weights", "with_fixed"]
+__all__ = [
+    "check_device",
+    "check_trainable",
+    "given_weights",
+    "inputs",
+    "random_weights",
+    "responses",
+    "row_weights",
+    "with_fixed",
+]
 
 
 def check_trainable(network: LiftedNetwork) -> None:
@@ -68,17 +77,22 @@ def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor
     return start
 
 
-def with_fixed(
-    network: LiftedNetwork, weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]
-) -> list[Affine]:
+def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Affine]:
     """The weights, with those that must stay as they are in their place."""
     if len(fixed) != len(weights):
         raise ValueError(f"fixed has {len(fixed)} entries for {len(weights)} layers: give a pair for each")
-    found = [
+    return [
         Affine(*(part if kept is None else kept.detach().to(part) for part, kept in zip(pair, stay, strict=True)))
         for pair, stay in zip(weights, fixed, strict=True)
     ]
-    return given_weights(network, found, found[0].w)
+
+
+def check_device(device: object) -> None:
+    """Refuse a GPU where there is none, before anything is moved to it."""
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {str(device)!r} needs a GPU and a torch built for it, and finds none here: take the CPU"
+        )
 
 
 def random_weights(

@@ -286,7 +286,7 @@ def test_no_gpu_is_said(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "m.safetensors"
     done = run("fit", shelf / "train.csv", "--target", "label", "--device", "cuda", "--out", out)
     assert done.code == 2
-    assert "--device cuda needs a GPU" in done.err
+    assert "device 'cuda' needs a GPU" in done.err
 
 
 @pytest.mark.parametrize(

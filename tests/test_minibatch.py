@@ -492,3 +492,9 @@ def test_ctrl_c_in_a_pass_that_runs_away_gives_the_last_good_weights(monkeypatch
     fit = lnn.MiniBatch(max_iter=3, batch_size=50).run(network(), X, LABELS)
     assert fit.status == "stopped"
     assert all(bool(part.isfinite().all()) for pair in fit.weights for part in pair)
+
+
+def test_a_gpu_that_is_not_there_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda:0' needs a GPU"):
+        lnn.MiniBatch(device="cuda:0")

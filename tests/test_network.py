@@ -86,3 +86,12 @@ def test_a_network_that_does_not_fit_is_refused(build, sentence: str) -> None:
 def _chain(gives: int, takes: int, first: lnn.Divergence | None = None) -> lnn.LiftedNetwork:
     dense, loss = lnn.operators.Dense, lnn.losses.SquaredError()
     return lnn.LiftedNetwork([lnn.Layer(dense(3, gives), first or act.ReLU()), lnn.Layer(dense(takes, 1), loss)])
+
+
+def test_lam_can_be_given_anew() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 3, 3, 2], lam=2.0)
+    assert [layer.lam for layer in network.with_lam(5.0).layers] == [5.0, 5.0, 1.0]
+    assert [layer.lam for layer in network.with_lam([3.0, 4.0]).layers] == [3.0, 4.0, 1.0]
+    assert network.with_lam([2.0, 2.0]) == network
+    with pytest.raises(ValueError, match="lam has 3 entries for 2 hidden layers"):
+        network.with_lam([1.0, 2.0, 3.0])

@@ -369,7 +369,7 @@ def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.
     assert curve.mean == pytest.approx([0.1, 0.5, 0.91])
     assert curve.deviation == pytest.approx([0, 0, 0.0141421], abs=1e-6)
     assert curve.seconds == [2.0, 3.0, 4.0]
-    assert set(figure1._STYLES) == set(rendering.COLUMNS) - {rendering.MORE}
+    assert set(rendering.STYLES) == set(rendering.COLUMNS)
     assert figure1.main([str(run), "--out", str(tmp_path / "f.png")]) == 0
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "Lifted (euclidean)" in (tmp_path / "f.svg").read_text()
@@ -389,7 +389,7 @@ def test_plans_of_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="--architectures must be widths of hidden layers"):
             table1.plan_of(architectures=wrong)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch sees no CUDA device here"):
+    with pytest.raises(ValueError, match="needs a GPU and a torch built for it, and finds none here"):
         table1.table1(whole, "cuda")
 
 

@@ -187,9 +187,11 @@ class Metric:
     def refresh(self, curvature: Tensor) -> None:
         """Factor anew for this curvature; in place, so that a recorded step sees it."""
         self.curvature.copy_(curvature)
-        if self.moments is None or bool(self.curvature.isinf()):
-            inverse = (self.curvature + self.shrinkage).reciprocal()
-            self.inverse.copy_(inverse if self.moments is None else torch.zeros_like(self.inverse))
+        if bool(self.curvature.isinf()):
+            self.inverse.zero_()
+            return
+        if self.moments is None:
+            self.inverse.copy_((self.curvature + self.shrinkage).reciprocal())
             return
         gram, c = self.moments.gram, float(curvature)
         # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.

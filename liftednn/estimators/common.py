@@ -27,11 +27,12 @@ from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.start import check_device
 
 __all__ = ["Lifted", "dtypes"]
 
-# Sweeps and lam of the paper's model where they are left open.
-_SWEEPS, _LAM = 10, 1.0
+# Sweeps of the paper's model where they are left open.
+_SWEEPS = 10
 
 
 def dtypes(chosen: str | None) -> Any:
@@ -63,6 +64,19 @@ class _Watch:
             self.idle = 0 if judged > self.best + self.tol else self.idle + 1
             self.best = max(self.best, judged)
         return self.settled
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a trainer is given: rows, encoded responses, how much rows count, a seed, weights to start from, and how many passes; None
+    for as many as the parameters say."""
+
+    x: Tensor
+    y: Tensor
+    counts: Array | None
+    seed: int
+    start: list[Affine] | None
+    passes: int | None
 
 
 class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -128,10 +142,11 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         if passes is None or not goes_on:
             self.network_ = self._network(rows, targets, seed, counts, streaming=passes is not None)
         watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
+        work = _Work(rows, targets, counts, seed, start, passes)
         if self.divergence == "euclidean":
-            self._descend(rows, targets, counts, seed, start, watch, passes)
+            self._descend(work, watch)
         else:
-            self._train(rows, targets, counts, seed, start, watch, passes)
+            self._train(work, watch)
 
     def _place(self, x: Array) -> Tensor:
         return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu")
@@ -178,10 +193,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
         if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
             raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
-        if str(self.device).startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(
-                "device='cuda' needs a GPU and a torch built for it, and finds none here: leave device=None"
-            )
+        check_device(self.device)
         if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
             raise ValueError(
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
@@ -193,25 +205,27 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
     def _network(self, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool) -> LiftedNetwork:
         """The network with every setting that was left open chosen; in a stream, more rows than these are to come."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
-        open_lam = isinstance(self.lam, str)
-        lam = _LAM if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
+        lam = None if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
         name = "sigmoid" if self.activation == "logistic" else self.activation
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
         sizes = [x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss, lam)
+        network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss)
         network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
-        if self.divergence == "euclidean" or (not open_lam and self.alpha != "auto"):
-            return network
+        if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
+            network = self._automatic(network, x, y, seed, counts, streaming)
+        return network if lam is None else network.with_lam(lam)
+
+    def _automatic(
+        self, network: LiftedNetwork, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
+    ) -> LiftedNetwork:
         if streaming:
             batches = [(x, y) if counts is None else (x, y, counts)]
-            chosen = choices.automatic(network, batches, seed=seed).layers
+            chosen = choices.automatic(network, batches, seed=seed)
         else:
-            chosen = choices.automatic(network, x, y, seed, counts).layers
-        parts = [
-            replace(a, lam=b.lam if open_lam else a.lam, penalty=b.penalty if self.alpha == "auto" else a.penalty)
-            for a, b in zip(network.layers, chosen, strict=True)
-        ]
-        return LiftedNetwork(parts)
+            chosen = choices.automatic(network, x, y, seed, counts)
+        if self.alpha == "auto":
+            return chosen
+        return LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in chosen.layers])
 
     def _penalty(self) -> Penalty:
         if isinstance(self.penalty, Penalty):
@@ -221,66 +235,46 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
             raise ValueError(f"penalty must be 'l2', 'l1' or a Penalty, got {self.penalty!r}")
         return kinds[self.penalty]() if self.alpha == "auto" else kinds[self.penalty](self.alpha)
 
-    def _train(
-        self,
-        x: Tensor,
-        y: Tensor,
-        counts: Array | None,
-        seed: int,
-        start: list[Affine] | None,
-        watch: _Watch,
-        passes: int | None,
-    ) -> None:
+    def _train(self, work: _Work, watch: _Watch) -> None:
         """By mini-batches."""
         validation = None
-        if self.early_stopping and passes is None:
-            x, y, counts, validation = self._hold_back(x, y, counts, seed)
+        if self.early_stopping and work.passes is None:
+            work, validation = self._hold_back(work)
         trainer = MiniBatch(
-            max_iter=passes or (choices.passes(len(x)) if self.max_iter == "auto" else int(self.max_iter)),
+            max_iter=work.passes or (choices.passes(len(work.x)) if self.max_iter == "auto" else int(self.max_iter)),
             batch_size=None if self.batch_size == "auto" else int(self.batch_size),
-            seed=seed,
+            seed=work.seed,
         )
-        moments = self._moments = self._seen(x, counts, start is not None) if passes else None
-        fit = trainer.run(self.network_, x, y, start, validation, watch, sample_weight=counts, moments=moments)
-        self._keep(
-            fit.weights, fit.history, len(fit.history), interrupted=fit.status == "stopped" and not watch.settled
+        moments = self._moments = self._seen(work) if work.passes else None
+        fit = trainer.run(
+            self.network_, work.x, work.y, work.start, validation, watch, sample_weight=work.counts, moments=moments
         )
+        self._keep(fit.weights, fit.history, len(fit.history), fit.status == "stopped" and not watch.settled)
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
-    def _seen(self, x: Tensor, counts: Array | None, before: bool) -> Moments:
+    def _seen(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, these ones included; on the CPU, to be pickled from there."""
-        rows = x.cpu()
-        fresh = Moments.of(rows, rows[:, :0], None if counts is None else torch.as_tensor(counts).to(rows))
-        earlier = getattr(self, "_moments", None) if before else None
+        rows = work.x.cpu()
+        fresh = Moments.of(rows, rows[:, :0], None if work.counts is None else torch.as_tensor(work.counts).to(rows))
+        earlier = getattr(self, "_moments", None) if work.start is not None else None
         return fresh if earlier is None else earlier + fresh
 
-    def _descend(
-        self,
-        x: Tensor,
-        y: Tensor,
-        counts: Array | None,
-        seed: int,
-        start: list[Affine] | None,
-        watch: _Watch,
-        passes: int | None,
-    ) -> None:
+    def _descend(self, work: _Work, watch: _Watch) -> None:
         """By full sweeps."""
-        sweeps = passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
-        bcd = BCD(max_iter=sweeps, tol=self.tol, seed=seed)
-        solution = bcd.run(self.network_, x, y, start, watch, counts)
-        interrupted = solution.status == "stopped" and not watch.settled
-        self._keep(solution.weights, solution.history, len(solution.history) - 1, interrupted)
+        sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
+        bcd = BCD(max_iter=sweeps, tol=self.tol, seed=work.seed)
+        solution = bcd.run(self.network_, work.x, work.y, work.start, watch, work.counts)
+        self._keep(solution.weights, solution.history, len(solution.history) - 1, solution.status == "stopped")
         self.validation_scores_ = None
 
-    def _hold_back(
-        self, x: Tensor, y: Tensor, counts: Array | None, seed: int
-    ) -> tuple[Tensor, Tensor, Array | None, tuple[Tensor, Tensor]]:
+    def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
         """Rows to train on, and rows to judge by."""
-        kinds = y.numpy() if self.stratified else None
+        kinds = work.y.numpy() if self.stratified else None
         kept, back = train_test_split(
-            np.arange(len(x)), test_size=self.validation_fraction, random_state=seed % (1 << 31), stratify=kinds
+            np.arange(len(work.x)), test_size=self.validation_fraction, random_state=work.seed, stratify=kinds
         )
-        return x[kept], y[kept], None if counts is None else counts[kept], (x[back], y[back])
+        counts = None if work.counts is None else work.counts[kept]
+        return replace(work, x=work.x[kept], y=work.y[kept], counts=counts), (work.x[back], work.y[back])
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
         weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]

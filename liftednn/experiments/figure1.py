@@ -14,27 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from liftednn.experiments.cells import cells, short
-from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE
+from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES
 from liftednn.files import beside, check_place
 
 __all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1", "main"]
 
 ARCHITECTURES = ("300", "500-200-100")
 RATE = 1e-5
-
-# Okabe and Ito's colours, told apart by the colour-blind; line styles tell them apart in print too. What is lifted is drawn heavier.
-_STYLES: dict[str, tuple[str, Any]] = {
-    "Normal": ("#999999", ":"),
-    "Xavier": ("#56B4E9", "-"),
-    "sigma^2-scale": ("#56B4E9", "--"),
-    "He": ("#000000", "-"),
-    "He + fitted head": ("#000000", "--"),
-    "PCA": ("#CC79A7", "-."),
-    "orthogonal": ("#009E73", "-"),
-    "LSUV": ("#009E73", "--"),
-    EUCLIDEAN: ("#E69F00", "-"),
-    FENCHEL: ("#D55E00", "-"),
-}
 
 
 class Curve(NamedTuple):
@@ -115,7 +101,7 @@ def _lowest(shown: Sequence[Curve]) -> float:
 
 
 def _line(panel: Any, curve: Curve, across: Sequence[float]) -> None:
-    colour, style = _STYLES[curve.name]
+    colour, style = STYLES[curve.name]  # what is lifted is drawn heavier
     heavy = 2.4 if curve.name in (EUCLIDEAN, FENCHEL) else 1.4
     panel.plot(across, curve.mean, color=colour, linestyle=style, linewidth=heavy, label=curve.name)
     edges = ([m + sign * 2 * d for m, d in zip(curve.mean, curve.deviation, strict=True)] for sign in (-1, 1))

@@ -5,18 +5,35 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from liftednn.experiments.cells import ARCHITECTURES, cells, named, short
 from liftednn.experiments.starts import STARTS
 from liftednn.files import beside
 
-__all__ = ["ALONE", "COLUMNS", "EUCLIDEAN", "FENCHEL", "LITERAL", "MORE", "PAPER", "table", "write_table"]
+__all__ = [
+    "ALONE",
+    "COLUMNS",
+    "EUCLIDEAN",
+    "FENCHEL",
+    "LITERAL",
+    "MORE",
+    "PAPER",
+    "PHASES",
+    "SCORES",
+    "STYLES",
+    "best_trials",
+    "nets",
+    "rates",
+    "table",
+    "trials",
+    "write_table",
+]
 
 ALONE, EUCLIDEAN, FENCHEL, MORE = "Our Model", "Lifted (euclidean)", "Lifted (Fenchel)", "He, more epochs"
 LITERAL = ", literal"
 COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
-_PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
+PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
 _PAPER_COLUMNS = ("Normal", "Xavier", "sigma^2-scale", EUCLIDEAN)
 
 # Table 1 of the paper: Our Model; then NN[Normal], NN[Xavier], NN[sigma^2-scale], NN[Lifted] by rate.
@@ -49,7 +66,22 @@ PAPER: dict[tuple[str, str, float | None], float] = {
     },
 }
 
-_SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
+# Okabe and Ito's colours, told apart by the colour-blind; line styles tell them apart in print too.
+STYLES: dict[str, tuple[str, Literal["solid", "dashed", "dotted", "dashdot"]]] = {
+    "Normal": ("#999999", "dotted"),
+    "Xavier": ("#56B4E9", "solid"),
+    "sigma^2-scale": ("#56B4E9", "dashed"),
+    "He": ("#000000", "solid"),
+    "He + fitted head": ("#000000", "dashed"),
+    "PCA": ("#CC79A7", "dashdot"),
+    "orthogonal": ("#009E73", "solid"),
+    "LSUV": ("#009E73", "dashed"),
+    EUCLIDEAN: ("#E69F00", "solid"),
+    FENCHEL: ("#D55E00", "solid"),
+    MORE: ("#000000", "dotted"),
+}
+
+SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
 
 Stored = Sequence[dict[str, Any]]
 Row = tuple[str, dict[str, tuple[list[float], float | None]]]
@@ -66,17 +98,29 @@ def write_table(out: Path) -> str:
 def table(stored: Stored) -> str:
     """The whole report, in Markdown."""
     trained = [cell for cell in stored if cell["kind"] == "cell"]
-    rates = sorted({cell["parameters"]["rate"] for cell in trained}, key=_order)
+    found = rates(trained)
     sections = ["# Table 1", _preface(trained)]
-    sections += [_accuracies(stored, rate) for rate in rates]
-    sections += [_first_epoch(trained, rate) for rate in rates]
+    sections += [_accuracies(stored, rate) for rate in found]
+    sections += [_first_epoch(trained, rate) for rate in found]
     sections += [_seconds(trained), _search(stored), _literal(stored)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _order(rate: float) -> tuple[bool, float]:
-    """The paper's rates first."""
-    return (rate not in _PAPER_CELLS, -rate if rate in _PAPER_CELLS else rate)
+def rates(stored: Stored) -> list[float]:
+    """Of the cells: the paper's first, as in its table, then others from small to large."""
+    found = {cell["parameters"]["rate"] for cell in stored if cell["kind"] == "cell"}
+    return [rate for rate in _PAPER_CELLS if rate in found] + sorted(found.difference(_PAPER_CELLS))
+
+
+def trials(stored: Stored, net: str) -> list[dict[str, Any]]:
+    """Of the search for one architecture, in its order."""
+    own = [cell for cell in stored if cell["kind"] == "trial" and cell["parameters"]["architecture"] == net]
+    return sorted(own, key=lambda trial: int(trial["number"]))
+
+
+def best_trials(own: Stored) -> dict[str, dict[str, Any]]:
+    """By score: the earliest of equal ones, as the search chooses."""
+    return {score: max(own, key=lambda trial: float(trial[score])) for score in SCORES}
 
 
 def _preface(trained: Stored) -> str:
@@ -89,17 +133,15 @@ def _preface(trained: Stored) -> str:
     return (
         f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; mean ± "
         f"standard deviation over {seeds}; the best of a row in bold, the paper's figure in brackets. {ALONE} and "
-        f"{_PHASES[FENCHEL]}: the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
+        f"{PHASES[FENCHEL]}: the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
         f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
     )
 
 
 def _accuracies(stored: Stored, rate: float) -> str:
     rows = []
-    for net in _nets(stored):
-        phases = {
-            told: (_phase(stored, net, name), _printed(stored, net, name, None)) for name, told in _PHASES.items()
-        }
+    for net in nets(stored):
+        phases = {told: (_phase(stored, net, name), _printed(stored, net, name, None)) for name, told in PHASES.items()}
         starts = {name: (_values(stored, net, name, rate), _printed(stored, net, name, rate)) for name in COLUMNS}
         rows.append((net, phases | starts))
     return f"## Accuracy, rate {short(rate)}\n\n" + _grid(rows)
@@ -108,7 +150,7 @@ def _accuracies(stored: Stored, rate: float) -> str:
 def _first_epoch(trained: Stored, rate: float) -> str:
     rows: list[Row] = [
         (net, {name: (_values(trained, net, name, rate, epoch=1), None) for name in COLUMNS if name != MORE})
-        for net in _nets(trained)
+        for net in nets(trained)
     ]
     return f"## Accuracy after 1 epoch, rate {short(rate)}\n\n" + _grid(rows)
 
@@ -117,7 +159,7 @@ def _seconds(trained: Stored) -> str:
     if not trained:
         return ""
     rows = []
-    for net in _nets(trained):
+    for net in nets(trained):
         found = [[c["seconds_alone"] for c in _of(trained, net, name)] for name in COLUMNS]
         rows.append([net, *(f"{statistics.median(each):.2f}" if each else "" for each in found)])
     head = "## Seconds, the phase included\n\nOf one network trained alone: its epochs and the making of its first weights, median.\n\n"
@@ -126,26 +168,26 @@ def _seconds(trained: Stored) -> str:
 
 def _search(stored: Stored) -> str:
     """What was chosen for each architecture, then every trial."""
-    trials = [cell for cell in stored if cell["kind"] == "trial"]
-    if not trials:
+    searched = [cell for cell in stored if cell["kind"] == "trial"]
+    if not searched:
         return ""
     chosen, tried = [], []
-    for net in _nets(trials):
-        own = sorted((t for t in trials if t["parameters"]["architecture"] == net), key=lambda t: int(t["number"]))
-        best = {key: max(own, key=lambda t: float(t[key])) for key in _SCORES}
+    for net in nets(searched):
+        own = trials(searched, net)
+        best = best_trials(own)
         chosen.append([net, *(f"lam {t['lam']:.3g}, sweeps {t['sweeps']}, {t[key]:.4f}" for key, t in best.items())])
         for t in own:
-            scores = [f"**{t[key]:.4f}**" if t is best[key] else f"{t[key]:.4f}" for key in _SCORES]
+            scores = [f"**{t[key]:.4f}**" if t is best[key] else f"{t[key]:.4f}" for key in SCORES]
             tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["sweeps"]), *scores])
     heads = [
         "Architecture",
-        *(f"{name}: {told}" for told, name in zip(_SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
+        *(f"{name}: {told}" for told, name in zip(SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
     ]
     return "\n\n".join(
         [
             "## Search\n\nChosen by the accuracy on training rows that were held back.",
             _markdown(heads, chosen),
-            _markdown(["Architecture", "trial", "lam", "sweeps", *_SCORES.values()], tried),
+            _markdown(["Architecture", "trial", "lam", "sweeps", *SCORES.values()], tried),
         ]
     )
 
@@ -154,10 +196,10 @@ def _literal(stored: Stored) -> str:
     """With stochastic gradients and sigma^2 = 0.1, as printed in the paper."""
     own = [c for c in stored if c["kind"] == "cell" and c["parameters"]["start"].endswith(LITERAL)]
     sections = []
-    for rate in sorted({c["parameters"]["rate"] for c in own}, key=_order):
+    for rate in rates(own):
         rows = [
             (net, {n: (_values(own, net, n + LITERAL, rate), _printed(own, net, n, rate)) for n in _PAPER_COLUMNS})
-            for net in _nets(own)
+            for net in nets(own)
         ]
         sections.append(f"## As printed: stochastic gradients, sigma^2 = 0.1, rate {short(rate)}\n\n" + _grid(rows))
     return "\n\n".join(sections)
@@ -170,7 +212,7 @@ def _printed(stored: Stored, net: str, name: str, rate: float | None) -> float |
     return PAPER.get((net, name, rate)) if alike else None
 
 
-def _nets(stored: Stored) -> list[str]:
+def nets(stored: Stored) -> list[str]:
     """The paper's architectures in its order, then others."""
     found = {cell["parameters"]["architecture"] for cell in stored}
     known = [named(net) for net in ARCHITECTURES]

@@ -14,37 +14,36 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from liftednn.experiments.cells import ARCHITECTURES, cells, named, read, short
-from liftednn.experiments.rendering import ALONE, COLUMNS, EUCLIDEAN, FENCHEL, LITERAL, MORE, PAPER
+from liftednn.experiments.cells import cells, read, short
+from liftednn.experiments.rendering import (
+    COLUMNS,
+    EUCLIDEAN,
+    LITERAL,
+    PAPER,
+    PHASES,
+    SCORES,
+    STYLES,
+    best_trials,
+    nets,
+    rates,
+    trials,
+)
 from liftednn.files import beside, check_place
 
 __all__ = ["page", "report", "summary"]
 
 Stored = Sequence[dict[str, Any]]
 
-_PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
-_SCORES = ("accuracy_alone", "accuracy_after_epoch")
 _DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
-_LINE, _DASHES, _DOTS, _BOTH, _LONG, _LONG_DOTS = "", "7 4", "2 3", "8 3 2 3", "14 4", "14 3 2 3 2 3"
-
-# Okabe and Ito's colours, told apart by the colour-blind, with line styles for print; black turns white on a dark page.
+# As SVG has the line styles; black is the page's own colour, which turns white on a dark one.
+_DASHES = {"solid": "", "dashed": "7 4", "dotted": "2 3", "dashdot": "8 3 2 3"}
 _STYLES = {
-    "Normal": ("#999999", _DOTS),
-    "Xavier": ("#56B4E9", _LINE),
-    "sigma^2-scale": ("#56B4E9", _DASHES),
-    "He": ("currentColor", _LINE),
-    "He + fitted head": ("currentColor", _DASHES),
-    "PCA": ("#CC79A7", _BOTH),
-    "orthogonal": ("#009E73", _LINE),
-    "LSUV": ("#009E73", _DASHES),
-    EUCLIDEAN: ("#E69F00", _LINE),
-    FENCHEL: ("#D55E00", _LINE),
-    MORE: ("currentColor", _DOTS),
-    "Normal" + LITERAL: ("#999999", _LONG),
-    "Xavier" + LITERAL: ("#0072B2", _LONG),
-    "sigma^2-scale" + LITERAL: ("#0072B2", _LONG_DOTS),
-    EUCLIDEAN + LITERAL: ("#E69F00", _LONG),
+    **{n: ("currentColor" if colour == "#000000" else colour, _DASHES[style]) for n, (colour, style) in STYLES.items()},
+    "Normal" + LITERAL: ("#999999", "14 4"),
+    "Xavier" + LITERAL: ("#0072B2", "14 4"),
+    "sigma^2-scale" + LITERAL: ("#0072B2", "14 3 2 3 2 3"),
+    EUCLIDEAN + LITERAL: ("#E69F00", "14 4"),
 }
 _OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
 
@@ -99,14 +98,14 @@ def _summary(stored: Stored) -> dict[str, Any]:
     starts = _in_order((entry["start"] for entry in trained), _STYLES)
     plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(LITERAL))]
     return {
-        "architectures": _nets(stored),
-        "rates": [_told(rate) for rate in _rates(stored)],
+        "architectures": nets(stored),
+        "rates": [_told(rate) for rate in rates(stored)],
         "starts": [_drawn(name) for name in starts],
-        "phases": _PHASES,
+        "phases": PHASES,
         "columns": plain,
         "literal": [name for name in starts if name.endswith(LITERAL)],
         "cells": trained,
-        "alone": [entry for entry in phases if entry["start"] in _PHASES],
+        "alone": [entry for entry in phases if entry["start"] in PHASES],
         "settings": _settings(stored),
         "trials": _trials(stored),
         "versions": _versions(stored),
@@ -162,21 +161,21 @@ def _settings(stored: Stored) -> list[dict[str, Any]]:
             own = {name: value for name, value in given.items() if name not in _TRAINING}
             row = {"architecture": given["architecture"], "start": given["start"]} | own
             found += [row] if row not in found else []
-    nets = _nets(stored)
-    return sorted(found, key=lambda row: nets.index(row["architecture"]))
+    order = nets(stored)
+    return sorted(found, key=lambda row: order.index(row["architecture"]))
 
 
 def _trials(stored: Stored) -> list[dict[str, Any]]:
-    """Every trial of the search in its order, and of which scores it is the best: the earliest of equal ones, as the search chooses."""
-    trials = [cell for cell in stored if cell["kind"] == "trial"]
+    """Every trial of the search in its order, and of which scores it is the best."""
+    searched = [cell for cell in stored if cell["kind"] == "trial"]
     rows = []
-    for net in _nets(trials):
-        own = sorted((t for t in trials if t["parameters"]["architecture"] == net), key=lambda t: int(t["number"]))
-        top = {score: max(own, key=lambda t: float(t[score]))["number"] for score in _SCORES}
+    for net in nets(searched):
+        own = trials(searched, net)
+        top = best_trials(own)
         for trial in own:
             facts = {name: trial[name] for name in ("number", "lam", "sweeps", "rows")}
-            scores = {score: _rounded(trial[score]) for score in _SCORES}
-            best = [score for score in _SCORES if trial["number"] == top[score]]
+            scores = {score: _rounded(trial[score]) for score in SCORES}
+            best = [score for score in SCORES if trial is top[score]]
             rows.append({"architecture": net} | facts | scores | {"best": best})
     return rows
 
@@ -194,27 +193,15 @@ def _versions(stored: Stored) -> list[dict[str, Any]]:
 def _drawn(name: str) -> dict[str, Any]:
     """How a start is drawn. What is lifted is heavier; what is trained as printed is there to be switched on."""
     # By the sum of its letters, so that a name keeps its colour from page to page.
-    other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], _BOTH)
+    other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], _DASHES["dashdot"])
     colour, dash = _STYLES.get(name, other)
     return {"name": name, "colour": colour, "dash": dash, "heavy": "Lifted" in name, "off": name.endswith(LITERAL)}
-
-
-def _nets(stored: Stored) -> list[str]:
-    """The paper's architectures in its order, then others."""
-    return _in_order((cell["parameters"]["architecture"] for cell in stored), map(named, ARCHITECTURES))
 
 
 def _in_order(found: Iterable[str], known: Iterable[str]) -> list[str]:
     names = set(found)
     first = [name for name in known if name in names]
     return first + sorted(names.difference(first))
-
-
-def _rates(stored: Stored) -> list[float]:
-    """The paper's first, as in its table, then others from small to large."""
-    paper = sorted({rate for *_, rate in PAPER if rate is not None}, reverse=True)
-    found = {cell["parameters"]["rate"] for cell in stored if cell["kind"] == "cell"}
-    return [rate for rate in paper if rate in found] + sorted(found.difference(paper))
 
 
 def _told(rate: float) -> str:

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from liftednn.experiments import rendering, search, starts
 from liftednn.experiments.batched import Method
 from liftednn.experiments.cells import ARCHITECTURES, Group, Plan, extra_epochs, measure, named, settle, timing_file
 from liftednn.experiments.datasets import Dataset, mnist
 from liftednn.experiments.starts import Sizes
+from liftednn.start import check_device
 
 __all__ = ["Part", "main", "parts", "plan_of", "run", "table1"]
 
@@ -218,8 +217,7 @@ def _architectures(given: str) -> tuple[Sizes, ...]:
 
 def table1(plan: Plan, device: str = "cpu", quick: bool = False) -> int:
     """Run a plan on MNIST; the exit code."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here; leave it out to compute on the CPU")
+    check_device(device)
     search.check_installed()
     data = mnist(device)
     if quick:
