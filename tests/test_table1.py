@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from liftednn import cli
-from liftednn.experiments import batched, cells, figure1, rendering, search, starts, table1
+from liftednn.experiments import batched, cells, figure1, parts, rendering, search, starts, table1
 from liftednn.experiments.batched import Together, epoch_seconds, train_together
 from liftednn.experiments.cells import Plan
 from liftednn.experiments.datasets import Dataset
@@ -166,7 +166,7 @@ def test_fitted_and_lifted_starts_beat_chance_before_any_epoch() -> None:
     fenchel = starts.fenchel(SIZES, 0, data, passes=3)
     hidden = starts.BCD(seed=0).init(lnn.LiftedNetwork.mlp(SIZES), data.x, data.y).weights
     assert torch.equal(fitted[0].w, hidden[0].w)
-    assert bool((Together([[fitted, lifted, fenchel]], [0.0] * 3, data).accuracy() > 0.5).all())
+    assert bool((Together([[fitted, lifted, fenchel]], [0.0] * 3, data).scores() > 0.5).all())
 
 
 def test_a_phase_that_was_stopped_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ def test_ctrl_c_on_the_command_line(
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with table1._progress(3) as tell:
+    with parts.progress(3) as tell:
         tell("300, He", 0, None)
         tell("300, PCA", 1, 200.0)
     told = capsys.readouterr().err

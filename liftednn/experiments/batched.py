@@ -1,12 +1,13 @@
 """Many standard networks of one architecture, trained together as one batched computation (sec. 7: the columns of Table 1).
 
 The networks are V variants (first weights and a rate each) times S seeds, network v S + s being variant v of seed s. All variants of a
-seed see the same rows in the same order. Gradients are written out, softmax cross-entropy behind ReLU layers, and torch's own optimisers
-take the steps. On a CUDA device a step is recorded once as a graph and replayed.
+seed see the same rows in the same order. Gradients are written out, the mean cross-entropy of labels or the mean square of real responses
+behind ReLU layers, and torch's own optimisers take the steps. On a CUDA device a step is recorded once as a graph and replayed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -17,16 +18,17 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.experiments.datasets import Dataset
 
-__all__ = ["Method", "Together", "epoch_seconds", "train_together"]
+__all__ = ["Method", "Schedule", "Together", "epoch_seconds", "train_together"]
 
 Method = Literal["adam", "sgd"]
+Schedule = Literal["constant", "cosine"]
 
 _ROWS = 2000  # rows evaluated at a time
 _WARM_UP = 3
 
 
 class Together:
-    """`parameters` holds, layer by layer, weights (V S, out, in) and biases (V S, 1, out)."""
+    """`parameters` holds, layer by layer, weights (V S, out, in) and biases (V S, 1, out), in the precision of the data."""
 
     def __init__(
         self,
@@ -34,8 +36,9 @@ class Together:
         rates: Sequence[float],
         data: Dataset,
         method: Method = "adam",
+        schedules: Sequence[Schedule] = (),
     ) -> None:
-        """starts[s][v] are the weights of seed s, variant v; rates[v] is the variant's rate."""
+        """starts[s][v] are the weights of seed s, variant v; rates[v] is the variant's rate, constant or falling to 0 along a cosine."""
         self.data, self.seeds, self.variants = data, len(starts), len(rates)
         networks = [seed[v] for v in range(self.variants) for seed in starts]
         self.parameters = [
@@ -43,14 +46,25 @@ class Together:
             for layer in zip(*networks, strict=True)
             for parts, shape in (([w for w, _ in layer], layer[0].w.shape), ([b for _, b in layer], (1, -1)))
         ]
-        self.targets = torch.nn.functional.one_hot(data.y, self.parameters[-1].shape[-1]).to(data.x)
+        self.classes = not data.y.is_floating_point()
+        outputs = self.parameters[-1].shape[-1]
+        self.targets = torch.nn.functional.one_hot(data.y, outputs).to(data.x) if self.classes else data.y.view(-1, 1)
         # A variant's part of every parameter shares its memory, so the optimiser changes the whole in place.
         self.slices = [[self._of(part, v) for part in self.parameters] for v in range(self.variants)]
-        groups = [{"params": own, "lr": rate} for own, rate in zip(self.slices, rates, strict=True)]
+        falls = torch.tensor([schedule == "cosine" for schedule in schedules or ["constant"] * len(rates)])
+        given = torch.tensor(rates, dtype=torch.float64)
+        self.steady, self.falling = (part.to(data.x.device, torch.float32) for part in (given * ~falls, given * falls))
+        self.rates = self.steady + self.falling
+        own_rates = self.rates if bool(falls.any()) else rates
+        groups = [{"params": own, "lr": rate} for own, rate in zip(self.slices, own_rates, strict=True)]
         gpu = data.x.is_cuda
         self.optimiser: torch.optim.Optimizer = (
             torch.optim.Adam(groups, capturable=gpu, fused=gpu or None) if method == "adam" else torch.optim.SGD(groups)
         )
+
+    def anneal(self, progress: float) -> None:
+        """Set the rates that fall, `progress` of the way through training; in place, so that a recorded step sees it."""
+        torch.add(self.steady, self.falling, alpha=(1 + math.cos(math.pi * progress)) / 2, out=self.rates)
 
     def _of(self, whole: Tensor, variant: int) -> Tensor:
         return whole[variant * self.seeds : (variant + 1) * self.seeds]
@@ -64,9 +78,10 @@ class Together:
         return found
 
     def gradients(self, x: Tensor, targets: Tensor) -> list[Tensor]:
-        """Of each network's mean cross-entropy on its rows x (V S, rows, in) with indicators of their labels (V S, rows, classes)."""
+        """Of each network's mean loss on its rows x (V S, rows, in): targets (V S, rows, out) are indicators of labels, or responses."""
         *states, scores = self.states(x)
-        pull = scores.softmax(-1).sub_(targets).div_(x.shape[1])
+        pull = scores.softmax(-1).sub_(targets) if self.classes else (scores - targets).mul_(2)
+        pull.div_(x.shape[1])
         found: list[Tensor] = []
         for place, state in reversed(list(enumerate(states))):
             found = [pull.mT @ state, pull.sum(1, keepdim=True), *found]
@@ -83,26 +98,37 @@ class Together:
                 part.grad = self._of(gradient, variant)
         self.optimiser.step()
 
-    def accuracy(self) -> Tensor:
-        """On the test rows, (S, V)."""
+    def scores(self) -> Tensor:
+        """Accuracy on the test rows, or the root mean squared error of real responses, (S, V)."""
         count = self.seeds * self.variants
-        right = torch.zeros(count, dtype=torch.float64, device=self.data.x.device)
+        total = torch.zeros(count, dtype=torch.float64, device=self.data.x.device)
         for x, y in zip(torch.split(self.data.x_test, _ROWS), torch.split(self.data.y_test, _ROWS), strict=True):
             scores = self.states(x.expand(count, *x.shape))[-1]
-            right += (scores.argmax(-1) == y).double().sum(-1)
-        return (right / len(self.data.y_test)).view(self.variants, self.seeds).T
+            good = scores.argmax(-1) == y if self.classes else (scores[..., 0].double() - y.double()).square()
+            total += good.double().sum(-1)
+        mean = (total / len(self.data.y_test)).view(self.variants, self.seeds).T
+        return mean if self.classes else mean.sqrt()
 
 
 def train_together(
-    networks: Together, epochs: int, batch: int, seeds: Sequence[int], after: Callable[[int, Tensor], None]
+    networks: Together,
+    epochs: int,
+    batch: int,
+    seeds: Sequence[int],
+    after: Callable[[int, Tensor], None] | None = None,
 ) -> None:
-    """Train for so many epochs; `after(epoch, accuracy)` is called before the first (epoch 0) and after each."""
-    after(0, networks.accuracy())
-    step = _stepper(networks, batch) if epochs else networks.step
+    """Train for so many epochs; `after(epoch, scores)` is called before the first (epoch 0) and after each."""
+    if after:
+        after(0, networks.scores())
+    step, falls = _stepper(networks, batch) if epochs else networks.step, bool(networks.falling.any())
     for epoch in range(1, epochs + 1):
-        for rows in _orders(networks, batch, seeds, epoch):
+        orders = list(_orders(networks, batch, seeds, epoch))
+        for number, rows in enumerate(orders):
+            if falls:
+                networks.anneal((epoch - 1 + number / len(orders)) / epochs)
             step(rows)
-        after(epoch, networks.accuracy())
+        if after:
+            after(epoch, networks.scores())
 
 
 def epoch_seconds(networks: Together, batch: int) -> float:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,21 +17,14 @@ from liftednn.experiments import rendering, search, starts
 from liftednn.experiments.batched import Method
 from liftednn.experiments.cells import ARCHITECTURES, Group, Plan, extra_epochs, measure, named, settle, timing_file
 from liftednn.experiments.datasets import Dataset, mnist
+from liftednn.experiments.parts import Part, do, unless_there
 from liftednn.experiments.starts import Sizes
 from liftednn.start import check_device
 
-__all__ = ["Part", "main", "parts", "plan_of", "run", "table1"]
+__all__ = ["main", "parts", "plan_of", "run", "table1"]
 
 _QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS = 6000, 1000, 3
 _TRIALS, _SEEDS = 12, 5
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some work and its name; `work` tells whether there was anything left to do."""
-
-    name: str
-    work: Callable[[], bool]
 
 
 def parts(plan: Plan, data: Dataset) -> list[Part]:
@@ -46,24 +37,14 @@ def _parts(plan: Plan, data: Dataset, architecture: Sizes) -> Iterator[Part]:
     for number in range(plan.trials):
         file = search.trial_file(plan, architecture, number)
         yield Part(
-            f"{here}, search {number + 1}", _unless(file, partial(search.trial, plan, data, architecture, number))
+            f"{here}, search {number + 1}", unless_there(file, partial(search.trial, plan, data, architecture, number))
         )
     methods: tuple[Method, ...] = ("adam", "sgd") if plan.literal else ("adam",)
     for method in methods:
         file = timing_file(plan, architecture, method)
-        yield Part(f"{here}, time of an epoch", _unless(file, partial(measure, plan, data, architecture, method)))
+        yield Part(f"{here}, time of an epoch", unless_there(file, partial(measure, plan, data, architecture, method)))
     for name, group in _groups(plan, architecture).items():
         yield Part(f"{here}, {name}", partial(_compute, plan, data, group))
-
-
-def _unless(file: Path, work: Callable[[], None]) -> Callable[[], bool]:
-    def unless_there() -> bool:
-        if file.exists():
-            return False
-        work()
-        return True
-
-    return unless_there
 
 
 def _compute(plan: Plan, data: Dataset, made: Callable[[], Group]) -> bool:
@@ -125,54 +106,10 @@ def run(plan: Plan, data: Dataset) -> int:
     search.check_installed()
     plan.out.mkdir(parents=True, exist_ok=True)
     settle(plan, data)
-    done, work = 0, parts(plan, data)
-    try:
-        with _progress(len(work)) as tell:
-            for part in work:
-                started = time.perf_counter()
-                tell(part.name, done, time.perf_counter() - started if part.work() else None)
-                done += 1
-    except KeyboardInterrupt:
-        kept = f"{done} of {len(work)} parts are done and stored in {plan.out}"
-        print(f"interrupted: {kept}; the same command goes on from there", file=sys.stderr)
+    if not do(parts(plan, data), plan.out):
         return 130
     print(rendering.write_table(plan.out))
     return 0
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str, int, float | None], None]]:
-    """A bar where errors go to a terminal, a line for each part elsewhere; parts that were there already tell nothing of the speed."""
-    seconds: list[float] = []
-
-    def left(done: int) -> str:
-        return f"about {_span(sum(seconds) / max(len(seconds), 1) * (total - done))} left"
-
-    def line(name: str, done: int, took: float | None) -> None:
-        if took is not None:
-            seconds.append(took)
-            told = f"{done + 1} of {total}  {name}  {took:.1f} s  {left(done + 1)}"
-            print(told, file=sys.stderr, flush=True)
-
-    if not sys.stderr.isatty():
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("first part", total=total)
-
-        def draw(name: str, done: int, took: float | None) -> None:
-            seconds.extend([took] if took is not None else [])
-            bar.update(task, completed=done + 1, description=f"{left(done + 1)}, done: {name}")
-
-        yield draw
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def plan_of(
