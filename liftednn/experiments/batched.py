@@ -28,7 +28,11 @@ _WARM_UP = 3
 
 
 class Together:
-    """`parameters` holds, layer by layer, weights (V S, out, in) and biases (V S, 1, out), in the precision of the data."""
+    """The networks are rows of one matrix, `values`; `parameters` are its parts, layer by layer, weights (V S, out, in) and biases
+    (V S, 1, out), in the precision of the data.
+
+    The optimiser moves a matrix of zeros at rate 1, and each network takes that move times its own rate: an update at that rate.
+    """
 
     def __init__(
         self,
@@ -41,26 +45,31 @@ class Together:
         """starts[s][v] are the weights of seed s, variant v; rates[v] is the variant's rate, constant or falling to 0 along a cosine."""
         self.data, self.seeds, self.variants = data, len(starts), len(rates)
         networks = [seed[v] for v in range(self.variants) for seed in starts]
-        self.parameters = [
-            torch.stack([part.reshape(shape) for part in parts]).to(data.x)
-            for layer in zip(*networks, strict=True)
-            for parts, shape in (([w for w, _ in layer], layer[0].w.shape), ([b for _, b in layer], (1, -1)))
-        ]
+        self.values = torch.stack([torch.cat([part.reshape(-1) for pair in net for part in pair]) for net in networks])
+        self.values = self.values.to(data.x)
+        self.parameters = self._parts([part.shape for pair in networks[0] for part in pair])
         self.classes = not data.y.is_floating_point()
         outputs = self.parameters[-1].shape[-1]
-        self.targets = torch.nn.functional.one_hot(data.y, outputs).to(data.x) if self.classes else data.y.view(-1, 1)
-        # A variant's part of every parameter shares its memory, so the optimiser changes the whole in place.
-        self.slices = [[self._of(part, v) for part in self.parameters] for v in range(self.variants)]
+        self.targets = (
+            torch.nn.functional.one_hot(data.y, outputs).to(data.x) if self.classes else data.y.view(-1, 1).to(data.x)
+        )
         falls = torch.tensor([schedule == "cosine" for schedule in schedules or ["constant"] * len(rates)])
         given = torch.tensor(rates, dtype=torch.float64)
-        self.steady, self.falling = (part.to(data.x.device, torch.float32) for part in (given * ~falls, given * falls))
+        each = [part.repeat_interleave(self.seeds)[:, None] for part in (given * ~falls, given * falls)]
+        self.steady, self.falling = (part.to(data.x) for part in each)
         self.rates = self.steady + self.falling
-        own_rates = self.rates if bool(falls.any()) else rates
-        groups = [{"params": own, "lr": rate} for own, rate in zip(self.slices, own_rates, strict=True)]
+        self.move = torch.zeros_like(self.values)
         gpu = data.x.is_cuda
         self.optimiser: torch.optim.Optimizer = (
-            torch.optim.Adam(groups, capturable=gpu, fused=gpu or None) if method == "adam" else torch.optim.SGD(groups)
+            torch.optim.Adam([self.move], 1.0, capturable=gpu, fused=gpu or None)
+            if method == "adam"
+            else torch.optim.SGD([self.move], 1.0)
         )
+
+    def _parts(self, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        pieces = torch.split(self.values, [shape.numel() for shape in shapes], 1)
+        wide = [(1, *shape) if len(shape) == 1 else tuple(shape) for shape in shapes]
+        return [piece.view(len(piece), *shape) for piece, shape in zip(pieces, wide, strict=True)]
 
     def anneal(self, progress: float) -> None:
         """Set the rates that fall, `progress` of the way through training; in place, so that a recorded step sees it."""
@@ -93,10 +102,10 @@ class Together:
         """One step of every network, on the training rows whose numbers are given, (S, rows)."""
         rows = rows.repeat(self.variants, 1)
         gradients = self.gradients(self.data.x[rows], self.targets[rows])
-        for variant, own in enumerate(self.slices):
-            for part, gradient in zip(own, gradients, strict=True):
-                part.grad = self._of(gradient, variant)
+        self.move.grad = torch.cat([part.flatten(1) for part in gradients], 1)
         self.optimiser.step()
+        self.values.addcmul_(self.move, self.rates)
+        self.move.zero_()
 
     def scores(self) -> Tensor:
         """Accuracy on the test rows, or the root mean squared error of real responses, (S, V)."""
@@ -163,7 +172,7 @@ def _stepper(networks: Together, batch: int) -> Callable[[Tensor], None]:
 def _recorded(networks: Together, batch: int) -> Callable[[Tensor], None]:
     """A step as a CUDA graph: the rows' numbers are copied in, and the graph is replayed. Warming it up changes nothing."""
     rows = torch.zeros(networks.seeds, batch, dtype=torch.long, device=networks.data.x.device)
-    kept = [part.clone() for part in networks.parameters]
+    kept = networks.values.clone()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -173,8 +182,7 @@ def _recorded(networks: Together, batch: int) -> Callable[[Tensor], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         networks.step(rows)
-    for part, before in zip(networks.parameters, kept, strict=True):
-        part.copy_(before)
+    networks.values.copy_(kept)
     for memory in networks.optimiser.state.values():
         for part in memory.values():
             if isinstance(part, Tensor):  # the momentum of plain gradients is None

@@ -191,7 +191,8 @@ def timing_file(plan: Plan, architecture: Sizes, method: Method) -> Path:
 
 
 def sizes(architecture: Sizes, data: Dataset) -> Sizes:
-    return (data.x.shape[1], *architecture, int(data.y.max()) + 1)
+    """With the inputs in front and the outputs behind: a class each, or one real response."""
+    return (data.x.shape[1], *architecture, 1 if data.y.is_floating_point() else int(data.y.max()) + 1)
 
 
 def named(architecture: Sizes) -> str:

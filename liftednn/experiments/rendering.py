@@ -23,8 +23,10 @@ __all__ = [
     "SCORES",
     "STYLES",
     "best_trials",
+    "markdown",
     "nets",
     "rates",
+    "spread",
     "table",
     "trials",
     "write_table",
@@ -163,7 +165,7 @@ def _seconds(trained: Stored) -> str:
         found = [[c["seconds_alone"] for c in _of(trained, net, name)] for name in COLUMNS]
         rows.append([net, *(f"{statistics.median(each):.2f}" if each else "" for each in found)])
     head = "## Seconds, the phase included\n\nOf one network trained alone: its epochs and the making of its first weights, median.\n\n"
-    return head + _markdown(["Architecture", *COLUMNS], rows)
+    return head + markdown(["Architecture", *COLUMNS], rows)
 
 
 def _search(stored: Stored) -> str:
@@ -186,8 +188,8 @@ def _search(stored: Stored) -> str:
     return "\n\n".join(
         [
             "## Search\n\nChosen by the accuracy on training rows that were held back.",
-            _markdown(heads, chosen),
-            _markdown(["Architecture", "trial", "lam", "sweeps", *SCORES.values()], tried),
+            markdown(heads, chosen),
+            markdown(["Architecture", "trial", "lam", "sweeps", *SCORES.values()], tried),
         ]
     )
 
@@ -241,18 +243,22 @@ def _grid(rows: Sequence[Row]) -> str:
         means = {name: statistics.mean(values) for name, (values, _) in entries.items() if values}
         top = max(means.values(), default=None)
         lines.append([net, *(_entry(*entries[name], means.get(name) == top) for name in entries)])
-    return _markdown(["Architecture", *(rows[0][1] if rows else ())], lines)
+    return markdown(["Architecture", *(rows[0][1] if rows else ())], lines)
 
 
 def _entry(values: list[float], paper: float | None, best: bool) -> str:
     if not values:
         return ""
-    told = f"{statistics.mean(values):.4f}"
-    told += f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    told = f"**{told}**" if best else told
+    told = f"**{spread(values)}**" if best else spread(values)
     return told if paper is None else f"{told} [{paper:.3f}]"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    mean = f"{statistics.mean(values):.4f}"
+    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

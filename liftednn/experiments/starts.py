@@ -112,21 +112,26 @@ def _principal(covariance: Tensor, count: int) -> Tensor:
 
 def fitted_head(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
     """The control: He's hidden layers with the softmax head fitted, where the lifted phase begins."""
-    return BCD(seed=seed).init(LiftedNetwork.mlp(sizes, rho=_RHO), data.x, data.y).weights
+    return BCD(seed=seed).init(LiftedNetwork.mlp(sizes, loss=_loss(data), rho=_RHO), data.x, data.y).weights
 
 
 def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, sweeps: int) -> list[Affine]:
     """The paper's phase: the jointly convex divergence of ReLU, full-batch block-coordinate descent, so many sweeps."""
-    network = LiftedNetwork.mlp(sizes, activation="relu", lam=lam, rho=_RHO)
+    network = LiftedNetwork.mlp(sizes, activation="relu", loss=_loss(data), lam=lam, rho=_RHO)
     solution = BCD(max_iter=sweeps, tol=0.0, seed=seed).run(network, data.x, data.y)
     return _whole(solution.weights, solution.status)
 
 
 def fenchel(sizes: Sizes, seed: int, data: Dataset, passes: int) -> list[Affine]:
     """Mini-batch lifted training with the Fenchel divergence, lam and rho chosen from the data."""
-    network = automatic(LiftedNetwork.mlp(sizes, activation="fenchel_relu"), data.x, data.y, seed)
+    given = LiftedNetwork.mlp(sizes, activation="fenchel_relu", loss=_loss(data))
+    network = automatic(given, data.x, data.y, seed)
     fit = MiniBatch(max_iter=passes, seed=seed).run(network, data.x, data.y)
     return _whole(fit.weights, fit.status)
+
+
+def _loss(data: Dataset) -> str:
+    return "squared" if data.y.is_floating_point() else "softmax"
 
 
 def _whole(weights: list[Affine], status: str) -> list[Affine]:

@@ -1,0 +1,228 @@
+"""Where contests are fought: one file for each stage of each start, from which the tables are made.
+
+A file that is there is not computed again, and a file is written when its stage is whole, so that no figure depends on where a run was
+stopped. The budget of a contest is measured once and kept: what was chosen under it stays comparable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from liftednn.base import Affine
+from liftednn.experiments import starts
+from liftednn.experiments.batched import Together, epoch_seconds, train_together
+from liftednn.experiments.cells import read, sizes, versions, write
+from liftednn.experiments.contests import BATCH, LIFTED, SMALL, STARTS, TUNING, Contest, Recipe, Stage
+from liftednn.experiments.datasets import Dataset
+from liftednn.experiments.parts import Part, unless_there
+
+__all__ = ["Arena", "Outcome"]
+
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Scores over seeds with what they were reached by; `seconds` of one network trained alone, its first weights included."""
+
+    recipe: Recipe
+    scores: list[float]
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def deviation(self) -> float:
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One contest, in a folder.
+
+    seeds    of the test
+    choices  seeds of the choice
+    small    whether the small rate is also run, for the same epochs from every start
+    """
+
+    out: Path
+    contest: Contest
+    device: str = "cpu"
+    seeds: int = 5
+    choices: int = 2
+    small: bool = False
+
+    def file(self, name: str) -> Path:
+        return self.out / self.contest.title / f"{name}.json"
+
+    def check(self) -> None:
+        """Refuse a folder that holds figures of another kind: a table must not mix them."""
+        facts: dict[str, Any] = asdict(self.contest) | {
+            "seeds": self.seeds,
+            "choices": self.choices,
+            "small": self.small,
+        }
+        facts = json.loads(json.dumps(facts | {"device": self.device}))
+        stored = read(self.file("contest")) if self.file("contest").exists() else facts
+        for name, value in facts.items():
+            if stored.get(name) != value:
+                raise ValueError(
+                    f"{self.file('contest').parent} holds figures with {name} {stored.get(name)}, and these would have {value}: "
+                    "name another folder"
+                )
+        write(self.file("contest"), facts)
+
+    def _stage_file(self, stage: Stage, start: str) -> Path:
+        return self.file(f"{stage}-{start.lower().replace(' + ', '-').replace(' ', '-')}")
+
+    def tuning(self) -> Iterator[Part]:
+        """The work up to the choices."""
+        title = self.contest.title
+        yield Part(f"{title}, times", unless_there(self.file("times"), self.measure))
+        for start in STARTS:
+            file = self._stage_file("tune", start)
+            yield Part(f"{title}, choose for {start}", unless_there(file, partial(self._play, "tune", start)))
+
+    def testing(self) -> Iterator[Part]:
+        """The work on the test rows."""
+        title = self.contest.title
+        for start in STARTS:
+            file = self._stage_file("test", start)
+            yield Part(f"{title}, test {start}", unless_there(file, partial(self._play, "test", start)))
+        yield Part(f"{title}, lifted alone", unless_there(self.file("alone"), self.alone))
+
+    def measure(self) -> None:
+        """Write the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
+        with _clock(self.contest.clock) as device:
+            data, _ = self.contest.rows_of("test", TUNING, device or self.device)
+            layout = sizes(self.contest.hidden, data)
+            first = self._made("He", layout, TUNING, data)[0]
+            rows = self._cast(data)
+            epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
+            made = {name: min(self._made(name, layout, TUNING, data)[1] for _ in range(2)) for name in STARTS}
+        facts = {"kind": "times", "contest": asdict(self.contest), "versions": versions(data)}
+        write(self.file("times"), facts | {"start_seconds": made, "epoch_seconds": epochs})
+
+    def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:
+        return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
+
+    def _cast(self, data: Dataset) -> Dataset:
+        to = getattr(torch, self.contest.precision)
+        return data._replace(x=data.x.to(to), x_test=data.x_test.to(to))
+
+    def _made(self, name: str, layout: tuple[int, ...], seed: int, data: Dataset) -> tuple[list[Affine], float]:
+        """First weights, and the seconds they took."""
+        _wait(data)
+        started = time.perf_counter()
+        weights = self.contest.start(name)(layout, seed, data)
+        _wait(data)
+        return weights, time.perf_counter() - started
+
+    def recipes(self, start: str) -> list[Recipe]:
+        """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
+        times = read(self.file("times"))
+        epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
+        budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
+        return self.contest.recipes(times["start_seconds"][start], budget, epochs)
+
+    def seconds(self, start: str, recipe: Recipe) -> float:
+        times = read(self.file("times"))
+        return float(times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)])
+
+    def _play(self, stage: Stage, start: str) -> None:
+        """Train with the recipes of this stage, and write the scores of each over seeds."""
+        if stage == "tune":
+            recipes, seeds = self.recipes(start), range(TUNING, TUNING + self.choices)
+        else:
+            recipes, seeds = [self.chosen(start).recipe], range(self.seeds)
+            recipes += [Recipe(SMALL, "constant", BATCH, self.contest.epochs)] if self.small else []
+        scores: list[list[float]] = [[] for _ in recipes]
+        for together in [[seed] for seed in seeds] if self.contest.split else [list(seeds)]:
+            data, unit = self.contest.rows_of(stage, together[0], self.device)
+            for own, found in zip(scores, self._train(start, recipes, together, data), strict=True):
+                own += [unit * score for score in found]
+        rows = [recipe._asdict() | {"scores": each} for recipe, each in zip(recipes, scores, strict=True)]
+        facts = {"kind": stage, "contest": asdict(self.contest), "start": start, "seeds": list(seeds)}
+        write(self._stage_file(stage, start), facts | {"versions": versions(data), "recipes": rows})
+
+    def _train(self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset) -> list[list[float]]:
+        """Scores of each recipe, by seed: those of one batch size and length are trained together."""
+        layout = sizes(self.contest.hidden, data)
+        first = [self._made(start, layout, seed, data)[0] for seed in seeds]
+        rows = self._cast(data)
+        found: dict[Recipe, list[float]] = {}
+        for kind in dict.fromkeys((r.batch, r.epochs) for r in recipes):
+            own = [r for r in recipes if (r.batch, r.epochs) == kind]
+            rates, schedules = [r.rate for r in own], [r.schedule for r in own]
+            networks = Together([[weights] * len(own) for weights in first], rates, rows, schedules=schedules)
+            train_together(networks, kind[1], kind[0], seeds)
+            found |= dict(zip(own, networks.scores().T.tolist(), strict=True))
+        return [found[recipe] for recipe in recipes]
+
+    def alone(self) -> None:
+        """Write what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
+        scores: dict[int, list[float]] = {self.contest.passes: [], self.contest.epochs: []}
+        seconds: dict[int, list[float]] = {passes: [] for passes in scores}
+        for seed in range(self.seeds):
+            data, unit = self.contest.rows_of("test", seed, self.device)
+            for passes, own in scores.items():
+                _wait(data)
+                started = time.perf_counter()
+                weights = starts.fenchel(sizes(self.contest.hidden, data), seed, data, passes)
+                _wait(data)
+                seconds[passes].append(time.perf_counter() - started)
+                own.append(unit * float(Together([[weights]], [0.0], data).scores()))
+        facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
+        write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
+
+    def tried(self, start: str, stage: Stage = "tune") -> list[Outcome]:
+        """Everything of a stage that is stored."""
+        rows: list[dict[str, Any]] = read(self._stage_file(stage, start))["recipes"]
+        outcomes = []
+        for row in rows:
+            recipe = Recipe(*(row[name] for name in Recipe._fields))
+            outcomes.append(Outcome(recipe, row["scores"], self.seconds(start, recipe)))
+        return outcomes
+
+    def chosen(self, start: str) -> Outcome:
+        """The recipe that is best on the held-back rows, the first of equal ones."""
+        sign = -1 if self.contest.real else 1
+        return max(self.tried(start), key=lambda each: sign * each.mean if math.isfinite(each.mean) else -math.inf)
+
+    def tested(self, start: str) -> Outcome:
+        return self.tried(start, "test")[0]
+
+    def tested_small(self, start: str) -> Outcome:
+        return self.tried(start, "test")[1]
+
+
+@contextmanager
+def _clock(clock: str) -> Iterator[str | None]:
+    """Where seconds are counted: None for where the work is done, or the CPU, with two threads."""
+    if clock == "own":
+        yield None
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
+    try:
+        yield "cpu"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _wait(data: Dataset) -> None:
+    if data.x.is_cuda:
+        torch.cuda.synchronize()

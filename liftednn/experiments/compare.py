@@ -1,0 +1,129 @@
+"""The paper's comparison on other data (its future work): `liftednn compare --data fashion`.
+
+The lifted model alone; the standard network from lifted and from random weights, at a small rate for the same epochs, and at a tuned
+rate for the same total time. Settings are chosen on held-back training rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from liftednn.experiments import datasets
+from liftednn.experiments.arena import Arena
+from liftednn.experiments.cells import named, read, short
+from liftednn.experiments.contests import SMALL, STARTS, Contest
+from liftednn.experiments.parts import do
+from liftednn.experiments.rendering import markdown, spread
+from liftednn.files import beside
+from liftednn.start import check_device
+
+__all__ = ["CHOICES", "arenas", "compare", "contests", "main", "table"]
+
+_UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
+_CONTESTS: dict[str, list[Contest]] = {
+    "mnist": [Contest("mnist", (300,)), Contest("mnist", (500, 200, 100))],
+    "fashion": [Contest("fashion", (300,)), Contest("fashion", (500, 200, 100))],
+    "cifar10": [Contest("cifar10", (300,)), Contest("cifar10", (500, 200, 100))],
+    "adult": [Contest("adult", (100,)), Contest("adult", (100, 50))],
+    "uci": [Contest(name, (100,) if "protein" in name else (50,), epochs=40) for name in _UCI],
+    "california": [Contest("california", (100,), epochs=40), Contest("california", (100, 50), epochs=40)],
+}
+CHOICES = tuple(_CONTESTS)
+_QUICK_ROWS = 600
+
+
+def contests(data: str, quick: bool = False) -> list[Contest]:
+    """Of one of `CHOICES`; quick ones are small, and show only that all works."""
+    if data not in _CONTESTS:
+        raise ValueError(f"--data must be one of {', '.join(CHOICES)}, got {data}")
+    found = _CONTESTS[data]
+    if not quick:
+        return found
+    return [Contest(found[0].data, (20,), epochs=2, rows=None if found[0].real else _QUICK_ROWS)]
+
+
+def arenas(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> list[Arena]:
+    count, choices = (seeds or 2, 1) if quick else (seeds or 5, 2)
+    return [Arena(out, contest, device, count, choices, small=True) for contest in contests(data, quick)]
+
+
+def compare(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> int:
+    """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
+    check_device(device)
+    own = arenas(out, data, device, quick, seeds)
+    for arena in own:
+        arena.check()
+    if not do([part for arena in own for part in (*arena.tuning(), *arena.testing())], out):
+        return 130
+    text = table(own, data)
+    with beside(out / f"{data}.md") as part:
+        part.write_text(text)
+    print(text)
+    return 0
+
+
+def table(own: Sequence[Arena], data: str) -> str:
+    """From the files alone, in Markdown."""
+    score = "root mean squared error, lower is better" if own[0].contest.real else "accuracy"
+    head = ["", "lifted alone", "trained through", *STARTS]
+    sections = [
+        f"# {data}: test {score}, mean ± standard deviation over {own[0].seeds} seeds",
+        f"## Rate {short(SMALL)}, the same epochs",
+        markdown(head, [_row(arena, [arena.tested_small(s).scores for s in STARTS]) for arena in own]),
+        "## Tuned, the same total time",
+        markdown(head, [_row(arena, [arena.tested(s).scores for s in STARTS]) for arena in own]),
+        "## What was chosen, and seconds in all of one network alone",
+        markdown(["", *STARTS], [[_title(a), *(_choice(a, s) for s in STARTS)] for a in own]),
+        _footer(own[0]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(arena: Arena) -> str:
+    name = arena.contest.data.removeprefix("uci/").replace("_", " ")
+    return f"{name}, {named(arena.contest.hidden)}"
+
+
+def _row(arena: Arena, scores: list[list[float]]) -> list[str]:
+    alone = list(read(arena.file("alone"))["scores"].values())
+    return [_title(arena), *map(spread, alone), *marked(scores, arena.contest.real)]
+
+
+def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
+    """The best mean in bold."""
+    means = [statistics.fmean(each) for each in scores]
+    best = min(means) if lower else max(means)
+    return [f"**{spread(s)}**" if mean == best else spread(s) for s, mean in zip(scores, means, strict=True)]
+
+
+def _choice(arena: Arena, start: str) -> str:
+    chosen = arena.tested(start)
+    return f"{chosen.recipe}: {chosen.seconds:.2f} s"
+
+
+def _footer(arena: Arena) -> str:
+    known = read(arena.file("times"))["versions"]
+    return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The same command where typer is not installed."""
+    parser = argparse.ArgumentParser("compare", description="Lifted against random first weights, on other data.")
+    parser.add_argument("--data", choices=CHOICES, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/compare"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int)
+    given = parser.parse_args(arguments)
+    try:
+        return compare(given.out, given.data, given.device, given.quick, given.seeds)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

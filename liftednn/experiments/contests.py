@@ -1,0 +1,122 @@
+"""Contests of first weights at equal total time (beyond sec. 7: other data, tuned rates): what is fought over, and with which rows.
+
+A contest is a data set, an architecture and a budget: the seconds in which lifted weights are made and then trained for so many epochs
+of batch 100. Every start may spend them as it likes: its recipe, a rate, a schedule and a batch size, with as many epochs as fit, is
+chosen on training rows that are held back. Then, once, with seeds that no choice has seen, it is run on the test rows. arena.py does it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal, NamedTuple
+
+import torch
+
+from liftednn.experiments import starts
+from liftednn.experiments.batched import Schedule
+from liftednn.experiments.cells import named, short
+from liftednn.experiments.datasets import Dataset, california, load, uci
+from liftednn.experiments.starts import Sizes, Start
+
+__all__ = ["BATCH", "CONTROL", "LIFTED", "RANDOM", "SMALL", "STARTS", "TUNING", "Contest", "Recipe", "Stage"]
+
+LIFTED, CONTROL = "Lifted", "He + fitted head"
+RANDOM: dict[str, Start] = {"Xavier": starts.xavier, "He": starts.he, "LSUV": starts.lsuv}
+STARTS = (*RANDOM, CONTROL, LIFTED)
+BATCH, SMALL = 100, 1e-5
+RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+TUNING = 100  # choices are made with seeds from here on, tests with those from 0 on
+_HELD, _SHARE = 10_000, 6  # rows held back: at most so many, and one in so many
+
+Stage = Literal["tune", "test"]
+
+
+class Recipe(NamedTuple):
+    """How to train: the rate of Adam, what becomes of it, rows per step, passes over them."""
+
+    rate: float
+    schedule: Schedule
+    batch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{short(self.rate)} {self.schedule}, batch {self.batch}, {self.epochs} epochs"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What is fought over.
+
+    data        a name of `datasets.load`
+    hidden      widths of the hidden layers
+    epochs      of batch 100 from the lifted weights: with the time of making those, the budget
+    rows        training rows, drawn anew for each seed; None for all
+    precision   of the standard networks' training: weights, optimiser and all
+    batches     sizes that a recipe may have
+    passes      of the lifted phase
+    clock       whose seconds the budget counts: of the machine's own device, or of two threads of its CPU
+    """
+
+    data: str
+    hidden: Sizes
+    epochs: int = 17
+    rows: int | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    batches: tuple[int, ...] = (BATCH,)
+    passes: int = 3
+    clock: Literal["own", "cpu"] = "own"
+
+    @property
+    def title(self) -> str:
+        """As a folder's name."""
+        parts = [self.data.replace("/", "-"), named(self.hidden), f"{self.epochs}-epochs"]
+        parts += [f"{self.passes}-passes"] if self.passes != 3 else []
+        parts += [f"{self.rows}-rows"] if self.rows else []
+        parts += [self.precision] if self.precision != "float32" else []
+        return "_".join([*parts, *(["cpu-clock"] if self.clock == "cpu" else [])])
+
+    @property
+    def real(self) -> bool:
+        """Regression, scored by the root mean squared error: lower is better."""
+        return self.data.startswith("uci/") or self.data == "california"
+
+    @property
+    def split(self) -> bool:
+        """Whether every seed has training rows of its own."""
+        return self.real or self.rows is not None
+
+    def rows_of(self, stage: Stage, seed: int, device: str) -> tuple[Dataset, float]:
+        """To train on and to score on; real responses are standardised, and what 1 then is in their own units comes with them."""
+        data = _loaded(self.data, seed % TUNING)
+        order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed if self.split else 0))
+        held = min(_HELD, len(order) - self.rows if self.rows else len(order) // _SHARE)
+        back, rest = order[:held], order[held:]
+        kept = rest[: self.rows] if self.rows else rest if stage == "tune" else order
+        if stage == "tune":
+            data = data._replace(x_test=data.x[back], y_test=data.y[back])
+        data = data._replace(x=data.x[kept], y=data.y[kept])
+        unit = float(data.y.double().std(correction=0)) if self.real else 1.0
+        if self.real:
+            mean = data.y.mean()
+            data = data._replace(y=(data.y - mean) / unit, y_test=(data.y_test - mean) / unit)
+        return Dataset(*(part.to(device) for part in data)), unit
+
+    def start(self, name: str) -> Start:
+        lifted: dict[str, Start] = {CONTROL: starts.fitted_head, LIFTED: partial(starts.fenchel, passes=self.passes)}
+        return (RANDOM | lifted)[name]
+
+    def recipes(self, start_seconds: float, budget: float, epoch_seconds: dict[int, float]) -> list[Recipe]:
+        """All that a start may choose from. What it has left of the budget is rounded up to whole epochs."""
+        counts = {b: max(1, math.ceil((budget - start_seconds) / epoch_seconds[b] - 1e-9)) for b in self.batches}
+        return [Recipe(rate, s, b, counts[b]) for b in self.batches for rate in RATES for s in SCHEDULES]
+
+
+@cache
+def _loaded(name: str, split: int) -> Dataset:
+    """With the seed's own split, where a data set has several; one for all otherwise."""
+    if name.startswith("uci/"):
+        return uci(name.removeprefix("uci/"), split)
+    return california(split) if name == "california" else load(name)

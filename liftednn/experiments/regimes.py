@@ -1,0 +1,152 @@
+"""Where lifted weights help most, at tuned rates and equal total time: `liftednn regimes`.
+
+Settings of several kinds are tried on held-back training rows: few epochs, by the seconds of a GPU or of a CPU, deep and narrow networks,
+few rows, low precision. Those where the lifted weights lead the best of the others by more than two standard deviations are then run
+once on the test rows, with fresh seeds. All that was tried is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from liftednn.experiments.arena import Arena, Outcome
+from liftednn.experiments.cells import named
+from liftednn.experiments.contests import LIFTED, STARTS, Contest
+from liftednn.experiments.parts import do
+from liftednn.experiments.rendering import markdown, spread
+from liftednn.files import beside
+from liftednn.start import check_device
+
+__all__ = ["REGIMES", "lead", "main", "promising", "regimes", "table"]
+
+_DEVIATIONS = 2.0
+_BATCHES = (100, 500)
+_NETS = ((300,), (500, 200, 100))
+_DEEP = (100,) * 10
+REGIMES: dict[str, list[Contest]] = {
+    "few epochs": [Contest(data, hidden, 1, batches=_BATCHES) for data in ("mnist", "fashion") for hidden in _NETS],
+    "few epochs on a CPU": [
+        *(Contest(data, h, 1, batches=_BATCHES, clock="cpu") for data in ("mnist", "fashion") for h in _NETS),
+        *(
+            Contest(data, h, 1, batches=_BATCHES, passes=10, clock="cpu")
+            for data in ("mnist", "fashion")
+            for h in _NETS
+        ),
+        Contest("cifar10", (300,), 1, batches=_BATCHES, clock="cpu"),
+    ],
+    "deep": [Contest(data, _DEEP, 3, batches=_BATCHES) for data in ("mnist", "fashion")],
+    "narrow": [Contest(data, (20, 20), 3, batches=_BATCHES) for data in ("mnist", "fashion")],
+    "few rows": [Contest(data, (300,), rows=rows) for data in ("mnist", "fashion") for rows in (1000, 6000)],
+    "low precision": [
+        Contest(data, hidden, 3, precision="bfloat16", batches=_BATCHES)
+        for data in ("mnist", "fashion")
+        for hidden in _NETS
+    ],
+}
+
+
+def regimes(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int = 5, choices: int = 3) -> int:
+    """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
+    check_device(device)
+    unknown = set(only) - set(REGIMES)
+    if unknown:
+        raise ValueError(f"--only takes {', '.join(REGIMES)}, got {', '.join(sorted(unknown))}")
+    wanted = {kind: all_ for kind, all_ in REGIMES.items() if not only or kind in only}
+    own = {kind: [Arena(out, contest, device, seeds, choices) for contest in all_] for kind, all_ in wanted.items()}
+    every = [arena for all_ in own.values() for arena in all_]
+    for arena in every:
+        arena.check()
+    if not do([part for arena in every for part in arena.tuning()], out):
+        return 130
+    held = [arena for arena in every if promising(arena)]
+    if not do([part for arena in held for part in arena.testing()], out):
+        return 130
+    text = table(own)
+    with beside(out / "regimes.md") as part:
+        part.write_text(text)
+    print(text)
+    return 0
+
+
+def rival(arena: Arena, outcome: Callable[[str], Outcome]) -> str:
+    """The best of the other starts."""
+    others = [start for start in STARTS if start != LIFTED]
+    return max(others, key=lambda start: outcome(start).mean)
+
+
+def lead(ours: Outcome, theirs: Outcome) -> tuple[float, float]:
+    """How far ahead, and that in standard deviations of a difference between two runs."""
+    gap, noise = ours.mean - theirs.mean, math.hypot(ours.deviation, theirs.deviation)
+    return gap, gap / noise if noise else math.copysign(math.inf, gap)
+
+
+def promising(arena: Arena) -> bool:
+    """Whether the lifted weights lead on the held-back rows."""
+    return lead(arena.chosen(LIFTED), arena.chosen(rival(arena, arena.chosen)))[1] > _DEVIATIONS
+
+
+def table(own: dict[str, list[Arena]]) -> str:
+    """From the files alone, in Markdown: every setting that was tried, and the test of those that led."""
+    every = [arena for all_ in own.values() for arena in all_]
+    held = [arena for arena in every if promising(arena)]
+    won = [arena for arena in held if _judged(arena, arena.tested)[1] > _DEVIATIONS]
+    head = ["", "setting", "lifted", "best other", "", "lead", "deviations"]
+    tried = [[kind, *_row(arena, arena.chosen)] for kind, all_ in own.items() for arena in all_]
+    tested = [[kind, *_row(arena, arena.tested)] for kind, all_ in own.items() for arena in all_ if arena in held]
+    sections = [
+        "# Where lifted weights help at tuned settings and equal total time",
+        f"{len(every)} settings, {len(held)} with a lead of more than {_DEVIATIONS:g} standard deviations on held-back rows, "
+        f"{len(won)} of which have one on the test rows too.",
+        f"## Tried on held-back rows, {every[0].choices} seeds",
+        markdown(head, tried),
+        f"## Tested once, {every[0].seeds} fresh seeds",
+        markdown(head, tested),
+        "## What was chosen for those tested, and seconds in all of one network alone",
+        markdown(["", LIFTED, "best other"], [_choices(arena) for arena in held]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _judged(arena: Arena, outcome: Callable[[str], Outcome]) -> tuple[float, float]:
+    return lead(outcome(LIFTED), outcome(rival(arena, outcome)))
+
+
+def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
+    other, (gap, deviations) = rival(arena, outcome), _judged(arena, outcome)
+    ahead = f"**{deviations:+.1f}**" if deviations > _DEVIATIONS else f"{deviations:+.1f}"
+    scores = [spread(outcome(LIFTED).scores), spread(outcome(other).scores)]
+    return [_title(arena.contest), *scores, other, f"{gap:+.4f}", ahead]
+
+
+def _choices(arena: Arena) -> list[str]:
+    told = [arena.tested(start) for start in (LIFTED, rival(arena, arena.tested))]
+    return [_title(arena.contest), *(f"{each.recipe}: {each.seconds:.2f} s" for each in told)]
+
+
+def _title(contest: Contest) -> str:
+    hidden = named(contest.hidden) if len(set(contest.hidden)) > 1 else f"{len(contest.hidden)} x {contest.hidden[0]}"
+    parts = [contest.data, hidden, f"{contest.epochs} epoch{'s' * (contest.epochs > 1)}"]
+    parts += [f"{contest.passes} passes"] if contest.passes != 3 else []
+    parts += [f"{contest.rows} rows"] if contest.rows else []
+    return ", ".join([*parts, *([contest.precision] if contest.precision != "float32" else [])])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The same command where typer is not installed."""
+    parser = argparse.ArgumentParser("regimes", description="Where lifted first weights help most, at tuned settings.")
+    parser.add_argument("--out", type=Path, default=Path("results/regimes"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", action="append", choices=tuple(REGIMES), default=[])
+    given = parser.parse_args(arguments)
+    try:
+        return regimes(given.out, given.device, given.only)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
