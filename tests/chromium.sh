@@ -17,7 +17,7 @@ for tool in npm node; do command -v "$tool" >/dev/null || fail "$tool, which fet
 part=$(mktemp -d)
 trap 'rm -rf "$part"' EXIT
 timeout 180 npm pack "$package@$version" --loglevel error --cache "$part/cache" --pack-destination "$part" >/dev/null 2>"$part/errors" ||
-  fail "npm could not fetch $package@$version: $(grep -m 1 -v " code " "$part/errors")"
+  fail "npm could not fetch $package@$version: $(head -c 300 "$part/errors" | tr '\n' ' ')"
 echo "$sha512  $(ls "$part"/*.tgz)" | sha512sum --check --status || fail "$package@$version is not the file that it was: its checksum differs"
 tar -xzf "$part"/*.tgz -C "$part" package/bin
 node -e '
