@@ -32,7 +32,7 @@
     const kind = (name) => ({ scope: "col", ...(texts.includes(name) ? { class: "text" } : {}) });
     const heads = tag("tr", {}, ...head.map((name) => tag("th", kind(name), name)));
     const lines = rows.map(([name, ...cells]) => tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
-    const made = tag("table", {}, tag("caption", {}, title), tag("thead", {}, heads), tag("tbody", {}, ...lines));
+    const made = tag("table", {}, tag("caption", {}, tag("span", {}, title)), tag("thead", {}, heads), tag("tbody", {}, ...lines));
     return tag("div", { class: "scroll" }, made);
   }
 
