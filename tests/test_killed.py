@@ -50,8 +50,9 @@ def command(out: Path, log: Path) -> None:
 
 def started(out: Path, log: Path) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    # optuna and dynamo are imported at their first use, which would be in every process.
-    context.set_forkserver_preload(["liftednn.experiments.table1", "liftednn.cli", "optuna", "torch._dynamo"])
+    # What is imported at its first use would else be imported in every process.
+    late = ["optuna", "torch._dynamo", "pydantic.type_adapter", "pytest"]
+    context.set_forkserver_preload(["liftednn.experiments.table1", "liftednn.cli", *late])
     process = context.Process(target=command, args=(out, log), daemon=True)
     process.start()
     return process
