@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
+.PHONY: setup demo chromium test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
 	bench-variants bench-streaming bench-gpu bench-estimators bench-init figures clean
 
 setup: $(VENV)/.ready
@@ -22,6 +22,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/python -m liftednn.experiments.demo
+
+# For the test of the report page in a browser, which is skipped without one.
+chromium:
+	tests/chromium.sh
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered

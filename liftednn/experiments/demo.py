@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -23,12 +25,20 @@ from liftednn.bcd import Record
 from liftednn.experiments.datasets import Dataset, mnist
 from liftednn.minibatch import Pass
 
-__all__ = ["main"]
+__all__ = ["NEXT", "main"]
 
 _SIZES = [784, 300, 10]
 _SWEEPS, _PASSES, _EPOCHS, _RATE = 6, 8, 3, 1e-4
 # Table 1 of the paper, 300 hidden units: "Our Model", and NN[Xavier] and NN[Lifted] after 17 epochs at rate 1e-5.
 _PAPER = "0.898 ± 0.005 lifted alone; standard network from Xavier 0.923 ± 0.005, from lifted 0.962 ± 0.003 (17 epochs at 1e-5)"
+# What to run next, and what it gives.
+NEXT = {
+    "table1 --quick": "Table 1 of the paper, small: one architecture, one seed",
+    "report results/table1-quick --out report.html": "its tables and curves, as one page to open in a browser",
+    "table1": "all of Table 1, faster with --device cuda; stop it at any moment, and the same command goes on",
+    "figure1 results/table1 --out figure1.png": "Figure 1, from the files of Table 1",
+    "report results/table1 --out report.html": "all of it, as one page",
+}
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -47,6 +57,19 @@ def main(arguments: Sequence[str] = ()) -> None:
     console.print(f"the paper's row (300): {_PAPER}")
     _draw({name: solution.history for name, (_, solution) in runs.items()}, curves, out)
     console.print(f"picture: {out}; {time.perf_counter() - started:.0f} s in all")
+    console.print(_next(), soft_wrap=True, highlight=False)
+
+
+def _next() -> str:
+    """Lines that a shell takes as they are."""
+    told = (f"# {gives}\n{_program()} {command}" for command, gives in NEXT.items())
+    return "\n".join(("\nFrom here:", *told))
+
+
+def _program() -> str:
+    """How this very installation is called: by its name where the shell finds it, by its path elsewhere."""
+    own = Path(sys.executable).with_name("liftednn")
+    return "liftednn" if shutil.which("liftednn") or not own.exists() else os.path.relpath(own)
 
 
 def _accuracy(scores: Tensor, y: Tensor) -> float:

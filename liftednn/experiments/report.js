@@ -24,35 +24,52 @@
   const nets = () => chosen("net", facts.architectures);
   const rates = () => chosen("rate", facts.rates);
   const timed = () => byId("across").value === "seconds";
+  const logarithmic = () => byId("scale").value === "error";
   const find = (net, start, rate) =>
     facts.cells.find((cell) => cell.net === net && cell.start === start && cell.rate === rate);
 
-  function grid(title, head, rows) {
-    const heads = tag("tr", {}, ...head.map((name) => tag("th", { scope: "col" }, name)));
+  function grid(title, head, rows, texts = []) {
+    const kind = (name) => ({ scope: "col", ...(texts.includes(name) ? { class: "text" } : {}) });
+    const heads = tag("tr", {}, ...head.map((name) => tag("th", kind(name), name)));
     const lines = rows.map(([name, ...cells]) => tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
-    const made = tag("table", {}, tag("caption", {}, title), tag("thead", {}, heads), tag("tbody", {}, ...lines));
+    const made = tag("table", {}, tag("caption", {}, tag("span", {}, title)), tag("thead", {}, heads), tag("tbody", {}, ...lines));
     return tag("div", { class: "scroll" }, made);
   }
 
-  function entry(cell, top, most) {
+  // The paper's figure has a place in every cell of a table that has any, so that figures stand below each other.
+  function entry(cell, top, most, beside) {
     if (!cell) return tag("td", {});
     const told = spread(cell), made = tag("td", { title: several(cell.n, "seed") });
     made.append(cell.mean === top ? tag("strong", {}, told) : told);
-    if (cell.paper !== null) made.append(" [" + fixed(cell.paper, 3) + "]");
     if (cell.n < most) made.append(tag("small", {}, " (" + several(cell.n, "seed") + ")"));
+    if (beside) made.append(tag("span", { class: "paper" }, cell.paper === null ? "" : " [" + fixed(cell.paper, 3) + "]"));
     return made;
   }
 
+  // One row for each start, since there are many, and one column for each architecture.
   function accuracies(rate, starts, phases) {
     const most = Math.max(...facts.cells.map((cell) => cell.n));
-    const rows = nets().map((net) => {
-      const alone = phases.map((name) => facts.alone.find((cell) => cell.net === net && cell.start === name));
-      const cells = [...alone, ...starts.map((name) => find(net, name, rate))];
-      const top = Math.max(...cells.map((cell) => cell?.mean ?? -1));
-      return [net, ...cells.map((cell) => entry(cell, top, most))];
-    });
+    const alone = (name) => nets().map((net) => facts.alone.find((cell) => cell.net === net && cell.start === name));
+    const trained = (name) => nets().map((net) => find(net, name, rate));
+    const rows = [...phases.map((name) => [facts.phases[name], ...alone(name)]),
+      ...starts.map((name) => [name, ...trained(name)])].filter(([, ...cells]) => cells.some(Boolean));
+    const tops = nets().map((_, place) => Math.max(...rows.map((row) => row[place + 1]?.mean ?? -1)));
+    const beside = rows.some(([, ...cells]) => cells.some((cell) => cell && cell.paper !== null));
+    const told = (cell, place) => entry(cell, tops[place], most, beside);
+    const shown = rows.map(([name, ...cells]) => [name, ...cells.map(told)]);
     const title = "Rate " + rate + (phases.length ? "" : ", as printed: stochastic gradients, sigma^2 = 0.1");
-    return grid(title, ["Architecture", ...phases.map((name) => facts.phases[name]), ...starts], rows);
+    return grid(title, ["First weights", ...nets()], shown);
+  }
+
+  // A network's time depends on its rate in nothing but noise: of equal starts, the first rate that has one.
+  function seconds() {
+    const some = (net, start) => facts.cells.find((cell) => cell.net === net && cell.start === start);
+    const epochs = (cell) => cell.means.length - 1, fewest = Math.min(...facts.cells.map(epochs));
+    const told = (cell) => [...(epochs(cell) > fewest ? [tag("small", {}, several(epochs(cell), "epoch") + ", ")] : []),
+      fixed(cell.start_seconds + epochs(cell) * cell.epoch_seconds, 2)];
+    const cells = (name) => nets().map((net) => tag("td", {}, ...(some(net, name) ? told(some(net, name)) : [])));
+    const rows = facts.starts.map(({ name }) => [name, ...cells(name)]);
+    byId("seconds").replaceChildren(grid(several(fewest, "epoch"), ["First weights", ...nets()], rows));
   }
 
   function tables() {
@@ -83,20 +100,30 @@
   function scales(all) {
     const far = Math.max(...all.map((point) => point.x)) || 1;
     const low = Math.max(0, Math.min(...all.map((point) => point.low)));
-    const high = Math.max(low + 0.01, Math.min(1, Math.max(...all.map((point) => point.high))));
+    // Where all are right, an error of one in 10,000 is as near to none as a logarithm gets.
+    const high = Math.max(low + 0.01, Math.min(logarithmic() ? 0.9999 : 1, Math.max(...all.map((point) => point.high))));
     const within = (value) => Math.min(Math.max(value, low), high);
+    const level = (value) => (logarithmic() ? -Math.log(1 - within(value)) : within(value));
     return {
       far, low, high,
       x: (value) => LEFT + (value / far) * (RIGHT - LEFT),
-      y: (value) => BOTTOM - ((within(value) - low) / (high - low)) * (BOTTOM - TOP),
+      y: (value) => BOTTOM - ((level(value) - level(low)) / (level(high) - level(low))) * (BOTTOM - TOP),
     };
   }
 
+  // Accuracies to mark, and what stands there: themselves, or the errors 1, 0.5, 0.2, 0.1, 0.05 and so on.
+  function levels(scale) {
+    if (!logarithmic()) return ticks(scale.low, scale.high).map((value) => [value, brief(value)]);
+    const errors = [0, 1, 2, 3, 4].flatMap((power) => [1, 0.5, 0.2].map((each) => each * 10 ** -power));
+    const within = errors.filter((error) => 1 - error >= scale.low - 1e-9 && 1 - error <= scale.high + 1e-9);
+    return within.map((error) => [1 - error, brief(error)]);
+  }
+
   function axes(drawing, scale) {
-    for (const value of ticks(scale.low, scale.high)) {
+    for (const [value, told] of levels(scale)) {
       const y = scale.y(value);
       drawing.append(shape("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y, y2: y }),
-        shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, brief(value)));
+        shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, told));
     }
     for (const value of ticks(0, scale.far, timed() ? 0 : 1)) {
       const x = scale.x(value);
@@ -131,17 +158,23 @@
     const scale = scales(all);
     axes(drawing, scale);
     drawing.append(shape("text", { x: (LEFT + RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, label));
-    for (const { start, seen } of lines) drawing.append(...line(start, seen, scale));
-    hover(drawing, all, scale);
+    const curves = new Map(lines.map(({ start, seen }) => [start.name, line(start, seen, scale)]));
+    drawing.append(...[...curves.values()].flat());
+    hover(drawing, all, scale, curves);
     return drawing;
   }
 
-  function hover(drawing, all, scale) {
+  function hover(drawing, all, scale, curves) {
     const mark = shape("circle", { r: 4, class: "mark", visibility: "hidden" });
     drawing.append(mark);
+    const stress = (chosen) => {
+      for (const [name, parts] of curves)
+        for (const part of parts) part.setAttribute("opacity", chosen === null || chosen === name ? 1 : 0.25);
+    };
     const leave = () => {
       byId("tip").hidden = true;
       mark.setAttribute("visibility", "hidden");
+      stress(null);
     };
     const move = (event) => {
       const box = drawing.getBoundingClientRect(), unit = W / box.width;
@@ -150,6 +183,7 @@
       const near = all.reduce((best, point) => (far(point) < far(best) ? point : best));
       if (far(near) > 40) return leave();
       fill(mark, { cx: scale.x(near.x), cy: scale.y(near.mean), visibility: "visible" }, []);
+      stress(near.cell.start);
       tell(near, event);
     };
     drawing.addEventListener("pointermove", move);
@@ -160,7 +194,7 @@
   function tell(point, event) {
     const tip = byId("tip"), spreads = point.sd === null ? "one seed" : "sd " + fixed(point.sd);
     tip.textContent = [point.cell.start, `epoch ${point.epoch}, ${brief(point.seconds)} s`,
-      `mean ${fixed(point.mean)}`, `${spreads} (${several(point.cell.n, "seed")})`].join("\n");
+      `accuracy ${fixed(point.mean)}`, `${spreads} (${several(point.cell.n, "seed")})`].join("\n");
     tip.hidden = false;
     const right = window.innerWidth - tip.offsetWidth - 8;
     tip.style.left = Math.max(0, Math.min(event.clientX + 14, right)) + "px";
@@ -169,6 +203,7 @@
 
   function picture() {
     byId("tip").hidden = true;
+    byId("measure").textContent = logarithmic() ? "Test error" : "Test accuracy";
     byId("axis").textContent = timed() ? "seconds" : "epochs";
     byId("figure").replaceChildren(...nets().flatMap((net) => rates().map((rate) => panel(net, rate))));
   }
@@ -188,13 +223,22 @@
   }
 
   // Rows that need not have the same fields: a blank where one is missing.
-  function records(id, title, rows, bold = () => false) {
-    if (!rows.length) return byId(id).append(tag("p", {}, "None is stored."));
+  function records(title, rows, bold = () => false) {
+    if (!rows.length) return tag("p", {}, "None is stored.");
     const head = [...new Set(rows.flatMap(Object.keys))].filter((name) => name !== "best");
-    const cell = (row, name) => tag("td", {}, bold(row, name) ? tag("strong", {}, brief(row[name])) : brief(row[name]));
+    const texts = head.filter((name) => rows.some((row) => typeof row[name] === "string"));
+    const cell = (row, name) => tag("td", texts.includes(name) ? { class: "text" } : {},
+      bold(row, name) ? tag("strong", {}, brief(row[name])) : brief(row[name]));
     const lines = rows.map((row) => [brief(row[head[0]]), ...head.slice(1).map((name) => cell(row, name))]);
-    const words = head.map((name) => name.replaceAll("_", " "));
-    byId(id).append(grid(title, words, lines));
+    const words = (names) => names.map((name) => name.replaceAll("_", " "));
+    return grid(title, words(head), lines, words(texts));
+  }
+
+  function details() {
+    const own = (rows) => rows.filter((row) => nets().includes(row.architecture));
+    const best = (row, name) => row.best.includes(name);
+    byId("settings").replaceChildren(records("By architecture and start", own(facts.settings)));
+    byId("trials").replaceChildren(records("In the order in which they were run", own(facts.trials), best));
   }
 
   function options(id, names, first) {
@@ -203,22 +247,19 @@
   }
 
   const count = facts.cells.reduce((sum, cell) => sum + cell.n, 0);
-  byId("run").textContent = facts.run;
   byId("about").textContent =
-    `Standard networks trained from several first weights: ${several(count, "network")}, in ` +
-    `${several(facts.architectures.length, "architecture")} at ${several(facts.rates.length, "rate")}.`;
+    `Run ${facts.run}: ${several(count, "standard network")} in ${several(facts.architectures.length, "architecture")}, ` +
+    `trained at ${several(facts.rates.length, "rate")} from ${several(facts.starts.length, "kind")} of first weights.`;
   byId("reading").textContent =
-    "After the last epoch: mean ± standard deviation over seeds, the best of a row in bold, the paper's figure in " +
-    "brackets, a blank where nothing is stored. " + Object.values(facts.phases).join(" and ") +
+    "After the last epoch: mean ± standard deviation over seeds, the best of a column in bold, the paper's figure in " +
+    "brackets. " + Object.values(facts.phases).join(" and ") +
     ": the lifted phase with no epoch after it.";
   options("net", facts.architectures, "all");
   options("rate", facts.rates, facts.rates[0]);
   legend();
-  records("settings", "By architecture and start", facts.settings);
-  records("trials", "In the order in which they were run", facts.trials, (row, name) => row.best.includes(name));
-  records("versions", "Versions, devices and seeds", facts.versions);
-  if (Object.keys(facts.plan).length) records("versions", "Plan", [facts.plan]);
-  const draw = () => { tables(); picture(); };
-  for (const id of ["net", "rate", "across"]) byId(id).addEventListener("change", draw);
+  byId("versions").append(records("Versions, devices and seeds", facts.versions));
+  if (Object.keys(facts.plan).length) byId("versions").append(records("Plan", [facts.plan]));
+  const draw = () => { tables(); seconds(); details(); picture(); };
+  for (const id of ["net", "rate", "across", "scale"]) byId(id).addEventListener("change", draw);
   draw();
 })();
