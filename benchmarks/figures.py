@@ -285,6 +285,32 @@ def table1() -> list[str]:
     return [line for body in tables for line in (*body, "")][:-1]
 
 
+def tables(path: Path, *titles: str) -> list[str]:
+    """The tables under these headings of a rendered file; the heading goes into the first cell."""
+    found: list[str] = []
+    for title, body in re.findall(r"## ([^\n]+)\n\n(\|.*?)\n(?:\n|\Z)", path.read_text(), re.DOTALL):
+        if title in titles:
+            head, *rest = body.splitlines()
+            found += [head.replace("|  |", f"| {title} |", 1), *rest, ""]
+    return found
+
+
+def compare() -> list[str]:
+    """As `liftednn compare` renders them, one data set after the other."""
+    found = []
+    for name in ("mnist", "fashion", "cifar10", "adult", "california", "uci"):
+        path = RESULTS / "compare" / f"{name}.md"
+        found += tables(path, "Rate 1e-5, the same epochs", "Tuned, the same total time") if path.exists() else []
+    return found[:-1]
+
+
+def regimes() -> list[str]:
+    """As `liftednn regimes` renders them."""
+    path = RESULTS / "regimes" / "regimes.md"
+    titles = re.findall("## (.+)", path.read_text())
+    return tables(path, *titles)[:-1]
+
+
 def render(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         tables = ["\n".join(globals()[name.strip()]()) for name in match[2].split(",")]

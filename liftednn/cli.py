@@ -39,6 +39,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
 Task = StrEnum("Task", "auto classification regression")
 Place = StrEnum("Place", "cpu cuda")
+Sets = StrEnum("Sets", "mnist fashion cifar10 adult uci california")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
@@ -163,6 +164,38 @@ def table1(
     code = run.table1(plan, device.value, quick)
     if code:
         sys.exit(code)  # what was interrupted has said so itself, and its files stay
+
+
+@app.command(epilog="Example:  liftednn compare --data fashion --device cuda")
+def compare(
+    data: Annotated[Sets, typer.Option(help="What to compare on; uci is eight regression sets.")],
+    out: Annotated[Path, typer.Option(help="The folder for figures and tables.")] = Path("results/compare"),
+    device: Device = Place.cpu,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and short, to see that all works.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Of the test; by default 5.")] = None,
+) -> None:
+    """Standard networks from lifted and from random weights on other data, at a small rate and at a tuned one for the same total time.
+    Stop at any moment, and the same command goes on."""
+    from liftednn.experiments.compare import compare as run
+
+    code = run(out, data.value, device.value, quick, seeds)
+    if code:
+        sys.exit(code)
+
+
+@app.command(epilog="Example:  liftednn regimes --device cuda")
+def regimes(
+    out: Annotated[Path, typer.Option(help="The folder for figures and table.")] = Path("results/regimes"),
+    device: Device = Place.cpu,
+    only: Annotated[list[str] | None, typer.Option(help="A kind of setting, as 'few rows'; again for more.")] = None,
+) -> None:
+    """Where lifted weights help most at tuned settings and equal total time: tried on held-back rows, tested once with fresh seeds.
+    Hours without a GPU. Stop at any moment, and the same command goes on."""
+    from liftednn.experiments.regimes import regimes as run
+
+    code = run(out, device.value, only or ())
+    if code:
+        sys.exit(code)
 
 
 @app.command(epilog="Example:  liftednn figure1 results/table1 --out figure1.png")

@@ -75,7 +75,10 @@ class Arena:
             "choices": self.choices,
             "small": self.small,
         }
-        facts = json.loads(json.dumps(facts | {"device": self.device}))
+        place = (
+            self.device if self.contest.clock == "own" else "any"
+        )  # the clock is the CPU's wherever networks are trained
+        facts = json.loads(json.dumps(facts | {"device": place}))
         stored = read(self.file("contest")) if self.file("contest").exists() else facts
         for name, value in facts.items():
             if stored.get(name) != value:
@@ -187,6 +190,10 @@ class Arena:
                 own.append(unit * float(Together([[weights]], [0.0], data).scores()))
         facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
         write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
+
+    def whole(self, stage: Stage) -> bool:
+        """Whether every start has been through a stage."""
+        return all(self._stage_file(stage, start).exists() for start in STARTS)
 
     def tried(self, start: str, stage: Stage = "tune") -> list[Outcome]:
         """Everything of a stage that is stored."""

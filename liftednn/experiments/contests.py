@@ -58,6 +58,7 @@ class Contest:
     batches     sizes that a recipe may have
     passes      of the lifted phase
     clock       whose seconds the budget counts: of the machine's own device, or of two threads of its CPU
+    standard    whether all starts are given inputs whose columns are standardised
     """
 
     data: str
@@ -68,6 +69,7 @@ class Contest:
     batches: tuple[int, ...] = (BATCH,)
     passes: int = 3
     clock: Literal["own", "cpu"] = "own"
+    standard: bool = False
 
     @property
     def title(self) -> str:
@@ -76,6 +78,7 @@ class Contest:
         parts += [f"{self.passes}-passes"] if self.passes != 3 else []
         parts += [f"{self.rows}-rows"] if self.rows else []
         parts += [self.precision] if self.precision != "float32" else []
+        parts += ["standardised"] if self.standard else []
         return "_".join([*parts, *(["cpu-clock"] if self.clock == "cpu" else [])])
 
     @property
@@ -98,6 +101,10 @@ class Contest:
         if stage == "tune":
             data = data._replace(x_test=data.x[back], y_test=data.y[back])
         data = data._replace(x=data.x[kept], y=data.y[kept])
+        if self.standard:
+            mean, scale = data.x.mean(0), data.x.std(0)
+            scale[scale == 0] = 1.0
+            data = data._replace(x=(data.x - mean) / scale, x_test=(data.x_test - mean) / scale)
         unit = float(data.y.double().std(correction=0)) if self.real else 1.0
         if self.real:
             mean = data.y.mean()

@@ -11,6 +11,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from liftednn.experiments.arena import Arena, Outcome
@@ -21,7 +22,7 @@ from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
 from liftednn.start import check_device
 
-__all__ = ["REGIMES", "lead", "main", "promising", "regimes", "table"]
+__all__ = ["REGIMES", "arenas", "lead", "main", "promising", "regimes", "table", "write_table"]
 
 _DEVIATIONS = 2.0
 _BATCHES = (100, 500)
@@ -38,6 +39,9 @@ REGIMES: dict[str, list[Contest]] = {
         ),
         Contest("cifar10", (300,), 1, batches=_BATCHES, clock="cpu"),
     ],
+    "standardised, on a CPU": [
+        Contest(data, (300,), 1, batches=_BATCHES, clock="cpu", standard=True) for data in ("fashion", "mnist")
+    ],
     "deep": [Contest(data, _DEEP, 3, batches=_BATCHES) for data in ("mnist", "fashion")],
     "narrow": [Contest(data, (20, 20), 3, batches=_BATCHES) for data in ("mnist", "fashion")],
     "few rows": [Contest(data, (300,), rows=rows) for data in ("mnist", "fashion") for rows in (1000, 6000)],
@@ -49,14 +53,13 @@ REGIMES: dict[str, list[Contest]] = {
 }
 
 
+Arenas = dict[str, list[Arena]]
+
+
 def regimes(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int = 5, choices: int = 3) -> int:
     """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
     check_device(device)
-    unknown = set(only) - set(REGIMES)
-    if unknown:
-        raise ValueError(f"--only takes {', '.join(REGIMES)}, got {', '.join(sorted(unknown))}")
-    wanted = {kind: all_ for kind, all_ in REGIMES.items() if not only or kind in only}
-    own = {kind: [Arena(out, contest, device, seeds, choices) for contest in all_] for kind, all_ in wanted.items()}
+    own = arenas(out, device, only, seeds, choices)
     every = [arena for all_ in own.values() for arena in all_]
     for arena in every:
         arena.check()
@@ -65,11 +68,23 @@ def regimes(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int
     held = [arena for arena in every if promising(arena)]
     if not do([part for arena in held for part in arena.testing()], out):
         return 130
+    print(write_table(out, own))
+    return 0
+
+
+def write_table(out: Path, own: Arenas) -> str:
     text = table(own)
     with beside(out / "regimes.md") as part:
         part.write_text(text)
-    print(text)
-    return 0
+    return text
+
+
+def arenas(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int = 5, choices: int = 3) -> Arenas:
+    unknown = set(only) - set(REGIMES)
+    if unknown:
+        raise ValueError(f"--only takes {', '.join(REGIMES)}, got {', '.join(sorted(unknown))}")
+    wanted = {kind: all_ for kind, all_ in REGIMES.items() if not only or kind in only}
+    return {kind: [Arena(out, contest, device, seeds, choices) for contest in all_] for kind, all_ in wanted.items()}
 
 
 def rival(arena: Arena, outcome: Callable[[str], Outcome]) -> str:
@@ -89,24 +104,24 @@ def promising(arena: Arena) -> bool:
     return lead(arena.chosen(LIFTED), arena.chosen(rival(arena, arena.chosen)))[1] > _DEVIATIONS
 
 
-def table(own: dict[str, list[Arena]]) -> str:
+def table(own: Arenas) -> str:
     """From the files alone, in Markdown: every setting that was tried, and the test of those that led."""
-    every = [arena for all_ in own.values() for arena in all_]
-    held = [arena for arena in every if promising(arena)]
-    won = [arena for arena in held if _judged(arena, arena.tested)[1] > _DEVIATIONS]
+    tried = {kind: [arena for arena in all_ if arena.whole("tune")] for kind, all_ in own.items()}
+    held = {kind: [a for a in all_ if promising(a) and a.whole("test")] for kind, all_ in tried.items()}
+    every, led = (list(chain.from_iterable(group.values())) for group in (tried, held))
+    won = [arena for arena in led if _judged(arena, arena.tested)[1] > _DEVIATIONS]
+    missing = sum(map(len, own.values())) - len(every)
     head = ["", "setting", "lifted", "best other", "", "lead", "deviations"]
-    tried = [[kind, *_row(arena, arena.chosen)] for kind, all_ in own.items() for arena in all_]
-    tested = [[kind, *_row(arena, arena.tested)] for kind, all_ in own.items() for arena in all_ if arena in held]
     sections = [
         "# Where lifted weights help at tuned settings and equal total time",
-        f"{len(every)} settings, {len(held)} with a lead of more than {_DEVIATIONS:g} standard deviations on held-back rows, "
-        f"{len(won)} of which have one on the test rows too.",
+        f"{len(every)} settings, {len(led)} with a lead of more than {_DEVIATIONS:g} standard deviations on held-back rows, "
+        f"{len(won)} of which have one on the test rows too." + f" {missing} more are not whole yet." * bool(missing),
         f"## Tried on held-back rows, {every[0].choices} seeds",
-        markdown(head, tried),
+        markdown(head, [[kind, *_row(arena, arena.chosen)] for kind, all_ in tried.items() for arena in all_]),
         f"## Tested once, {every[0].seeds} fresh seeds",
-        markdown(head, tested),
+        markdown(head, [[kind, *_row(arena, arena.tested)] for kind, all_ in held.items() for arena in all_]),
         "## What was chosen for those tested, and seconds in all of one network alone",
-        markdown(["", LIFTED, "best other"], [_choices(arena) for arena in held]),
+        markdown(["", LIFTED, "best other"], [_choices(arena) for arena in led]),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -132,6 +147,7 @@ def _title(contest: Contest) -> str:
     parts = [contest.data, hidden, f"{contest.epochs} epoch{'s' * (contest.epochs > 1)}"]
     parts += [f"{contest.passes} passes"] if contest.passes != 3 else []
     parts += [f"{contest.rows} rows"] if contest.rows else []
+    parts += ["standardised inputs"] if contest.standard else []
     return ", ".join([*parts, *([contest.precision] if contest.precision != "float32" else [])])
 
 

@@ -1,0 +1,285 @@
+"""Contests: rows that are held back are not trained on, time is shared out evenly, choices are made on them alone, and what was stopped
+goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from liftednn import cli
+from liftednn.experiments import arena, compare, contests, regimes, starts
+from liftednn.experiments.arena import Arena, Outcome
+from liftednn.experiments.batched import Together, train_together
+from liftednn.experiments.cells import versions
+from liftednn.experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
+from liftednn.experiments.datasets import Dataset
+
+
+def command(order: list[str]) -> int:
+    """The exit code of a command line."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(order)
+    return int(left.value.code or 0)
+
+
+def clusters(rows: int = 900) -> Dataset:
+    """Four clusters in 6 dimensions; the first column numbers the rows."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (rows + 200,), generator=generator)
+    x = torch.randn(4, 6, generator=generator)[y] * 2 + torch.randn(len(y), 6, generator=generator)
+    x[:, 0] = torch.arange(len(y)) / len(y)
+    return Dataset(x[:rows], y[:rows], x[rows:], y[rows:])
+
+
+def curve(rows: int = 400) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows + 100, 3, generator=generator)
+    y = 50 + 10 * (x[:, 0].abs() - x[:, 1] * 0.5) + torch.randn(len(x), generator=generator)
+    return Dataset(x[:rows], y[:rows], x[rows:], y[rows:])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small data in place of the sets; times as they might be."""
+    monkeypatch.setattr(contests, "_loaded", lambda name, split: curve() if name == "california" else clusters())
+    monkeypatch.setattr(contests, "RATES", (1e-3, 1e-2))
+
+
+def made_up(self: Arena) -> None:
+    times: dict[str, Any] = {"start_seconds": dict.fromkeys(STARTS, 0.0) | {LIFTED: 0.4}}
+    arena.write(
+        self.file("times"), times | {"epoch_seconds": {"100": 0.2, "500": 0.1}, "versions": versions(clusters())}
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_held_back_rows_are_not_trained_on() -> None:
+    contest = Contest("mnist", (5,))
+    tune, _ = contest.rows_of("tune", TUNING, "cpu")
+    test, _ = contest.rows_of("test", 0, "cpu")
+    assert len(tune.x) == 750
+    assert len(tune.x_test) == 150
+    assert not set(tune.x[:, 0].tolist()) & set(tune.x_test[:, 0].tolist())
+    assert sorted(test.x[:, 0].tolist()) == sorted(clusters().x[:, 0].tolist())
+    assert torch.equal(test.x_test, clusters().x_test)
+
+
+@pytest.mark.usefixtures("small")
+def test_few_rows_are_drawn_anew_for_each_seed() -> None:
+    contest = Contest("mnist", (5,), rows=100)
+    first, second = (contest.rows_of("test", seed, "cpu")[0] for seed in (0, 1))
+    assert len(first.x) == len(second.x) == 100
+    assert set(first.x[:, 0].tolist()) != set(second.x[:, 0].tolist())
+    tune, _ = contest.rows_of("tune", TUNING, "cpu")
+    assert len(tune.x) == 100
+    assert not set(tune.x[:, 0].tolist()) & set(tune.x_test[:, 0].tolist())
+
+
+@pytest.mark.usefixtures("small")
+def test_columns_are_standardised_by_the_rows_trained_on() -> None:
+    data, _ = Contest("mnist", (5,), standard=True).rows_of("tune", TUNING, "cpu")
+    torch.testing.assert_close(data.x.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
+    torch.testing.assert_close(data.x.std(0), torch.ones(6))
+    plain, _ = Contest("mnist", (5,)).rows_of("tune", TUNING, "cpu")
+    expected = (plain.x_test - plain.x.mean(0)) / plain.x.std(0)
+    torch.testing.assert_close(data.x_test, expected)
+
+
+@pytest.mark.usefixtures("small")
+def test_real_responses_are_standardised_and_told_in_their_own_units() -> None:
+    data, unit = Contest("california", (5,)).rows_of("test", 0, "cpu")
+    assert float(data.y.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(data.y.std(correction=0)) == pytest.approx(1, rel=1e-4)
+    assert unit == pytest.approx(float(curve().y.std(correction=0)), rel=1e-5)
+    spread = (curve().y_test.double().mean() - curve().y.double().mean()) / unit
+    assert float(data.y_test.mean()) == pytest.approx(float(spread), abs=1e-5)
+
+
+def test_a_recipe_has_what_is_left_of_the_budget() -> None:
+    contest = Contest("mnist", (5,), epochs=3, batches=(100, 500))
+    epochs = {100: 0.2, 500: 0.1}
+    budget = 0.4 + 3 * 0.2
+    counts = {recipe.batch: recipe.epochs for recipe in contest.recipes(0.4, budget, epochs)}
+    assert counts == {100: 3, 500: 6}
+    counts = {recipe.batch: recipe.epochs for recipe in contest.recipes(0.05, budget, epochs)}
+    assert counts == {100: 5, 500: 10}  # rounded up
+    assert len(set(contest.recipes(0.0, budget, epochs))) == 2 * len(contests.RATES) * 2
+    slow = contest.recipes(100.0, budget, epochs)
+    assert {recipe.epochs for recipe in slow} == {1}
+
+
+@pytest.mark.usefixtures("small")
+def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    own = Arena(tmp_path, Contest("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
+    for part in (*own.tuning(), *own.testing()):
+        assert part.work()
+        assert not part.work()
+    for start in STARTS:
+        tried = own.tried(start)
+        assert own.chosen(start).mean == max(each.mean for each in tried)
+        assert own.tested(start).recipe == own.chosen(start).recipe
+        assert own.tested_small(start).recipe == Recipe(1e-5, "constant", BATCH, 2)
+        assert {each.recipe.epochs for each in tried} == {2 if start == LIFTED else 4}
+        assert json.loads((own._stage_file("test", start)).read_text())["seeds"] == [0, 1]
+    assert own.tested(LIFTED).mean > 0.7
+    assert own.tested(LIFTED).seconds == pytest.approx(0.4 + 2 * 0.2)
+    alone = json.loads(own.file("alone").read_text())["scores"]
+    assert set(alone) == {"3", "2"}
+    text = compare.table([own], "mnist")
+    assert f"{own.tested('He').mean:.4f}" in text
+    assert str(own.chosen("Xavier").recipe) in text
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    contest = Contest("california", (8,), epochs=2)
+    own = Arena(tmp_path, contest, seeds=2, choices=1)
+    for part in (*own.tuning(), *own.testing()):
+        part.work()
+    assert own.chosen("He").mean == min(each.mean for each in own.tried("He"))
+    recipe, data = own.tested("He").recipe, contest.rows_of("test", 1, "cpu")
+    network = Together([[starts.he((3, 8, 1), 1, data[0])]], [recipe.rate], data[0], schedules=[recipe.schedule])
+    train_together(network, recipe.epochs, recipe.batch, [1])
+    assert own.tested("He").scores[1] == pytest.approx(data[1] * float(network.scores()), rel=1e-4)
+
+
+def test_falling_rates_and_real_responses_are_torch_s_own() -> None:
+    data = Dataset(*(part.double() for part in curve()))
+    rates, schedules = [1e-2, 3e-2], ["constant", "cosine"]
+    first = [[starts.he((3, 6, 1), seed, data)] * 2 for seed in (0, 1)]
+    together = Together(first, rates, data, schedules=schedules)  # type: ignore[arg-type]
+    train_together(together, 2, 50, (0, 1))
+    for s in (0, 1):
+        for v, (rate, schedule) in enumerate(zip(rates, schedules, strict=True)):
+            w0, w1 = first[s][v]
+            net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
+            for place, (w, b) in ((0, w0), (2, w1)):
+                net[place].load_state_dict({"weight": w.double(), "bias": b.double()})
+            optimiser = torch.optim.Adam(net.parameters(), rate)
+            falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda t: (1 + math.cos(math.pi * t / 16)) / 2)
+            for epoch in (1, 2):
+                order = torch.randperm(400, generator=torch.Generator().manual_seed(1_000_003 * s + epoch))
+                for rows in torch.split(order, 50):
+                    optimiser.zero_grad()
+                    nn.functional.mse_loss(net(data.x[rows])[:, 0], data.y[rows]).backward()
+                    optimiser.step()
+                    if schedule == "cosine":
+                        falling.step()
+            error = nn.functional.mse_loss(net(data.x_test)[:, 0], data.y_test).detach().sqrt()
+            assert float(together.scores()[s, v]) == pytest.approx(float(error), rel=1e-7)
+
+
+def test_low_precision_is_that_of_the_whole_training() -> None:
+    data = clusters()
+    contest = Contest("mnist", (8,), precision="bfloat16")
+    rows = Arena(Path(), contest)._cast(data)
+    networks = Together([[starts.he((6, 8, 4), 0, data)]], [1e-2], rows, schedules=["cosine"])
+    assert networks.values.dtype == networks.move.dtype == torch.bfloat16
+    before = float(networks.scores())
+    train_together(networks, 3, 50, [0])
+    assert float(networks.scores()) > before
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("clock", ["own", "cpu"])
+def test_times_are_measured(tmp_path: Path, clock: Any) -> None:
+    threads = torch.get_num_threads()
+    own = Arena(tmp_path, Contest("mnist", (8,), batches=(100, 500), clock=clock))
+    own.measure()
+    times = json.loads(own.file("times").read_text())
+    assert set(times["epoch_seconds"]) == {"100", "500"}
+    assert set(times["start_seconds"]) == set(STARTS)
+    assert times["start_seconds"][LIFTED] > times["start_seconds"]["He"] > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    Arena(tmp_path, Contest("mnist", (8,))).check()
+    Arena(tmp_path, Contest("mnist", (8,))).check()
+    with pytest.raises(ValueError, match="holds figures with seeds 5, and these would have 3: name another folder"):
+        Arena(tmp_path, Contest("mnist", (8,)), seeds=3).check()
+
+
+def test_every_contest_has_a_folder_of_its_own() -> None:
+    every = [contest for all_ in regimes.REGIMES.values() for contest in all_]
+    assert len({contest.title for contest in every}) == len(every)
+
+
+def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
+    recipe = Recipe(1e-3, "constant", 100, 1)
+    ours, theirs = Outcome(recipe, [0.9, 0.92], 1.0), Outcome(recipe, [0.8, 0.82], 1.0)
+    gap, deviations = regimes.lead(ours, theirs)
+    assert gap == pytest.approx(0.1)
+    assert deviations == pytest.approx(0.1 / math.hypot(ours.deviation, theirs.deviation))
+    assert regimes.lead(Outcome(recipe, [0.9], 1.0), Outcome(recipe, [0.8], 1.0))[1] == math.inf
+
+
+@pytest.mark.usefixtures("small")
+def test_only_settings_that_lead_are_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    fast, slow = Contest("mnist", (8,), epochs=1), Contest("fashion", (8,), epochs=1)
+    monkeypatch.setattr(regimes, "REGIMES", {"first": [fast], "second": [slow]})
+    monkeypatch.setattr(regimes, "promising", lambda own: own.contest == fast)
+    assert regimes.regimes(tmp_path, seeds=2, choices=2) == 0
+    text = capsys.readouterr().out
+    assert text.strip() == (tmp_path / "regimes.md").read_text().strip()
+    assert (tmp_path / fast.title / "test-lifted.json").exists()
+    assert not (tmp_path / slow.title / "test-lifted.json").exists()
+    assert "2 settings, 1 with a lead" in text
+    (tmp_path / slow.title / "tune-he.json").unlink()
+    own = regimes.arenas(tmp_path, seeds=2, choices=2)
+    assert "1 settings, 1 with a lead" in regimes.table(own)
+    assert "1 more are not whole yet" in regimes.table(own)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    order = ["compare", "--data", "fashion", "--quick", "--out", str(tmp_path / "often")]
+    play = Arena._play
+
+    def stopped(self: Arena, stage: Any, start: str) -> None:
+        if stage == "test" and start == "LSUV":
+            raise KeyboardInterrupt
+        play(self, stage, start)
+
+    monkeypatch.setattr(Arena, "_play", stopped)
+    assert command(order) == 130
+    assert "goes on from there" in capsys.readouterr().err
+    monkeypatch.setattr(Arena, "_play", play)
+    assert command(order) == 0
+    assert compare.main(["--data", "fashion", "--quick", "--out", str(tmp_path / "once")]) == 0
+    folder = next(path.name for path in (tmp_path / "once").iterdir() if path.is_dir())
+    for path in (tmp_path / "once" / folder).glob("t*st-*.json"):
+        assert path.read_text() == (tmp_path / "often" / folder / path.name).read_text()
+
+
+def test_wrong_orders_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="--data must be one of mnist, fashion"):
+        compare.contests("wine")
+    with pytest.raises(ValueError, match="--only takes few epochs"):
+        regimes.arenas(tmp_path, only=["none"])
+    assert command(["regimes", "--only", "none", "--out", str(tmp_path)]) == 2
+    assert "--only takes" in capsys.readouterr().err
+    for main in (lambda: compare.main(["--data", "wine"]), lambda: regimes.main(["--only", "none"])):
+        with pytest.raises(SystemExit):
+            main()
+
+
+def test_the_choices_of_the_command_line_are_those_of_the_experiment() -> None:
+    assert tuple(cli.Sets) == compare.CHOICES
+    assert set(RANDOM) == {"Xavier", "He", "LSUV"}
