@@ -19,11 +19,20 @@ __all__ = [
     "entropy_prox",
     "log_omega",
     "log_partition",
+    "polar",
     "root",
     "simplex_projection",
     "soft_threshold",
     "softmax",
+    "spectrum",
 ]
+
+# A matrix whose rows are orthonormal to this much, in the Frobenius norm, is made so by a short series.
+_NEAR = 1e-2
+# (I + E)^-1/2 = sum_k coefficient_k E^k, to the last power that counts where |E| <= _NEAR.
+_INVERSE_ROOT = (1.0, -1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256)
+# Below this share of the largest, the eigenvalues of w w' have lost too many digits.
+_CONDITION = 1e-9
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
@@ -183,3 +192,36 @@ def conjugate_softplus(u: Tensor) -> Tensor:
         series = (series + coefficient) * square
     small = y * (1 + y / 4 + series)  # -Li_2(-x)
     return torch.where(u > 0, torch.pi**2 / 6 + u * u / 2 - small, small)
+
+
+def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'."""
+    values, vectors = torch.linalg.eigh(w @ w.T)
+    return values.clamp(min=0), vectors
+
+
+def polar(w: Tensor) -> Tensor:
+    """The matrix nearest to w with orthonormal rows, or columns where it has more rows than columns: U V' of w = U S V'.
+
+    (w w')^-1/2 w, in the precision of w: by a series where w is nearly such a matrix, as after a short step from one. A w that is not
+    finite is given back: whoever made it will notice.
+    """
+    if w.shape[0] > w.shape[1]:
+        return polar(w.T).T
+    gram = w @ w.T
+    excess = gram - torch.eye(len(gram), dtype=w.dtype, device=w.device)
+    distance = float(excess.norm())
+    if not math.isfinite(distance):
+        return w
+    if distance <= _NEAR:
+        root = torch.zeros_like(excess)
+        for coefficient in reversed(_INVERSE_ROOT):
+            root = root @ excess
+            root.diagonal().add_(coefficient)
+        return root @ w
+    values, vectors = torch.linalg.eigh(gram)
+    if not float(values[0]) > _CONDITION * float(values[-1]):
+        left, _, right = torch.linalg.svd(w, full_matrices=False)
+        return left @ right
+    found = (vectors / values.sqrt()) @ (vectors.T @ w)
+    return 1.5 * found - 0.5 * (found @ found.T) @ found  # Newton's step, for the digits that w w' has lost
