@@ -92,7 +92,9 @@ def _check_projection(penalty: Penalty, w: Tensor, found: Tensor, seed: int) -> 
     least = penalty.value(found) + (found - w).square().sum() / 0.8
     for rival in pulled:
         reached = penalty.value(rival) + (rival - w).square().sum() / 0.8
-        assert bool(reached >= least - _SLACK * (1 + least.abs())), "prox is not a minimiser: another point of the set is better"
+        assert bool(reached >= least - _SLACK * (1 + least.abs())), (
+            "prox is not a minimiser: another point of the set is better"
+        )
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:

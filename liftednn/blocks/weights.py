@@ -141,8 +141,8 @@ def _projected(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
         w, n_iter = model.minimise(current.w.double(), tol, max_iter)
         return w, moments.bias(w), model.step(w)[1], n_iter
     problem = _Centred(layer, design, z)
-    start, model = problem.centre(current), partial(_quadratic, layer, design)
-    x, kkt, n_iter = majorised(problem, start, model, problem.scale(), tol, max_iter)
+    start, block = problem.centre(current), partial(_quadratic, layer, design)
+    x, kkt, n_iter = majorised(problem, start, block, problem.scale(), tol, max_iter)
     return *problem.uncentre(x), kkt, n_iter
 
 

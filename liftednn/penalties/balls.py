@@ -40,7 +40,8 @@ class Ball(Penalty):
             return w.abs().sum()
         if self.norm == "row":
             return w.square().sum(1).max().sqrt()
-        return w.norm() if self.norm == "frobenius" else torch.linalg.matrix_norm(w, 2)
+        size: Tensor = torch.linalg.matrix_norm(w, "fro" if self.norm == "frobenius" else 2)
+        return size
 
     def value(self, w: Tensor) -> Tensor:
         return within(self.size(w) / self.radius - 1)

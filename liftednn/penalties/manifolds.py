@@ -82,7 +82,7 @@ class LowRank(Penalty):
     def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
         w = ridge(self.rho)
         explained = w @ cross
-        leading = torch.linalg.eigh((explained + explained.T) / 2).eigenvectors[:, -self.rank :]
+        leading: Tensor = torch.linalg.eigh((explained + explained.T) / 2).eigenvectors[:, -self.rank :]
         return leading @ (leading.T @ w)
 
 

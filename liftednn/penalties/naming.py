@@ -68,7 +68,9 @@ def one_each(given: str | Penalty | Sequence[str | Penalty], layers: int, rho: f
         head = named("l2", rho) if isinstance(one, _HIDDEN) and layers > 1 else one
         return [*[one] * (layers - 1), head]
     if not isinstance(given, Sequence):
-        raise ValueError(f"penalty must be a name ({', '.join(_NAMES)}), a Penalty, or a sequence of these, got {given!r}")
+        raise ValueError(
+            f"penalty must be a name ({', '.join(_NAMES)}), a Penalty, or a sequence of these, got {given!r}"
+        )
     if len(given) != layers:
         raise ValueError(f"penalty has {len(given)} entries for {layers} layers: give one for all or one each")
     return [each if isinstance(each, Penalty) else one_each(each, 1, rho)[0] for each in given]
