@@ -215,9 +215,10 @@ def polar(w: Tensor) -> Tensor:
         return _inverse_root(gram, distance) @ w
     values, vectors = torch.linalg.eigh(gram)
     if float(values[0]) > _CONDITION * float(values[-1]):
-        return (vectors / values.sqrt()) @ vectors.T @ w
-    left, _, right = torch.linalg.svd(w, full_matrices=False)
-    nearest: Tensor = left @ right
+        nearest: Tensor = (vectors / values.sqrt()) @ vectors.T @ w
+    else:
+        left, _, right = torch.linalg.svd(w, full_matrices=False)
+        nearest = left @ right
     return nearest
 
 

@@ -52,7 +52,8 @@ def pruned(layers: Sequence[L], weights: Sequence[tuple[Tensor, Tensor]]) -> tup
     inputs = [torch.arange(given[0].w.shape[1], device=given[0].w.device), *kept[:-1]]
     smaller = [_smaller(n, layer, *ends) for n, (layer, *ends) in enumerate(zip(layers, kept, inputs, strict=True))]
     for place, (layer, (w, _)) in enumerate(zip(smaller, current, strict=True)):
-        if bool(layer.penalty.value(given[place].w).isfinite()) and not bool(layer.penalty.value(w).isfinite()):
+        obeyed = bool(layers[place].penalty.value(given[place].w).isfinite())
+        if obeyed and not bool(layer.penalty.value(w).isfinite()):
             raise ValueError(
                 f"without its pruned units, the weights of layer {place} would break {layer.penalty!r}: give that layer another penalty"
             )

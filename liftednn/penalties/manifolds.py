@@ -81,9 +81,17 @@ class LowRank(Penalty):
 
     def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
         w = ridge(self.rho)
-        explained = w @ cross
-        leading: Tensor = torch.linalg.eigh((explained + explained.T) / 2).eigenvectors[:, -self.rank :]
-        return leading @ (leading.T @ w)
+        if w.shape[0] <= w.shape[1]:
+            return _leading(w @ cross, self.rank) @ w
+        basis, coordinates = torch.linalg.qr(w)  # all that w explains lies in its columns, fewer than the outputs
+        found: Tensor = basis @ (_leading(coordinates @ cross @ basis, self.rank) @ coordinates)
+        return found
+
+
+def _leading(explained: Tensor, rank: int) -> Tensor:
+    """The projection on the leading eigenvectors of a matrix that is symmetric up to rounding."""
+    vectors: Tensor = torch.linalg.eigh((explained + explained.T) / 2).eigenvectors[:, -rank:]
+    return vectors @ vectors.T
 
 
 def _cut(w: Tensor, rank: int) -> Tensor:
