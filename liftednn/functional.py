@@ -211,6 +211,8 @@ def polar(w: Tensor) -> Tensor:
     distance = float((gram - torch.eye(len(gram), dtype=w.dtype, device=w.device)).norm())
     if not math.isfinite(distance):
         return w
+    if not bool(w.any()):  # all are as near: no need to decompose what may be large
+        return torch.eye(*w.shape, dtype=w.dtype, device=w.device)
     if distance <= _NEAR:
         return _inverse_root(gram, distance) @ w
     values, vectors = torch.linalg.eigh(gram)

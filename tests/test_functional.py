@@ -245,6 +245,11 @@ def test_polar_of_a_singular_matrix_is_orthogonal_and_nearest() -> None:
     assert float((w * found).sum()) == pytest.approx(float(torch.linalg.svdvals(w).sum()))
 
 
+def test_polar_of_zero_is_orthogonal() -> None:
+    torch.testing.assert_close(polar(torch.zeros(3, 5)), torch.eye(3, 5))
+    torch.testing.assert_close(polar(torch.zeros(5, 3)), torch.eye(5, 3))
+
+
 def test_polar_gives_back_what_is_not_finite() -> None:
     w = torch.tensor([[1.0, torch.nan]])
     assert polar(w).isnan().any()

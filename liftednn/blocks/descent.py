@@ -169,6 +169,7 @@ class Metric:
         p = x.shape[1]
         rho = 2 * (layer.penalty.ridge or 0.0)
         shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
+        # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
         full = layer.penalty.ridge is not None or not layer.penalty.convex
         shape = (p,) if scale is not None else (p, p) if full else ()
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)

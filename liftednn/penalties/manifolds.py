@@ -98,7 +98,7 @@ def _cut(w: Tensor, rank: int) -> Tensor:
     """The nearest matrix of that rank."""
     if w.shape[0] > w.shape[1]:
         return _cut(w.T, rank).T
-    if rank >= len(w) or not bool(w.isfinite().all()):
+    if rank >= len(w) or not bool(w.any()) or not bool(w.isfinite().all()):
         return w
     leading = spectrum(w)[1][:, -rank:]
     return leading @ (leading.T @ w)
