@@ -14,6 +14,7 @@ whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -159,11 +160,15 @@ class Loss(Divergence):
 class Penalty(ABC):
     """pi(w) on a weight matrix; the bias is never penalised.
 
-    ridge   rho where pi(w) = rho |w|^2, otherwise None
-    boxed   pi is quadratic on a box, given by `box()`
+    ridge    rho where pi(w) = rho |w|^2, otherwise None
+    boxed    pi is quadratic on a box, given by `box()`
+    convex   pi is; otherwise a set such as the orthogonal matrices, and `prox` a nearest point of it
+    metric   rows or columns of w in other units may leave the domain of pi: what is standardised would not obey it on the way back
     """
 
     boxed: bool = False
+    convex: bool = True
+    metric: bool = False
 
     @property
     def ridge(self) -> float | None:
@@ -180,6 +185,18 @@ class Penalty(ABC):
     def box(self) -> Box:
         """pi(w) = 1/2 weight w^2 - pull w on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic on a box: use prox")
+
+    def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
+        """argmin_w  a (tr(w G w') - 2 tr(w cross)) + pi(w), where a formula is known; otherwise None.
+
+        cross   (in, out)
+        ridge   rho -> the minimiser for pi(w) = rho |w|^2, (out, in)
+        """
+        return None
+
+    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
+        """The same penalty for w[outputs][:, inputs], both given by their places."""
+        return self
 
 
 class Operator(ABC):

@@ -53,6 +53,10 @@ Weights = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="How much each row counts in training; no input. Scores count rows alike."),
 ]
+Penalty = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="l2, l1, none, nonnegative, group, orthogonal, low_rank or ball; as low_rank:5."),
+]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
@@ -65,6 +69,7 @@ def fit(
     out: Annotated[Path, typer.Option(help="The model's file, .safetensors.")],
     hidden: Hidden = "100",
     activation: Acts = Activation.relu,
+    penalty: Penalty = "l2",
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     task: Goal = Task.auto,
     validation: Held = 0.0,
@@ -81,7 +86,9 @@ def fit(
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
-    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
+    job = jobs.Job(
+        table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight, penalty
+    )
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)

@@ -19,11 +19,19 @@ __all__ = [
     "entropy_prox",
     "log_omega",
     "log_partition",
+    "polar",
     "root",
     "simplex_projection",
     "soft_threshold",
     "softmax",
+    "spectrum",
 ]
+
+# A matrix whose rows are orthonormal to this much, in the Frobenius norm of w w' - I, is made so by Newton's iteration, which converges
+# quadratically from there, and without loss of digits.
+_NEAR, _NEWTON = 0.5, 8
+# Below this share of the largest, the eigenvalues of w w' have lost too many digits.
+_CONDITION = 1e-6
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
@@ -183,3 +191,45 @@ def conjugate_softplus(u: Tensor) -> Tensor:
         series = (series + coefficient) * square
     small = y * (1 + y / 4 + series)  # -Li_2(-x)
     return torch.where(u > 0, torch.pi**2 / 6 + u * u / 2 - small, small)
+
+
+def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'."""
+    values, vectors = torch.linalg.eigh(w @ w.T)
+    return values.clamp(min=0), vectors
+
+
+def polar(w: Tensor) -> Tensor:
+    """The matrix nearest to w with orthonormal rows, or columns where it has more rows than columns: U V' of w = U S V'.
+
+    (w w')^-1/2 w, in the precision of w; in products alone where w is nearly such a matrix, as after a short step from one. A w that is
+    not finite is given back: whoever made it will notice.
+    """
+    if w.shape[0] > w.shape[1]:
+        return polar(w.T).T
+    gram = w @ w.T
+    distance = float((gram - torch.eye(len(gram), dtype=w.dtype, device=w.device)).norm())
+    if not math.isfinite(distance):
+        return w
+    if not bool(w.any()):  # all are as near: no need to decompose what may be large
+        return torch.eye(*w.shape, dtype=w.dtype, device=w.device)
+    if distance <= _NEAR:
+        return _inverse_root(gram, distance) @ w
+    values, vectors = torch.linalg.eigh(gram)
+    if float(values[0]) > _CONDITION * float(values[-1]):
+        nearest: Tensor = (vectors / values.sqrt()) @ vectors.T @ w
+    else:
+        left, _, right = torch.linalg.svd(w, full_matrices=False)
+        nearest = left @ right
+    return nearest
+
+
+def _inverse_root(gram: Tensor, distance: float) -> Tensor:
+    """gram^-1/2 by z <- z (3 - gram z z) / 2, from a gram that is `distance` away from the identity: 3/4 distance^2 after a step."""
+    inverse = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    for _ in range(_NEWTON):
+        inverse = 1.5 * inverse - 0.5 * inverse @ (gram @ (inverse @ inverse))
+        distance = distance**2
+        if distance <= torch.finfo(gram.dtype).eps:
+            break
+    return inverse

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
-from liftednn.base import Affine, Loss
+from liftednn.base import Affine, Loss, Penalty
 from liftednn.choices import automatic
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.minibatch import Fit, MiniBatch
@@ -50,6 +50,7 @@ def lifted_(
     *,
     loss: str | Loss | None = None,
     lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
+    penalty: str | Penalty | Sequence[str | Penalty] = "l2",
     sweeps: int = 3,
     device: str | torch.device | None = None,
     report: bool = False,
@@ -63,6 +64,7 @@ def lifted_(
              output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
              A module that ends in another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
     lam      how closely the states obey the recursion: "auto", a number, or one for each hidden layer
+    penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     sweeps   passes over the data
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
@@ -81,7 +83,7 @@ def lifted_(
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
     few = source_of(x, y).sample(_ROWS, seed)[:2]
-    network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss))
+    network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss)).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
     trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place))
     fit = trainer.run(_with_lam(automatic(network, x, y, seed), lam), x, y, fixed=_frozen(chain))

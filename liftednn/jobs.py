@@ -53,6 +53,7 @@ class Job:
     drop_constant: bool
     validation: float = 0.0
     sample_weight: str | None = None
+    penalty: str = "l2"
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     """Each class has an output, and a real target has one."""
     loss = "softmax" if sizes[-1] > 1 else "squared"
     network = LiftedNetwork.mlp(sizes, activation=activations.named(job.activation, "fenchel"), loss=loss)
-    network = choices.automatic(network, rows.x, rows.y, job.seed, rows.counts)
+    network = choices.automatic(network.with_penalty(job.penalty), rows.x, rows.y, job.seed, rows.counts)
     passes = job.passes or choices.passes(len(rows.x))
     trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device)
     validation = (held.x, held.y) if len(held.x) else None

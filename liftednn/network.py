@@ -12,7 +12,8 @@ from torch import Tensor
 from liftednn import activations, losses
 from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
 from liftednn.operators import Dense
-from liftednn.penalties import L2
+from liftednn.penalties import L2, one_each
+from liftednn.pruning import pruned
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 
@@ -125,6 +126,20 @@ class LiftedNetwork:
         """The same network with other weights of its hidden divergences, one for all or one each."""
         lams = [*_one_each(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
         return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
+
+    def with_penalty(self, penalty: str | Penalty | Sequence[str | Penalty], rho: float | None = None) -> LiftedNetwork:
+        """The same network with other penalties, one for all or one for each layer; names and `rho` as in `penalties.named`."""
+        chosen = one_each(penalty, len(self.layers), rho)
+        return LiftedNetwork([replace(layer, penalty=each) for layer, each in zip(self.layers, chosen, strict=True)])
+
+    def prune(self, weights: Weights) -> tuple[LiftedNetwork, list[Affine]]:
+        """The network and its weights without the hidden units that do not matter, as `GroupL2` leaves some; same predictions.
+
+        Units with weights of 0 give a constant, which the next bias takes over; units that the next layer gives no weight go. Needs
+        dense layers and activations that act unit by unit.
+        """
+        layers, smaller = pruned(self.layers, weights)
+        return LiftedNetwork(layers), smaller
 
     @property
     def loss(self) -> Loss:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.network import LiftedNetwork
+from liftednn.solvers import select
 from liftednn.sources import as_tensor, check_weights
 
 __all__ = [
@@ -28,6 +29,10 @@ def check_trainable(network: LiftedNetwork) -> None:
     for place, layer in enumerate(network.layers):
         if layer.divergence.refusal:
             raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+        try:
+            select(layer.divergence, layer.penalty)
+        except ValueError as error:
+            raise ValueError(f"layer {place}: {error}") from error
 
 
 def inputs(network: LiftedNetwork, x: Any) -> Tensor:
@@ -72,7 +77,7 @@ def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor
             raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
         if not bool(layer.penalty.value(w).isfinite()):
             raise ValueError(
-                f"the weights of layer {place} break the constraint {layer.penalty!r}: project them on it first"
+                f"the weights of layer {place} break the constraint {layer.penalty!r}: give penalty.prox(w, 0.0), which satisfies it"
             )
     return start
 
@@ -100,7 +105,7 @@ def random_weights(
 ) -> list[Affine]:
     """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
 
-    The head is constant, at the mean response, a point of every loss's domain.
+    The head is constant, at the mean response, a point of every loss's domain; or near it, where the penalty does not allow 0.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = []
@@ -108,7 +113,7 @@ def random_weights(
         out, fan_in = layer.operator.weight_shape
         w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
         weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
-    head = network.layers[-1].operator
+    head, penalty = network.layers[-1].operator, network.layers[-1].penalty
     mean = y.mean(0) if counts is None else counts @ y / len(y)
     b = mean if head.bias else torch.zeros_like(mean)
-    return [*weights, Affine(x.new_zeros(head.weight_shape), b)]
+    return [*weights, Affine(penalty.prox(x.new_zeros(head.weight_shape), 0.0), b)]

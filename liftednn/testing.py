@@ -67,18 +67,34 @@ def check_loss(loss: Loss, width: int = _WIDTH, seed: int = 0) -> None:
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, _WIDTH), seed: int = 0) -> None:
-    """Convex and non-negative; prox minimises; `ridge` and `box` agree with the value."""
+    """Non-negative; convex, or declared not to be; prox minimises; `ridge` and `box` agree with the value."""
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(*shape, generator=generator, dtype=torch.float64)
     inside, other = penalty.prox(w, 0.4), penalty.prox(w.flip(0), 0.4)
     value = penalty.value
     assert 0 <= value(inside) < torch.inf, f"pi must be finite and non-negative at prox(w), got {value(inside)}"
-    assert value((inside + other) / 2) <= (value(inside) + value(other)) / 2 + _SLACK, "pi is not convex"
+    if penalty.convex:
+        assert value((inside + other) / 2) <= (value(inside) + value(other)) / 2 + _SLACK, "pi is not convex"
+    else:
+        _check_projection(penalty, w, inside, seed)
     _check_minimal(lambda v: value(v)[None], inside, w, 0.4, "prox", seed, whole=True)
     if penalty.ridge is not None:
         _close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
     if penalty.boxed:
         _close(box_prox(penalty.box(), w, 0.4), inside, "box and prox disagree")
+
+
+def _check_projection(penalty: Penalty, w: Tensor, found: Tensor, seed: int) -> None:
+    """On a set without convexity: points of the set stay, and none of many others is better than prox(w)."""
+    _close(penalty.prox(found, 0.0), found, "prox with step 0 must leave a point of the set where it is")
+    near = [point for centre in (found, w) for point in _rivals(centre, seed, lambda moved: moved)]
+    pulled = [penalty.prox(point, 0.0) for point in near]
+    least = penalty.value(found) + (found - w).square().sum() / 0.8
+    for rival in pulled:
+        reached = penalty.value(rival) + (rival - w).square().sum() / 0.8
+        assert bool(reached >= least - _SLACK * (1 + least.abs())), (
+            "prox is not a minimiser: another point of the set is better"
+        )
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:

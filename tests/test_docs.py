@@ -13,7 +13,14 @@ from benchmarks import figures
 ROOT = Path(__file__).parents[1]
 
 
-RUN = ["README.md", "CONTRIBUTING.md", "docs/training.md", "docs/estimators.md", "docs/initialisation.md"]
+RUN = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/training.md",
+    "docs/estimators.md",
+    "docs/initialisation.md",
+    "docs/constraints.md",
+]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
@@ -47,7 +54,7 @@ def test_commands_and_files_that_are_named_exist(name: str) -> None:
     text, makefile = (ROOT / name).read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z-]+)", text):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"no make target {target}"
-    for path in re.findall(r"`((?:liftednn|docs|tests|benchmarks|blocks|results|data)/[\w/.-]+)`", text):
+    for path in re.findall(r"`((?:liftednn|docs|tests|benchmarks|examples|blocks|results|data)/[\w/.-]+)`", text):
         assert (ROOT / path).exists() or (ROOT / "liftednn" / path).exists(), f"no file {path}"
 
 

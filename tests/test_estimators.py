@@ -589,7 +589,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1, got 1.0"),
     ({"dtype": "float16"}, "dtype must be None, 'float32' or 'float64', got 'float16'"),
     ({"dtype": "double precision"}, "dtype must be None, 'float32' or 'float64', got 'double precision'"),
-    ({"penalty": "l3"}, "penalty must be 'l2', 'l1' or a Penalty, got 'l3'"),
+    ({"penalty": "l3"}, "unknown penalty 'l3': give one of l2, l1, "),
     ({"activation": "swish"}, "unknown activation 'swish'"),
     ({"loss": "hinge"}, "unknown loss 'hinge'"),
     ({"lam": -1.0}, "lam must be positive, got -1.0"),

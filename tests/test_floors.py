@@ -16,6 +16,7 @@ FLOORS = {
     "penalties": 1,
     "operators": 1,
     "moments": 2,
+    "pruning": 2,
     "solvers": 2,
     "sources": 2,
     "checkpoint": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from liftednn.functional import (
     clip,
     conjugate_softplus,
     log_omega,
+    polar,
     root,
     simplex_projection,
     soft_threshold,
@@ -222,3 +224,32 @@ def test_clip_takes_numbers_and_tensors() -> None:
     assert torch.equal(clip(z, 0.0, 1.0), z.clamp(0, 1))
     assert torch.equal(clip(z, bound, torch.inf), z.clamp(min=0))
     assert torch.equal(clip(z, -1.0, bound), z.clamp(-1, 0))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3, 0.02, 1.0])
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6)])
+def test_polar_is_scipys(shape: tuple[int, int], noise: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, change = (torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    near = torch.linalg.svd(w, full_matrices=False)
+    moved = near[0] @ near[2] + noise * change
+    oracle = scipy.linalg.polar(moved.numpy())[0]
+    np.testing.assert_allclose(polar(moved).numpy(), oracle, atol=1e-12)
+
+
+def test_polar_of_a_singular_matrix_is_orthogonal_and_nearest() -> None:
+    w = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w[1] = w[0] / 3
+    found = polar(w)
+    torch.testing.assert_close(found @ found.T, torch.eye(4, dtype=torch.float64))
+    assert float((w * found).sum()) == pytest.approx(float(torch.linalg.svdvals(w).sum()))
+
+
+def test_polar_of_zero_is_orthogonal() -> None:
+    torch.testing.assert_close(polar(torch.zeros(3, 5)), torch.eye(3, 5))
+    torch.testing.assert_close(polar(torch.zeros(5, 3)), torch.eye(5, 3))
+
+
+def test_polar_gives_back_what_is_not_finite() -> None:
+    w = torch.tensor([[1.0, torch.nan]])
+    assert polar(w).isnan().any()

@@ -55,6 +55,8 @@ METHODS: dict[str, tuple[lnn.Divergence, lnn.Penalty, Tensor]] = {
     "majorised": (losses.SoftmaxCrossEntropy(), pen.L2(0.01), SOFTMAX),
     "prox_gradient": (losses.SoftmaxCrossEntropy(), pen.L1(0.01), SOFTMAX),
     "prox_gradient squared": (losses.SquaredError(), pen.L1(0.1), Z),
+    "projected": (losses.SoftmaxCrossEntropy(), pen.Orthogonal(0.5), SOFTMAX),
+    "projected squared": (losses.SquaredError(), pen.LowRank(2, 0.1), Z),
     "splitting": (act.ReLU("l1"), pen.L2(0.1), Z.relu()),
     "splitting capped": (act.LeakyReLU(0.2), pen.L2(0.1), act.LeakyReLU(0.2)(X @ START.w.T) + Z.abs()),
 }

@@ -10,7 +10,7 @@ from liftednn.activations import FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU
 from liftednn.base import Activation, Affine, Box, Loss, Operator, Penalty
 from liftednn.losses import CrossEntropy, SoftmaxCrossEntropy, SquaredError
 from liftednn.operators import Dense
-from liftednn.penalties import L1, L2, NonNegative
+from liftednn.penalties import L1, L2, LowRank, NonNegative, Orthogonal
 from liftednn.testing import check_activation, check_loss, check_operator, check_penalty
 
 
@@ -248,9 +248,23 @@ class NonConvexPenalty(L1):
         return w
 
 
+class NotNearest(Orthogonal):
+    """Orthonormal rows, by Gram and Schmidt: of the set, but not the nearest."""
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return torch.linalg.qr(w.T)[0].T
+
+
+class NotStill(LowRank):
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return 0.9 * super().prox(w, step)
+
+
 @pytest.mark.parametrize(
     ("penalty", "sentence"),
     [
+        (NotNearest(), "another point of the set is better|must leave a point of the set"),
+        (NotStill(2), "prox with step 0 must leave a point of the set where it is"),
         (WrongRidge(0.5), r"ridge = rho must mean pi\(w\) = rho \|w\|\^2"),
         (PenaltyWrongProx(0.5), "prox is not a minimiser"),
         (PenaltyWrongBox(0.5), "box and prox disagree"),

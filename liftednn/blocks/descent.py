@@ -169,7 +169,9 @@ class Metric:
         p = x.shape[1]
         rho = 2 * (layer.penalty.ridge or 0.0)
         shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
-        shape = (p,) if scale is not None else (p, p) if layer.penalty.ridge is not None else ()
+        # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
+        full = layer.penalty.ridge is not None or not layer.penalty.convex
+        shape = (p,) if scale is not None else (p, p) if full else ()
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
         metric.absorb(x, counts)
@@ -197,7 +199,7 @@ class Metric:
         # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
         floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
         damping = max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
-        if self.layer.penalty.ridge is None:
+        if self.inverse.ndim < 2:
             largest = float(torch.linalg.eigvalsh(gram)[-1])
             self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
         else:
@@ -286,7 +288,8 @@ class Descent:
     def _prox(self, place: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
         metric, w = self.metrics[place], self.weights[place].w
-        step = (1 + self.momentum) * float(self.rate * metric.inverse)  # as far as the gradient has gone in this step
+        reach = metric.inverse.diagonal().mean() if metric.inverse.ndim == 2 else metric.inverse
+        step = (1 + self.momentum) * float(self.rate * reach)  # as far as the gradient has gone in this step
         w.copy_(metric.layer.penalty.prox(w, step))
         self._views(self.velocity)[place].w.copy_(w - before)
 

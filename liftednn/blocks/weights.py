@@ -7,12 +7,13 @@ and the curvature bound is block diagonal.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.blocks.constrained import Quadratic, majorised
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, ridge, select, splitting
@@ -46,6 +47,11 @@ class Design:
         both = self._centred.retarget(self.rows, z, self.sample_weight)
         return both if self.bias else both.about_zero()
 
+    @cached_property
+    def largest(self) -> float:
+        """The largest eigenvalue of the Gram matrix."""
+        return float(torch.linalg.eigvalsh(self.inputs.gram)[-1])
+
     def factor(self, lam: float, rho: float) -> Factor:
         if (lam, rho) not in self._factors:
             self._factors[lam, rho] = Factor.of(self.inputs.gram, lam, rho, self.inputs.eps)
@@ -71,6 +77,7 @@ def update_weights(
         "majorised": _majorised,
         "prox_gradient": _prox_gradient,
         "splitting": _splitting,
+        "projected": _projected,
     }
     w, b, kkt, n_iter = solve[method](layer, design, z, current, tol, max_iter)
     return WeightStep(Affine(w.to(current.w), b.to(current.b)), kkt, n_iter, method)
@@ -116,11 +123,32 @@ def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
 
 
 def _prox_gradient(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
+    if layer.divergence.quadratic:
+        moments = design.moments(z)
+        model = _quadratic(layer, design, moments.cross)
+        found = prox_gradient(model, [current.w.double()], 1 / model.lipschitz, tol, max_iter * 10, model.scale)
+        return found.x[0], moments.bias(found.x[0]), found.kkt, found.n_iter
     problem = _Centred(layer, design, z)
-    largest = float(torch.linalg.eigvalsh(problem.gram)[-1])
-    step = 1 / (layer.lam * layer.divergence.curvature * max(largest, 1.0))
+    step = 1 / (layer.lam * layer.divergence.curvature * max(design.largest, 1.0))
     result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10, problem.scale())
     return *problem.uncentre(result.x), result.kkt, result.n_iter
+
+
+def _projected(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
+    if layer.divergence.quadratic:
+        moments = design.moments(z)
+        model = _quadratic(layer, design, moments.cross)
+        w, n_iter = model.minimise(current.w.double(), tol, max_iter)
+        return w, moments.bias(w), model.step(w)[1], n_iter
+    problem = _Centred(layer, design, z)
+    start, block = problem.centre(current), partial(_quadratic, layer, design)
+    x, kkt, n_iter = majorised(problem, start, block, problem.scale(), tol, max_iter)
+    return *problem.uncentre(x), kkt, n_iter
+
+
+def _quadratic(layer: Layer, design: Design, cross: Tensor) -> Quadratic:
+    weight = layer.lam * layer.divergence.curvature / 2
+    return Quadratic(design.inputs.gram, cross, weight, layer.penalty, design.largest, design.factor)
 
 
 def _splitting(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:

@@ -38,8 +38,10 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
         Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs.
-    penalty : {"l2", "l1"} or Penalty, default="l2"
-        The penalty on the weights.
+    penalty : str, Penalty or sequence of these, default="l2"
+        On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
+        hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
+        Where it bounds or fixes the size of weights (orthogonal, ball), the inputs that they take are centred but not scaled.
     max_iter : int or "auto", default="auto"
         Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
     tol : float, default=1e-4

@@ -19,10 +19,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from liftednn import activations, choices, penalties, predict
+from liftednn import activations, choices, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
-from liftednn.estimators.scaling import Array, Scaling
+from liftednn.estimators.scaling import Array
+from liftednn.estimators.structure import Structured
 from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
@@ -79,7 +80,7 @@ class _Work:
     passes: int | None
 
 
-class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """What both estimators share; a subclass says how responses become numbers, and `task_loss`, the loss for them."""
 
     task_loss: str
@@ -94,7 +95,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         loss: str | Loss = "auto",
         lam: float | Sequence[float] | Literal["auto"] = "auto",
         alpha: float | Literal["auto"] = "auto",
-        penalty: str | Penalty = "l2",
+        penalty: str | Penalty | Sequence[str | Penalty] = "l2",
         max_iter: int | Literal["auto"] = "auto",
         tol: float = 1e-4,
         batch_size: int | Literal["auto"] = "auto",
@@ -136,7 +137,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not goes_on:
-            self._inputs = Scaling.none(x.shape[1]) if self.divergence == "euclidean" else Scaling.of(x, counts)
+            self._inputs = self._scaling(x, counts)
         rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
@@ -210,7 +211,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
         sizes = [x.shape[1], *hidden, self.n_outputs_]
         network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss)
-        network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
+        network = self._penalised(network)
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
         return network if lam is None else network.with_lam(lam)
@@ -225,15 +226,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
             chosen = choices.automatic(network, x, y, seed, counts)
         if self.alpha == "auto":
             return chosen
-        return LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in chosen.layers])
-
-    def _penalty(self) -> Penalty:
-        if isinstance(self.penalty, Penalty):
-            return self.penalty
-        kinds: dict[str, type[penalties.L1 | penalties.L2]] = {"l1": penalties.L1, "l2": penalties.L2}
-        if self.penalty not in kinds:
-            raise ValueError(f"penalty must be 'l2', 'l1' or a Penalty, got {self.penalty!r}")
-        return kinds[self.penalty]() if self.alpha == "auto" else kinds[self.penalty](self.alpha)
+        return self._penalised(chosen)
 
     def _train(self, work: _Work, watch: _Watch) -> None:
         """By mini-batches."""

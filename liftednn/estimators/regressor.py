@@ -37,8 +37,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
         Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs and responses.
-    penalty : {"l2", "l1"} or Penalty, default="l2"
-        The penalty on the weights.
+    penalty : str, Penalty or sequence of these, default="l2"
+        On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
+        hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
+        Where it bounds or fixes the size of weights (orthogonal, ball), the inputs that they take are centred but not scaled.
     max_iter : int or "auto", default="auto"
         Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
     tol : float, default=1e-4
@@ -120,6 +122,8 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         columns = y.reshape(len(y), -1).astype(np.float64)
         self.n_outputs_, self._flat = columns.shape[1], y.ndim == 1
         self._responses = Scaling.of(columns, counts) if self.loss == "auto" else Scaling.none(self.n_outputs_)
+        if self._penalties()[-1].metric:
+            self._responses = self._responses.shift
 
     def _encode(self, y: Array, x: Array) -> Array:
         columns = y.reshape(len(y), -1).astype(np.float64)

@@ -38,6 +38,11 @@ class Scaling:
     def none(cls, width: int) -> Scaling:
         return cls(np.zeros(width), np.ones(width))
 
+    @property
+    def shift(self) -> Scaling:
+        """To mean 0 only."""
+        return Scaling(self.mean, np.ones_like(self.scale))
+
     def __call__(self, a: Array) -> Array:
         scaled: Array = ((a - self.mean) / self.scale).astype(a.dtype)
         return scaled

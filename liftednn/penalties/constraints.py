@@ -58,3 +58,8 @@ class Mask(_Boxed):
             return Box(-torch.inf, torch.inf, 2 * self.rho, 0.0)
         free = torch.where(self.mask.bool(), torch.inf, 0.0)
         return Box(-free, free, 2 * self.rho, 0.0)
+
+    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
+        if self.mask is None:
+            return self
+        return Mask(self.mask[outputs.to(self.mask.device)][:, inputs.to(self.mask.device)], self.rho)

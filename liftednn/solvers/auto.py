@@ -10,7 +10,7 @@ from liftednn.base import Activation, Divergence, Penalty
 
 __all__ = ["Method", "select"]
 
-Method = Literal["ridge", "nnls", "majorised", "prox_gradient", "dual", "splitting"]
+Method = Literal["ridge", "nnls", "majorised", "prox_gradient", "dual", "splitting", "projected"]
 
 
 def select(smooth: Divergence, proxable: Penalty | Activation) -> Method:
@@ -24,8 +24,16 @@ def select(smooth: Divergence, proxable: Penalty | Activation) -> Method:
     ridge          quadratic + squared norm: one linear system
     nnls           quadratic + quadratic on a box: bounded least squares with one matrix shared by all rows
     majorised      smooth + squared norm: a few ridge steps on refreshed pseudo-targets, one factor for all of them
+    projected      smooth + a set without convexity: the exact minimiser where it is known, or projected majorised steps
     prox_gradient  everything else
     """
+    if isinstance(proxable, Penalty) and not proxable.convex:
+        if smooth.curvature == torch.inf:
+            raise ValueError(
+                f"{proxable!r} is not convex, and {smooth!r} has no finite curvature: no method descends on both, so take the "
+                "Fenchel form of the activation, or a convex penalty"
+            )
+        return "projected"
     if smooth.capped and proxable.boxed and isinstance(proxable, Activation):
         return "dual"
     if smooth.curvature == torch.inf:

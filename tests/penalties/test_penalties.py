@@ -13,7 +13,7 @@ from torch import Tensor
 from liftednn import penalties
 from liftednn.base import Penalty
 from liftednn.functional import box_prox
-from liftednn.penalties import L1, L2, ElasticNet, GroupL2, Mask, NonNegative, NoPenalty
+from liftednn.penalties import L1, L2, Ball, ElasticNet, GroupL2, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
 from liftednn.testing import check_penalty
 
 TOPOLOGY = torch.tensor(
@@ -32,6 +32,13 @@ EVERY: list[Penalty] = [getattr(penalties, name)() for name in penalties.__all__
     Mask(TOPOLOGY),
     Mask(TOPOLOGY, 0.4),
     Mask(None, 0.4),
+    Ball(1.5, "frobenius"),
+    Ball(1.5, "spectral"),
+    Ball(0.8, "row"),
+    Ball(2.5, "l1"),
+    Orthogonal(0.3),
+    LowRank(1),
+    LowRank(2, 0.4),
 ]
 
 
@@ -61,6 +68,10 @@ CONIC: list[tuple[Penalty, Callable, Callable]] = [
     (GroupL2(0.9, "output"), lambda w: 0.9 * cvxpy.sum(cvxpy.norm(w, 2, axis=1)), lambda w: []),
     (GroupL2(0.9, "input"), lambda w: 0.9 * cvxpy.sum(cvxpy.norm(w, 2, axis=0)), lambda w: []),
     (NonNegative(0.5), lambda w: 0.5 * cvxpy.sum_squares(w), lambda w: [w >= 0]),
+    (Ball(1.5, "frobenius"), lambda w: 0, lambda w: [cvxpy.norm(w, "fro") <= 1.5]),
+    (Ball(1.5, "spectral"), lambda w: 0, lambda w: [cvxpy.sigma_max(w) <= 1.5]),
+    (Ball(0.8, "row"), lambda w: 0, lambda w: [cvxpy.norm(w, 2, axis=1) <= 0.8]),
+    (Ball(2.5, "l1"), lambda w: 0, lambda w: [cvxpy.sum(cvxpy.abs(w)) <= 2.5]),
     (Mask(TOPOLOGY, 0.4), lambda w: 0.4 * cvxpy.sum_squares(w), lambda w: [cvxpy.multiply(~TOPOLOGY.numpy(), w) == 0]),
 ]
 

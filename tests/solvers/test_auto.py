@@ -11,7 +11,7 @@ from liftednn import activations, losses, penalties
 from liftednn.activations import FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU, Sigmoid, Sign, Simplex, Softmax
 from liftednn.base import Activation, Divergence, Penalty
 from liftednn.losses import CrossEntropy, SoftmaxCrossEntropy, Split, SquaredError
-from liftednn.penalties import L1, L2, ElasticNet, GroupL2, Mask, NonNegative, NoPenalty
+from liftednn.penalties import L1, L2, Ball, ElasticNet, GroupL2, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
 from liftednn.solvers import select
 from liftednn.solvers.auto import Method
 
@@ -26,9 +26,16 @@ PROXABLE: list[Penalty | Activation] = [*PENALTIES, *ACTIVATIONS]
 @pytest.mark.parametrize("proxable", PROXABLE, ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("smooth", SMOOTH, ids=lambda d: type(d).__name__)
 def test_the_method_can_do_what_the_declarations_ask(smooth: Divergence, proxable: Penalty | Activation) -> None:
+    state = isinstance(proxable, Activation)
+    if isinstance(proxable, Penalty) and not proxable.convex:
+        if smooth.curvature == torch.inf:
+            with pytest.raises(ValueError, match=r"is not convex, and .* has no finite curvature"):
+                select(smooth, proxable)
+        else:
+            assert select(smooth, proxable) == "projected"
+        return
     method = select(smooth, proxable)
     assert method in get_args(Method)
-    state = isinstance(proxable, Activation)
     if method in ("ridge", "nnls"):
         assert smooth.quadratic
     if method in ("ridge", "majorised"):
@@ -59,6 +66,9 @@ def test_the_method_can_do_what_the_declarations_ask(smooth: Divergence, proxabl
         (Split(), L2(), "majorised"),
         (SoftmaxCrossEntropy(), GroupL2(), "prox_gradient"),
         (SoftmaxCrossEntropy(), NonNegative(), "prox_gradient"),
+        (SquaredError(), Ball(), "prox_gradient"),
+        (SquaredError(), Orthogonal(), "projected"),
+        (SoftmaxCrossEntropy(), LowRank(), "projected"),
         (LeakyReLU(), L2(), "splitting"),
         (LeakyReLU(), NonNegative(), "splitting"),
         (ReLU("l1"), L2(), "splitting"),
@@ -84,4 +94,7 @@ def test_the_table(smooth: Divergence, proxable: Penalty | Activation, method: M
 
 
 def test_every_method_is_reached() -> None:
-    assert {select(d, p) for d in SMOOTH for p in PROXABLE} == set(get_args(Method))
+    possible = [
+        (d, p) for d in SMOOTH for p in PROXABLE if d.curvature < torch.inf or not isinstance(p, Orthogonal | LowRank)
+    ]
+    assert {select(d, p) for d, p in possible} == set(get_args(Method))

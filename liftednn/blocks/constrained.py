@@ -1,0 +1,166 @@
+"""The W-step (sec. 6.1) under a penalty without convexity, and every W-step that the Gram matrix tells all of.
+
+With the centred moments G of the inputs and C of inputs and targets, and a = lam curvature / 2, a quadratic divergence leaves
+
+    min_w  a (tr(w G w') - 2 tr(w C)) + pi(w)
+
+The penalty may know its minimiser (Procrustes, reduced-rank regression). Otherwise the quadratic lies below the one of curvature
+2 a lambda_max(G) that touches it at w, whose minimiser is one prox, for orthogonal matrices
+
+    w <- polar(w (tau I - G) + C'),    tau = lambda_max(G)
+
+and the objective does not rise. For other divergences of finite curvature the same is done with pseudo-targets, refreshed every time.
+Steps are extrapolated, and taken again without that where the objective would rise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Penalty
+from liftednn.solvers import Factor
+
+__all__ = ["Quadratic", "Smooth", "majorised"]
+
+# Steps on the Gram matrix for each new set of pseudo-targets, which costs two passes over the rows.
+_INNER = 10
+# Inputs with a smaller variance do not vary.
+_STILL = 1e-150
+
+Point = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """a (tr(w G w') - 2 tr(w C)) + pi(w), in float64.
+
+    weight    a
+    largest   the largest eigenvalue of G
+    factor    (a, rho) -> the factor of a G + rho I
+    """
+
+    gram: Tensor
+    cross: Tensor
+    weight: float
+    penalty: Penalty
+    largest: float
+    factor: Callable[[float, float], Factor]
+
+    @property
+    def lipschitz(self) -> float:
+        """Of the gradient; any number will do for inputs that do not vary."""
+        return 2 * self.weight * (self.largest if self.largest > _STILL else 1.0)
+
+    @property
+    def scale(self) -> float:
+        """max |gradient at 0|."""
+        return float(2 * self.weight * self.cross.abs().max()) or 1.0
+
+    def image(self, x: Point) -> Point:
+        return [x[0] @ self.gram]
+
+    def value(self, x: Point, image: Point) -> Tensor:
+        quadratic = (image[0] * x[0]).sum() - 2 * (x[0].T * self.cross).sum()
+        return self.weight * quadratic + self.penalty.value(x[0])
+
+    def gradient(self, x: Point, image: Point) -> Point:
+        return [2 * self.weight * (image[0] - self.cross.T)]
+
+    def prox(self, x: Point, step: float) -> Point:
+        return [self.penalty.prox(x[0], step)]
+
+    def step(self, w: Tensor, image: Tensor | None = None) -> tuple[Tensor, float]:
+        """The minimiser of the majorant at w, and the residual: how far off it is times the curvature."""
+        gradient = self.gradient([w], self.image([w]) if image is None else [image])[0]
+        moved = self.penalty.prox(w - gradient / self.lipschitz, 1 / self.lipschitz)
+        return moved, self.lipschitz * float((moved - w).abs().max()) / self.scale
+
+    def _ridge(self, rho: float) -> Tensor:
+        return self.factor(self.weight, rho).solve(self.weight * self.cross).T
+
+    def minimise(self, start: Tensor, tol: float, max_iter: int) -> tuple[Tensor, int]:
+        """The minimiser where it is known, else steps from `start` until the residual is `tol` of the scale."""
+        exact = self.penalty.minimiser(self.cross, self._ridge)
+        if exact is not None:
+            return exact, 1
+
+        def advance(x: Point) -> tuple[Point, float]:
+            moved, residual = self.step(*x)
+            return [moved, *self.image([moved])], residual
+
+        begin = [start, *self.image([start])]
+        found, count = _descend(begin, advance, lambda x: float(self.value(x[:1], x[1:])), tol, max_iter)
+        return found[0], count
+
+
+class Smooth(Protocol):
+    """lam mean D in centred coordinates (w, c), in the precision of the data."""
+
+    def image(self, x: Point) -> Point: ...
+
+    def value(self, x: Point, image: Point) -> Tensor: ...
+
+    def gradient(self, x: Point, image: Point) -> Point: ...
+
+
+def majorised(
+    problem: Smooth, start: Point, quadratic: Callable[[Tensor], Quadratic], scale: float, tol: float, max_iter: int
+) -> tuple[Point, float, int]:
+    """Descent on pseudo-targets; `quadratic` gives the block of a quadratic divergence of the same curvature, for a cross moment C.
+
+    Gives the point, its residual and the number of steps.
+    """
+
+    def majorant(x: Point) -> tuple[Quadratic, Tensor, float]:
+        """At x, with t = u - grad / curvature for w, the gradient in c, and the residual."""
+        gradient = problem.gradient(x[:2], x[2:])
+        model, w = quadratic(gradient[0].double().T), x[0].double()
+        model = replace(model, cross=model.gram @ w.T - model.cross / (2 * model.weight))
+        largest = max(model.step(w)[1] * model.scale, float(gradient[1].abs().max()))
+        return model, gradient[1], largest / scale
+
+    def advance(x: Point) -> tuple[Point, float]:
+        model, slope, residual = majorant(x)
+        w, _ = model.minimise(x[0].double(), tol, _INNER)
+        moved = [w.to(x[0].dtype), x[1] - slope / (2 * model.weight)]
+        return [*moved, *problem.image(moved)], residual
+
+    begin = [*start, *problem.image(start)]
+    found, count = _descend(begin, advance, lambda x: float(problem.value(x[:2], x[2:])), tol, max_iter)
+    return found[:2], majorant(found)[2], count
+
+
+def _descend(
+    start: Point,
+    advance: Callable[[Point], tuple[Point, float]],
+    value: Callable[[Point], float],
+    tol: float,
+    max_iter: int,
+) -> tuple[Point, int]:
+    """Nesterov's extrapolation, taken back where the value would rise; `advance` gives the next point and the residual before it.
+
+    What depends linearly on the variables may stand behind them in a point: it is extrapolated with them, and need not be formed again.
+    """
+    x, previous, best, momentum = start, start, value(start), 1.0
+    rounding = 4 * torch.finfo(start[0].dtype).eps
+    for count in range(1, max_iter + 1):
+        following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        beta = (momentum - 1) / following
+        trial, residual = advance([torch.lerp(old, new, 1 + beta) for old, new in zip(previous, x, strict=True)])
+        reached = value(trial)
+        if not reached <= best and beta > 0:
+            following = 1.0
+            trial, residual = advance(x)
+            reached = value(trial)
+        if not reached <= best + rounding * abs(best):
+            return x, count
+        previous, x, best, momentum = x, trial, min(reached, best), following
+        if residual <= tol:
+            return x, count
+    return x, max_iter

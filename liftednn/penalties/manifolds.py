@@ -1,0 +1,104 @@
+"""Penalties pi(w) that are sets without convexity: orthogonal matrices (sec. 8, "unitary constraints") and matrices of low rank.
+
+Their prox is a nearest point of the set, computed in float64: rounding to float32 then breaks orthogonality by about 1e-7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Penalty
+from liftednn.functional import polar, spectrum
+from liftednn.penalties.norms import check_strength
+
+__all__ = ["LowRank", "Orthogonal", "within"]
+
+# What breaks a constraint by a smaller share is rounding: that of float32 matrices, in whatever precision they are looked at.
+_SHARE = 1e-5
+
+
+def within(excess: Tensor) -> Tensor:
+    """0 where a constraint is broken by no more than rounding, +inf otherwise, in float64; `excess` is relative to the constraint."""
+    return torch.where(excess <= _SHARE, 0.0, torch.inf).double()
+
+
+@dataclass(frozen=True)
+class Orthogonal(Penalty):
+    """pi(w) = 0 where w'w = scale^2 I (out >= in) or w w' = scale^2 I (out < in), +inf elsewhere: unitary and semi-orthogonal weights.
+
+    prox is scale times the polar factor. The W-step of a quadratic divergence is Procrustes' problem, with the solution
+    scale polar(cross') where w'w = scale^2 I, since tr(w G w') is then constant.
+    """
+
+    scale: float = 1.0
+    convex, metric = False, True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < torch.inf:
+            raise ValueError(f"scale must be positive and finite, got {self.scale}")
+
+    def value(self, w: Tensor) -> Tensor:
+        w = w.double() / self.scale
+        gram = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
+        return within((gram - torch.eye(len(gram), dtype=w.dtype, device=w.device)).abs().max())
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return (self.scale * polar(w.double() / self.scale)).to(w.dtype)
+
+    def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
+        return self.scale * polar(cross.T) if cross.shape[1] >= cross.shape[0] else None
+
+
+@dataclass(frozen=True)
+class LowRank(Penalty):
+    """pi(w) = rho |w|_F^2 where w has at most this rank, +inf elsewhere: a layer that is two thin ones.
+
+    prox cuts the singular values. The W-step of a quadratic divergence is reduced-rank regression: the ridge regression's w, projected on
+    the leading eigenvectors of w cross (Izenman 1975).
+    """
+
+    rank: int = 10
+    rho: float = 0.0
+    convex = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        check_strength("rho", self.rho)
+
+    def value(self, w: Tensor) -> Tensor:
+        w = w.double()
+        sizes = torch.linalg.svdvals(w)
+        beyond = sizes[self.rank] if self.rank < len(sizes) else torch.zeros_like(sizes[0])
+        return self.rho * w.square().sum() + within(beyond / sizes[0].clamp(min=torch.finfo(sizes.dtype).tiny))
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return (_cut(w.double(), self.rank) / (1 + 2 * step * self.rho)).to(w.dtype)
+
+    def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
+        w = ridge(self.rho)
+        if w.shape[0] <= w.shape[1]:
+            return _leading(w @ cross, self.rank) @ w
+        basis, coordinates = torch.linalg.qr(w)  # all that w explains lies in its columns, fewer than the outputs
+        found: Tensor = basis @ (_leading(coordinates @ cross @ basis, self.rank) @ coordinates)
+        return found
+
+
+def _leading(explained: Tensor, rank: int) -> Tensor:
+    """The projection on the leading eigenvectors of a matrix that is symmetric up to rounding."""
+    vectors: Tensor = torch.linalg.eigh((explained + explained.T) / 2).eigenvectors[:, -rank:]
+    return vectors @ vectors.T
+
+
+def _cut(w: Tensor, rank: int) -> Tensor:
+    """The nearest matrix of that rank."""
+    if w.shape[0] > w.shape[1]:
+        return _cut(w.T, rank).T
+    if rank >= len(w) or not bool(w.any()) or not bool(w.isfinite().all()):
+        return w
+    leading = spectrum(w)[1][:, -rank:]
+    return leading @ (leading.T @ w)
