@@ -14,6 +14,7 @@ from liftednn.activations.fenchel import (
     Tanh,
 )
 from liftednn.activations.pooling import MaxPool
+from liftednn.activations.scaled import Scaled
 from liftednn.base import Activation
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MaxPool",
     "Monotone",
     "ReLU",
+    "Scaled",
     "Sigmoid",
     "Sign",
     "Simplex",
