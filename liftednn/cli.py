@@ -39,6 +39,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
 Task = StrEnum("Task", "auto classification regression")
 Place = StrEnum("Place", "cpu cuda")
+Grain = StrEnum("Grain", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
@@ -51,6 +52,9 @@ Device = Annotated[Place, typer.Option(help="Where to train.")]
 Weights = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="How much each row counts in training; no input. Scores count rows alike."),
+]
+Refit = Annotated[
+    Grain | None, typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit.")
 ]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
@@ -68,6 +72,7 @@ def fit(
     task: Goal = Task.auto,
     validation: Held = 0.0,
     sample_weight: Weights = None,
+    refit: Refit = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -80,7 +85,8 @@ def fit(
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
-    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
+    row, learned = sample_weight, refit.value if refit else None
+    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, row, learned)
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)

@@ -70,7 +70,7 @@ def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | fl
     """A re-estimated parameter in the form of the one before: a number, or a tensor in the precision of `other`."""
     if found.ndim == 0 and not isinstance(given, Tensor):
         return float(found)
-    return found.reshape(-1).to(other)
+    return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
