@@ -1,7 +1,7 @@
 """Does it help to learn the slope? LiftedRegressor with ReLU, with slope 0.01, and with slopes learned for the layer or for each unit.
 
-`python -m benchmarks.refit [small]` (`make bench-refit`). The eight UCI regression sets and California housing, another split for each seed;
-root mean squared error on the test rows in the response's own units, and seconds of `fit` on one thread. Every cell is one line of
+`python -m benchmarks.refit [small]` (`make bench-refit`). The eight UCI regression sets and California housing, another split for each
+seed; root mean squared error on the test rows in the response's own units, and seconds of `fit` on one thread. Every cell is one line of
 results/beyond-refit.jsonl, written when it is done; a run that is stopped goes on with the cells that are missing. The table goes to
 results/beyond-refit.json. "small" has one seed and three sets, and writes nothing.
 """
@@ -58,7 +58,7 @@ def _slopes(model: LiftedRegressor) -> list[float]:
 
 
 def summary(cells: Cells, sets: tuple[str, ...], seeds: int) -> list[dict[str, Any]]:
-    """One row per set: mean errors, and for learned slopes the mean and the deviation of the error's change, in per cent of the fixed one's."""
+    """One row per set: mean errors, and for learned slopes how the error changes, in per cent, with its deviation over the splits."""
     rows = []
     for name in sets:
         runs = {kind: cells.seeds(name, kind) for kind in KINDS}
