@@ -43,6 +43,8 @@ def as_tensors(network: LiftedNetwork, refit: Grains, like: Tensor) -> LiftedNet
                 f"layer {place}: the bounds of {activation!r} are the outermost states of all rows, which no batch knows: use BCD, "
                 "or learn a scale, Scaled(activation)"
             )
+        if len(activation.learned) != 1:
+            raise ValueError(f"layer {place}: batches learn one parameter, and {activation!r} has several: use BCD")
         shape = (network.layers[place].operator.out_width,) if per == "unit" else ()
         fresh = {name: _tensor(given, shape, like) for name, given in parameters(activation).items()}
         network = with_activation(network, place, replace(activation, **fresh))  # type: ignore[type-var]

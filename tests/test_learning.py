@@ -205,6 +205,13 @@ def test_layers_may_differ_and_refusals() -> None:
     bounded = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelHardTanh(), "squared")
     with pytest.raises(ValueError, match="no batch knows: use BCD, or learn a scale"):
         lnn.MiniBatch(refit="layer").run(bounded, x, y)
+    several = lnn.LiftedNetwork.mlp([5, 4, 3], TwoSlopes(), "squared")
+    with pytest.raises(ValueError, match="batches learn one parameter"):
+        lnn.MiniBatch(refit="layer").run(several, x, y)
+
+
+class TwoSlopes(FenchelLeakyReLU):
+    learned = ("alpha", "beta")  # type: ignore[assignment]
 
 
 def prelu(count: int, dtype: torch.dtype) -> Any:
