@@ -99,7 +99,10 @@ class Learner:
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, counts) / reach**2
         gain = lam * (_mean(now.value(u, z), counts) - _mean(found.value(u, z), counts))
-        self.means[place].mul_(_KEEP).add_(torch.stack([gain, felt]), alpha=1 - _KEEP)
+        fresh = torch.stack([gain, felt])
+        if not bool(fresh.isfinite().all()):
+            return  # the run diverges, and the trainer will take it back
+        self.means[place].mul_(_KEEP).add_(fresh, alpha=1 - _KEEP)
         gain, felt = self.means[place].clamp(min=torch.finfo(torch.float64).tiny)
         factor = 1 + self.descent.rate * _EVERY * 2 * gain / felt * share
         given.mul_(factor.clamp(1 / _TRUST, _TRUST).to(given)).clamp_(*_LIMITS)

@@ -30,6 +30,8 @@ from liftednn.activations import (
 from liftednn.base import Activation
 from liftednn.cli import main
 from liftednn.init import from_module, lifted_, to_module
+from liftednn.minibatch import Run
+from liftednn.sources import source_of
 
 ALPHA = 0.3
 WIDE = FenchelClip(-20.0, 20.0)
@@ -185,6 +187,18 @@ def test_the_best_pass_keeps_its_own_slopes_and_a_checkpoint_all_of_it(tmp_path:
     assert torch.equal(again.weights[0].w, whole.weights[0].w)
     resumed = run(checkpoint=lnn.Checkpoint(path))
     assert torch.equal(resumed.network.hidden[0].alpha, whole.network.hidden[0].alpha)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("per", ["layer", "unit"])
+def test_a_batch_that_overflows_leaves_the_slopes_alone(per: Any) -> None:
+    x, y = planted(100)
+    network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(), "squared")
+    run = Run(lnn.MiniBatch(refit=per), network, source_of(x, y))
+    run.descent.rate.fill_(0.05)
+    for size in (1e200, float("inf")):
+        run.learner.step(x[:, : run.descent.weights[0].w.shape[1]] * size, y, None, 0)
+        assert torch.equal(run.network.hidden[0].alpha, torch.full_like(run.network.hidden[0].alpha, 0.01))  # type: ignore[attr-defined]
+    assert not bool(run.learner.means.any())
 
 
 def test_layers_may_differ_and_refusals() -> None:
