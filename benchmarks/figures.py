@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.estimators import summary as default_estimators
+from benchmarks.refit import verdict
 from benchmarks.report import RESULTS
 from benchmarks.training import NETWORKS, Cells, summary
 
@@ -21,7 +22,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("training", "estimators", "initialisation", "measurements", "experiments")
+        for name in ("training", "estimators", "initialisation", "measurements", "experiments", "learned-activations")
     ),
 )
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -273,6 +274,24 @@ def init() -> list[str]:
     ]
     title = f"784-300-100-10 on MNIST ({machine('init')})"
     return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
+
+
+def refit() -> list[str]:
+    """Errors of the fixed slopes, and by how much per cent learned ones change that of slope 0.01."""
+    found, learned = rows("beyond-refit"), ("learned, layer", "learned, unit")
+    body = [
+        [
+            row["set"],
+            *(f"{row[kind]:.4g}" for kind in ("ReLU", "slope 0.01", *learned)),
+            *(f"{row[f'{kind}: change %']:+.1f} ± {row[f'{kind}: sd %']:.1f}" for kind in learned),
+            *(f"{row[f'{kind}: median slope']:.3f}" for kind in learned),
+            *(f"{row[f'{kind} s']:.1f}" for kind in ("slope 0.01", *learned)),
+        ]
+        for row in found
+    ]
+    head = ["RMSE on test rows, mean of 5 splits", "ReLU", "slope 0.01", "learned, layer", "learned, unit"]
+    head += ["layer, %", "unit, %", "median slope, layer", "unit", "s, slope 0.01", "layer, s", "unit, s"]
+    return [*grid(head, body), "", *(f"{verdict(found, kind)}  " for kind in learned)]
 
 
 def table1() -> list[str]:

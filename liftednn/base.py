@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Activation", "Affine", "Box", "Divergence", "Loss", "Operator", "Penalty"]
+__all__ = ["Activation", "Affine", "Box", "Divergence", "Grain", "Loss", "Operator", "Penalty"]
+
+# How many parameters of its own a learned activation has: one for the layer, or one for each unit.
+Grain = Literal["layer", "unit"]
 
 # Each proximal point shrinks the error by 1 + step times the modulus of strong convexity of D in z.
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
@@ -100,10 +103,14 @@ class Activation(Divergence):
 
     joint   D is jointly convex in (u, z) (the paper's JCR condition), otherwise convex in each (BCR)
     boxed   D is quadratic in z on a box, given by `box(u)`: its X-step can be a bounded least-squares problem
+    learned names of the fields that `refit` re-estimates: numbers, or tensors with one entry or one per unit
+    summed  `refit` sees the rows through sums over them, so that batches can stand for all rows
     """
 
     ridge: None = None
     boxed: bool = False
+    learned: tuple[str, ...] = ()
+    summed: bool = True
 
     @property
     @abstractmethod
@@ -139,6 +146,17 @@ class Activation(Divergence):
     def box(self, u: Tensor) -> Box:
         """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
+
+    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
+        """This activation with the `learned` fields that minimise the sum over rows of D(u, z), one each or one per unit.
+
+        u, z           pre-activations and states, (n, p)
+        sample_weight  (n,), how much each row counts
+        per            "unit" for fields of shape (p,); what already has one entry per unit keeps them
+
+        Nothing is learned unless a class says how.
+        """
+        return self
 
 
 class Loss(Divergence):

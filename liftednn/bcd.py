@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.blocks import Design, Link, joint_refusal, update_all_states, update_state, update_weights
+from liftednn.blocks import (
+    Design,
+    Grains,
+    Link,
+    grains_of,
+    joint_refusal,
+    update_activation,
+    update_all_states,
+    update_state,
+    update_weights,
+)
 from liftednn.network import LiftedNetwork
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses, row_weights
 
@@ -24,7 +34,7 @@ __all__ = ["BCD", "Block", "Record", "Solution", "State"]
 
 
 class Block(NamedTuple):
-    """One block that has just been minimised: its name ("x2", "w0", "x" for all states together), residual and iterations."""
+    """One block that has just been minimised: its name ("x2", "w0", "phi1", "x" for all states together), residual and iterations."""
 
     name: str
     kkt: float
@@ -51,7 +61,7 @@ class Record:
 class State:
     """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regression on X_0, whose Gram matrix never changes.
 
-    `kkt` holds the last residual of each block.
+    `kkt` holds the last residual of each block, `network` the network with the activations as they are by now.
     """
 
     weights: list[Affine]
@@ -59,17 +69,19 @@ class State:
     first: Design
     sample_weight: Tensor | None = None
     kkt: dict[str, float] = field(default_factory=dict)
+    network: LiftedNetwork | None = None
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a run returns. `result` says in a sentence how it ended; `status` in a word."""
+    """What a run returns. `result` says in a sentence how it ended; `status` in a word. `network` has the activations as refitted."""
 
     weights: list[Affine]
     states: list[Tensor]
     history: list[Record]
     status: Literal["converged", "max_iter", "stopped"]
     result: str
+    network: LiftedNetwork
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,7 @@ class BCD:
     seed        of the initial weights
     block_tol   relative KKT residual to which each block is solved
     block_iter  iterations at most in a block
+    refit       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
     """
 
     max_iter: int = 20
@@ -90,6 +103,7 @@ class BCD:
     seed: int = 0
     block_tol: float = 1e-3
     block_iter: int = 200
+    refit: Grains = None
 
     def __post_init__(self) -> None:
         if self.max_iter < 0 or self.block_iter < 1:
@@ -131,7 +145,8 @@ class BCD:
                     break
         except KeyboardInterrupt:
             status = "stopped"
-        return Solution(state.weights, state.states, history, status, _sentence(status, history, self.tol))
+        told, final = _sentence(status, history, self.tol), state.network or network
+        return Solution(state.weights, state.states, history, status, told, final)
 
     def init(
         self,
@@ -145,6 +160,7 @@ class BCD:
         check_trainable(network)
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
+        grains_of(network, self.refit)
         x = inputs(network, x)
         y = responses(network, y, x)
         counts = row_weights(sample_weight, x)
@@ -160,6 +176,7 @@ class BCD:
 
     def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
         """One sweep, block by block; `state` is up to date at every yield."""
+        network = state.network or network
         hidden = len(network.layers) - 1
         if self.joint and hidden:
             step = update_all_states(network, state.weights, state.states, self.block_tol, self.block_iter)
@@ -170,6 +187,9 @@ class BCD:
                 yield self._update_state(network, state, place)
         for place in range(hidden + 1):
             yield self._update_weights(network, state, place)
+            if place < hidden and grains_of(network, self.refit)[place]:
+                yield self._update_activation(network, state, place)
+                network = state.network or network
 
     def _update_state(self, network: LiftedNetwork, state: State, place: int) -> Block:
         link = Link(network.layers[place - 1], network.layers[place], state.weights[place])
@@ -186,11 +206,18 @@ class BCD:
         state.weights[place] = step.weights
         return Block(f"w{place}", step.kkt, step.n_iter, step.method)
 
+    def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
+        u = network.preactivation(place, state.weights, state.states[place])
+        per = grains_of(network, self.refit)[place] or "layer"
+        step = update_activation(network, place, u, state.states[place + 1], state.sample_weight, per)
+        state.network = step.network
+        return Block(f"phi{place + 1}", step.kkt, 1, "refit")
+
     def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
         for sweep in range(self.max_iter + 1):
             if sweep:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
-            seen = network.evaluate(state.weights, state.states, state.sample_weight)
+            seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
             yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
 
 

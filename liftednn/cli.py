@@ -40,6 +40,7 @@ Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid
 Task = StrEnum("Task", "auto classification regression")
 Place = StrEnum("Place", "cpu cuda")
 Sets = StrEnum("Sets", "mnist fashion cifar10 adult uci california")
+Grain = StrEnum("Grain", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
@@ -56,6 +57,9 @@ Weights = Annotated[
 Penalty = Annotated[
     str,
     typer.Option(metavar="NAME", help="l2, l1, none, nonnegative, group, orthogonal, low_rank or ball; as low_rank:5."),
+]
+Refit = Annotated[
+    Grain | None, typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit.")
 ]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
@@ -74,6 +78,7 @@ def fit(
     task: Goal = Task.auto,
     validation: Held = 0.0,
     sample_weight: Weights = None,
+    refit: Refit = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -86,8 +91,9 @@ def fit(
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
+    row, learned = sample_weight, refit.value if refit else None
     job = jobs.Job(
-        table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight, penalty
+        table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, row, penalty, learned
     )
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}

@@ -8,23 +8,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from liftednn.base import Box
+from liftednn.base import Box, Grain
 
 __all__ = [
+    "as_given",
     "barrier",
     "box_barrier",
     "box_prox",
     "clip",
     "conjugate_softplus",
     "entropy_prox",
+    "grain",
+    "largest",
+    "like",
     "log_omega",
     "log_partition",
     "polar",
+    "positive",
     "root",
     "simplex_projection",
     "soft_threshold",
     "softmax",
     "spectrum",
+    "spread",
+    "totals",
 ]
 
 # A matrix whose rows are orthonormal to this much, in the Frobenius norm of w w' - I, is made so by Newton's iteration, which converges
@@ -34,6 +41,46 @@ _NEAR, _NEWTON = 0.5, 8
 _CONDITION = 1e-6
 
 
+def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
+    """A parameter as it can be multiplied with `other`: in its precision and place if it is a tensor."""
+    return parameter.to(other) if isinstance(parameter, Tensor) else parameter
+
+
+def grain(parameter: Tensor | float, per: Grain) -> Grain:
+    """ "unit" where it is asked for, and where a parameter has one entry per unit already."""
+    return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
+
+
+def largest(parameter: Tensor | float) -> float:
+    """The largest entry of a parameter."""
+    return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
+
+
+def positive(parameter: Tensor | float) -> bool:
+    """Whether all its entries are above 0 and finite."""
+    return -largest(-parameter) > 0 and largest(parameter) < torch.inf
+
+
+def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
+    """A parameter in the shape, precision and place of the `totals` that it is re-estimated from."""
+    entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
+    return entries.expand(sums.numel()).reshape(sums.shape)
+
+
+def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+    """Sums over the rows, and for a layer over its units too, in float64: (n, p) -> () or (p,)."""
+    weights = entries.new_ones(len(entries)) if sample_weight is None else sample_weight.to(entries)
+    sums = weights.double() @ entries.double()
+    return sums if per == "unit" else sums.sum()
+
+
+def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | float:
+    """A re-estimated parameter in the form of the one before: a number, or a tensor in the precision of `other`."""
+    if found.ndim == 0 and not isinstance(given, Tensor):
+        return float(found)
+    return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
+
+
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
     """prox of threshold |.|_1: shrink each entry towards 0."""
     return (
@@ -41,9 +88,9 @@ def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
     )
 
 
-def box_prox(box: Box, v: Tensor, step: float) -> Tensor:
+def box_prox(box: Box, v: Tensor, step: Tensor | float) -> Tensor:
     """argmin_z 1/2 weight z^2 - pull z + |z - v|^2 / (2 step) on the box."""
-    pulled = torch.add(v, box.pull, alpha=step)
+    pulled = v + step * box.pull if isinstance(step, Tensor) else torch.add(v, box.pull, alpha=step)
     return clip(pulled.div_(1 + step * box.weight), box.lower, box.upper)
 
 
@@ -65,8 +112,10 @@ def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
     return torch.zeros_like(violation[..., 0]).masked_fill(outside, torch.inf)
 
 
-def box_barrier(z: Tensor, lower: float, upper: float) -> Tensor:
-    """`barrier` of lower <= z <= upper, in two reductions."""
+def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
+    """`barrier` of lower <= z <= upper, in two reductions where the bounds are numbers."""
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+        return barrier((z - clip(z, lower, upper)).abs())
     slack = torch.finfo(z.dtype).eps ** 0.5
     outside = torch.zeros_like(z[..., 0], dtype=torch.bool)
     if lower > -torch.inf:

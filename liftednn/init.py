@@ -27,7 +27,7 @@ from liftednn.base import Affine, Loss, Penalty
 from liftednn.choices import automatic
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.minibatch import Fit, MiniBatch
-from liftednn.modules import Chain, from_module, network_of, precision, read, to_module, weights_of
+from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
 from liftednn.sources import Once, as_tensor, source_of
@@ -54,6 +54,7 @@ def lifted_(
     sweeps: int = 3,
     device: str | torch.device | None = None,
     report: bool = False,
+    refit: Literal["auto"] | None = "auto",
 ) -> Module:
     """Fill the module's Linear layers with lifted weights, trained on rows x and responses y; returns the module.
 
@@ -68,6 +69,8 @@ def lifted_(
     sweeps   passes over the data
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
+    refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
+             requires_grad=False, and those of a PReLU that the module uses twice
 
     What the parameters hold before is of no matter, but for those with requires_grad=False, which stay exactly as they are. torch's
     global generator gives the seed: torch.manual_seed governs, as in torch.nn.init. Training is in the widest of the parameters'
@@ -79,19 +82,20 @@ def lifted_(
     if all(not part.requires_grad for linear in chain.linears for part in linear.parameters()):
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
-    passes = _passes(sweeps)
+    passes, refits = _passes(sweeps), slopes.grains(chain, refit)
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
     few = source_of(x, y).sample(_ROWS, seed)[:2]
     network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss)).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
-    trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place))
-    fit = trainer.run(_with_lam(automatic(network, x, y, seed), lam), x, y, fixed=_frozen(chain))
+    trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place), refit=refits)
+    start = slopes.started(automatic(network, x, y, seed), refits)
+    fit = trainer.run(_with_lam(start, lam), x, y, fixed=_frozen(chain))
     if fit.status == "stopped":
         raise KeyboardInterrupt
-    _write(chain, fit.weights)
+    _write(chain, fit.weights, slopes.found(chain, fit.network, refits))
     if before is not None:
-        _tell(report, fit, before, _Look.at(network, weights_of(chain), *few), time.perf_counter() - started)
+        _tell(report, fit, before, _Look.at(fit.network, weights_of(chain), *few), time.perf_counter() - started)
     return module
 
 
@@ -227,7 +231,7 @@ def _frozen(chain: Chain) -> list[tuple[Tensor | None, Tensor | None]] | None:
     return fixed if any(part is not None for pair in fixed for part in pair) else None
 
 
-def _write(chain: Chain, weights: list[Affine]) -> None:
+def _write(chain: Chain, weights: list[Affine], learned: list[tuple[nn.Parameter, Tensor]]) -> None:
     """All or nothing: every weight is rounded and looked at before the first is written."""
     fresh = [
         (part, new.to(part))
@@ -235,6 +239,7 @@ def _write(chain: Chain, weights: list[Affine]) -> None:
         for part, new in zip((linear.weight, linear.bias), pair, strict=True)
         if part is not None and part.requires_grad
     ]
+    fresh += [(part, new.to(part)) for part, new in learned]
     for part, new in fresh:
         if not bool(new.isfinite().all()):
             raise ValueError(

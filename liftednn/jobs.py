@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from liftednn import activations, choices, tables
+from liftednn.base import Grain
 from liftednn.init import to_module
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
@@ -54,6 +55,7 @@ class Job:
     validation: float = 0.0
     sample_weight: str | None = None
     penalty: str = "l2"
+    refit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,18 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows]:
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
     """Each class has an output, and a real target has one."""
     loss = "softmax" if sizes[-1] > 1 else "squared"
-    network = LiftedNetwork.mlp(sizes, activation=activations.named(job.activation, "fenchel"), loss=loss)
+    activation = activations.named(job.activation, "fenchel")
+    activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
+    network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
     network = choices.automatic(network.with_penalty(job.penalty), rows.x, rows.y, job.seed, rows.counts)
     passes = job.passes or choices.passes(len(rows.x))
-    trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device)
+    trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device, refit=cast(Grain | None, job.refit))
     validation = (held.x, held.y) if len(held.x) else None
     with progress(passes, _measure(network)) as say:
         fit = trainer.run(network, rows.x, rows.y, validation=validation, callback=say, sample_weight=rows.counts)
     if fit.status == "stopped":
         raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
-    return network, fit
+    return fit.network, fit
 
 
 def _measure(network: LiftedNetwork) -> str:

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from liftednn import choices
 from liftednn.base import Affine
-from liftednn.blocks import Descent, Metric, answer, descent_refusal, reach_of
+from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
 from liftednn.checkpoint import Checkpoint
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
+from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass
 from liftednn.network import LiftedNetwork
@@ -48,12 +49,13 @@ Status = Literal["max_iter", "stopped", "early"]
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run returns: the last weights, or with validation data the best ones, and how it went."""
+    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went."""
 
     weights: list[Affine]
     history: list[Pass]
     status: Status
     result: str
+    network: LiftedNetwork
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class MiniBatch:
     patience     stop after this many passes without a better validation score; None: never
     seed         of the initial weights and the order of rows
     device       where to train; None: where x is
+    refit        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
     """
 
     max_iter: int = 17
@@ -82,6 +85,7 @@ class MiniBatch:
     patience: int | None = None
     seed: int = 0
     device: str | None = None
+    refit: Grains = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -138,7 +142,8 @@ class MiniBatch:
                 if isinstance(pressed, Interruption):
                     run.save()
         status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
-        return Fit(run.monitor.best or run.outward(), run.monitor.history, status, _sentence(status, run))
+        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
+        return Fit(weights, run.monitor.history, status, _sentence(status, run), final)
 
 
 class Run:
@@ -172,10 +177,11 @@ class Run:
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
         x, y, counts = self.feed.sample(count, settings.seed)
         self.identity = self._identify(x)
+        self.network = as_tensors(network, settings.refit, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
-        self.monitor = Monitor(network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
+        self.monitor = Monitor(self.network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.let_go(self.feed.source.x)
@@ -217,7 +223,7 @@ class Run:
         ]
         reach = None if scale is None else reach_of(rows, few)
         self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
-        self.step = recorded(self.descent)
+        self.step, self.learner = recorded(self.descent), Learner(self.descent, self.settings.refit)
         self.good = self.descent.values.clone()
 
     @property
@@ -265,6 +271,7 @@ class Run:
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
+        self.learner.step(x, y, counts, self.taken)
         self.step(x, y, counts)
         self.taken += 1
 
@@ -307,20 +314,16 @@ class Run:
     def save(self) -> None:
         if self.checkpoint is None:
             return
-        best = [part for weights in self.monitor.best or [] for part in weights]
-        tensors = (
-            self.descent.state() | {"good": self.good} | {f"best.{place}": part for place, part in enumerate(best)}
-        )
+        tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
         tensors |= self.coordinates.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
         self.checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.descent.load(tensors)
+        self.learner.load(tensors)
         self.good.copy_(tensors["good"])
-        names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
-        best = [tensors[name].to(self.good) for name in names if name in tensors]
-        self.monitor.load(facts, [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None)
+        self.monitor.load(facts, tensors, self.good)
         for name in _COUNTERS:
             setattr(self, name, facts[name])
 

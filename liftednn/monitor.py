@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
 
@@ -39,7 +40,7 @@ class Pass:
 
 @dataclass
 class Monitor:
-    """`looks` are the batches evaluated in the present pass, `best` the weights of the best pass on the validation data."""
+    """`looks` are the batches evaluated in the present pass, `best` and `best_network` those of the best pass on the validation data."""
 
     network: LiftedNetwork
     validation: tuple[Tensor, Tensor] | None
@@ -47,6 +48,7 @@ class Monitor:
     looks: list[Evaluation] = field(default_factory=list)
     best: list[Affine] | None = None
     best_pass: int = 0
+    best_network: LiftedNetwork | None = None
 
     @property
     def steps(self) -> int:
@@ -83,6 +85,7 @@ class Monitor:
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = weights, len(self.history) + 1
+            self.best_network = settled(self.network)
         return loss, score
 
     def facts(self) -> dict[str, Any]:
@@ -93,10 +96,21 @@ class Monitor:
             "best_pass": self.best_pass,
         }
 
-    def load(self, facts: dict[str, Any], best: list[Affine] | None) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the best weights and activations."""
+        parts = dict(enumerate(part for weights in self.best or [] for part in weights))
+        learned = {} if self.best_network is None else named_parameters(self.best_network, self.network)
+        return {f"best.{name}": part for name, part in (parts | learned).items()}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
+        """Take up what `facts` and `state` kept, in the precision and place of `like`."""
+        names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
+        best = [tensors[name].to(like) for name in names if name in tensors]
         self.history = [Pass(**{**record, "gaps": tuple(record["gaps"])}) for record in facts["history"]]
         self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
-        self.best, self.best_pass = best, facts["best_pass"]
+        self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
+        self.best_pass = facts["best_pass"]
+        self.best_network = with_parameters(self.network, tensors, "best.") if best else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -72,8 +72,8 @@ def _fold(layers: Sequence[_Layer], current: list[Affine], kept: list[Tensor], p
     """Let constants join the next bias, where the next layer has one."""
     (w, b), (onward, bias) = current[place], current[place + 1]
     varies = w.any(1)
-    phi = layers[place].divergence(b[None].double())[0]
-    operator = layers[place + 1].operator
+    here, operator = layers[place], layers[place + 1].operator
+    phi = _without(here.divergence, here.operator.out_width, kept[place])(b[None].double())[0]
     goes = ~varies if operator.bias else ~varies & (phi == 0)
     moved = onward.double() @ torch.where(goes, phi, torch.zeros_like(phi))
     if bool(goes.all()):
@@ -94,18 +94,28 @@ def _narrow(current: list[Affine], kept: list[Tensor], place: int, stays: Tensor
 
 def _smaller(place: int, layer: L, outputs: Tensor, inputs: Tensor) -> L:
     operator: Any = layer.operator
+    divergence = layer.divergence
     if len(outputs) < operator.out_features:
-        _check_units(place, layer.divergence, operator.out_features, outputs)
+        divergence = _without(layer.divergence, operator.out_features, outputs)
+        _check_units(place, layer.divergence, divergence, operator.out_features, outputs)
     narrow = replace(operator, in_features=len(inputs), out_features=len(outputs))
-    return replace(layer, operator=narrow, penalty=layer.penalty.restrict(outputs, inputs))  # type: ignore[type-var]
+    penalty = layer.penalty.restrict(outputs, inputs)
+    return replace(layer, operator=narrow, divergence=divergence, penalty=penalty)  # type: ignore[type-var]
 
 
-def _check_units(place: int, divergence: Divergence, width: int, kept: Tensor) -> None:
-    """The states of the units that stay must not depend on the others."""
+def _without(divergence: Divergence, width: int, kept: Tensor) -> Divergence:
+    """With the parameters of the units that stay, where each has its own."""
     assert isinstance(divergence, Activation)
+    given = {name: getattr(divergence, name) for name in divergence.learned}
+    own = {name: p[kept.to(p.device)] for name, p in given.items() if isinstance(p, Tensor) and p.numel() == width}
+    return replace(divergence, **own) if own else divergence  # type: ignore[type-var]
+
+
+def _check_units(place: int, divergence: Divergence, narrow: Divergence, width: int, kept: Tensor) -> None:
+    """The states of the units that stay must not depend on the others."""
     u = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(kept.device)
     try:
-        alone = divergence(u[:, kept])
+        alone = narrow(u[:, kept])
     except (RuntimeError, ValueError):
         alone = u[:, kept] * torch.nan
     if not torch.allclose(divergence(u)[:, kept], alone):

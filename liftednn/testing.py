@@ -19,7 +19,7 @@ _N, _WIDTH, _SLACK = 64, 6, 1e-7
 
 
 def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0) -> None:
-    """phi is the argmin; D is convex as declared; gradient, curvature, prox, box and homogeneity agree with D's values."""
+    """phi is the argmin; D is convex as declared; gradient, curvature, prox, box, homogeneity and refit agree with D's values."""
     p = activation.fan(width)
     assert activation.width(p) == width, (
         f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
@@ -44,6 +44,7 @@ def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0)
         _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
     if activation.joint and not activation.refusal:
         _check_prox_joint(activation, u, reached, seed)
+    _check_refit(activation, inside, reached)
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
         _close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
@@ -236,6 +237,14 @@ def _check_minimal(
         assert bool((objective(rival) >= least - _SLACK * (1 + least.abs())).all()), (
             f"{name} is not a minimiser at step {step}"
         )
+
+
+def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
+    counts = torch.arange(len(u)) % 3 + 0.5
+    found = activation.refit(u, z, counts)
+    assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"
+    before, after = (float(each.value(u, z) @ counts.to(u)) for each in (activation, found))
+    assert after <= before + _SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
 
 
 def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:

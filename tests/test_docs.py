@@ -20,6 +20,7 @@ RUN = [
     "docs/estimators.md",
     "docs/initialisation.md",
     "docs/constraints.md",
+    "docs/learned-activations.md",
 ]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 

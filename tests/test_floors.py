@@ -31,6 +31,7 @@ FLOORS = {
     "feed": 5,
     "choices": 5,
     "graphs": 5,
+    "learning": 5,
     "monitor": 6,
     "minibatch": 7,
     "saving": 7,

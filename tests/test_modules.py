@@ -273,7 +273,7 @@ def named() -> nn.Module:
 
 def slopes() -> nn.Module:
     leaky = nn.PReLU(7)
-    leaky.weight.data[2] = 0.5
+    leaky.weight.data[2] = -0.5
     return chain(leaky)
 
 
@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "widths": (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(6, 2)), r"module\.1: .*takes 6 inputs, .* gives 7"),
     "partial flatten": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(5, 2)), r"module\.0: .*all but the first"),
     "negative slope": (lambda: chain(nn.LeakyReLU(-0.1)), "slope -0.1 below 0: only increasing"),
-    "own slopes": (slopes, r"module\.1: PReLU.*only one slope for all"),
+    "a slope below 0": (slopes, r"module\.1: PReLU.*slopes from -0.5 to 0.25: only slopes above 0"),
     "softplus beta": (lambda: chain(nn.Softplus(beta=2)), "for beta=1 and a threshold of at least 20"),
     "softplus threshold": (lambda: chain(nn.Softplus(threshold=5)), "for beta=1 and a threshold of at least 20"),
     "softmax over rows": (lambda: chain(nn.Softmax(dim=0)), "give dim=1"),

@@ -59,6 +59,16 @@ def test_units_without_weights_become_constants_of_the_next_bias(name: str) -> N
     assert widths(smaller) == [4, 6, 3]
 
 
+def test_slopes_of_pruned_units_go_with_them() -> None:
+    slopes = torch.linspace(0.1, 0.6, 6, dtype=torch.float64)
+    network, whole = lnn.LiftedNetwork.mlp([5, 6, 3], act.FenchelLeakyReLU(slopes)), weights(5, 6, 3)
+    whole[0].w[[1, 4]] = 0
+    smaller, _ = same(network, whole)
+    alone = smaller.layers[0].divergence
+    assert isinstance(alone, act.FenchelLeakyReLU)
+    assert torch.equal(torch.as_tensor(alone.alpha), slopes[[0, 2, 3, 5]])
+
+
 def test_units_that_nobody_listens_to_go() -> None:
     network, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "sigmoid"), weights(5, 6, 7, 3)
     whole[2].w[:, [0, 5]] = 0

@@ -212,7 +212,7 @@ def test_the_header_is_strict_json(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Scaled(activations.FenchelReLU):
+class Stretched(activations.FenchelReLU):
     scale: float = 2.0
     shape: Callable[[Tensor], Tensor] = torch.relu
 
@@ -233,9 +233,9 @@ class Stateful(lnn.Penalty):
 
 
 def test_own_classes_come_back_where_they_are_named(tmp_path: Path) -> None:
-    net = lnn.LiftedNetwork.mlp([3, 4, 4, 2], activation=[Scaled(0.3), Bare()])
-    assert again(tmp_path / "model", net, [Scaled, Bare]).network == net
-    with pytest.raises(ValueError, match=r"model cannot be rebuilt: .*no class Scaled.*classes=\[Scaled\]"):
+    net = lnn.LiftedNetwork.mlp([3, 4, 4, 2], activation=[Stretched(0.3), Bare()])
+    assert again(tmp_path / "model", net, [Stretched, Bare]).network == net
+    with pytest.raises(ValueError, match=r"model cannot be rebuilt: .*no class Stretched.*classes=\[Stretched\]"):
         load(tmp_path / "model")
 
 

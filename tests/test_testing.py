@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from liftednn.activations import FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU, Sigmoid
-from liftednn.base import Activation, Affine, Box, Loss, Operator, Penalty
+from liftednn.activations import FenchelLeakyReLU, FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU, Sigmoid
+from liftednn.base import Activation, Affine, Box, Grain, Loss, Operator, Penalty
 from liftednn.losses import CrossEntropy, SoftmaxCrossEntropy, SquaredError
 from liftednn.operators import Dense
 from liftednn.penalties import L1, L2, LowRank, NonNegative, Orthogonal
@@ -48,6 +48,18 @@ class NotJoint(FenchelReLU):
 
 class NotHomogeneous(HardTanh):
     homogeneous = True
+
+
+class RefitsUpwards(FenchelLeakyReLU):
+    def refit(
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer"
+    ) -> FenchelLeakyReLU:
+        return FenchelLeakyReLU(5.0)
+
+
+class LearnsInSecret(FenchelReLU):
+    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
+        return Sigmoid()
 
 
 class TwoPoints(Activation):
@@ -140,6 +152,8 @@ class WrongCap(LeakyReLU):
         (NotJoint(), "declared jointly convex, but D is not"),
         (NotHomogeneous(), r"declared homogeneous, but D\(3u, 3z\)"),
         (TwoPoints(), "D is not convex in z"),
+        (RefitsUpwards(), "refit raises the sum of D"),
+        (LearnsInSecret(), "name what it learns in `learned`"),
         (ConcaveInU(), "not convex in u"),
         (WrongProx(), "prox is not a minimiser at step"),
         (ProxOutsideTheDomain(), "prox must land inside the domain"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from liftednn.activations.clips import FenchelClip, FenchelHardSigmoid, FenchelHardTanh, FenchelReLU, Sign
 from liftednn.activations.euclidean import HardSigmoid, HardTanh, Identity, LeakyReLU, ReLU, Simplex
 from liftednn.activations.fenchel import (
+    Fenchel,
     FenchelLeakyReLU,
     Monotone,
     Sigmoid,
@@ -14,6 +15,7 @@ from liftednn.activations.fenchel import (
     Tanh,
 )
 from liftednn.activations.pooling import MaxPool
+from liftednn.activations.scaled import Scaled
 from liftednn.base import Activation
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "MaxPool",
     "Monotone",
     "ReLU",
+    "Scaled",
     "Sigmoid",
     "Sign",
     "Simplex",
@@ -57,3 +60,16 @@ def named(name: str, divergence: str | None = None) -> Activation:
     if divergence == "euclidean" and not activation.joint:
         raise ValueError(f"{name!r} has no jointly convex divergence: use divergence='fenchel'")
     return activation
+
+
+def learnable(activation: Activation) -> Activation:
+    """The activation if batches can learn a parameter of its own, and otherwise a scale in front of it."""
+    if activation.learned and activation.summed:
+        return activation
+    if activation.homogeneous:
+        raise ValueError(
+            f"{activation!r} has nothing to learn, its scale being that of the weights: use 'leaky_relu', or leave refit=None"
+        )
+    if not isinstance(activation, Fenchel):
+        raise ValueError(f"{activation!r} has nothing to learn: use its Fenchel form, or leave refit=None")
+    return Scaled(activation)

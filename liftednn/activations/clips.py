@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from liftednn.activations.fenchel import Fenchel
-from liftednn.base import Box
-from liftednn.functional import box_barrier, box_prox
+from liftednn.base import Box, Grain
+from liftednn.functional import as_given, box_barrier, box_prox, clip, grain, like, spread
+
+# A range of states narrower than this share of the bounds' is none.
+_NARROW = 1e-3
 
 __all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU", "Sign"]
 
@@ -21,8 +24,8 @@ class _Clip(Fenchel):
     """
 
     boxed = True
-    lower: float
-    upper: float
+    lower: Tensor | float
+    upper: Tensor | float
     weight: float = 1.0
     shift: float = 0.0
 
@@ -34,7 +37,7 @@ class _Clip(Fenchel):
         if not self.weight:
             return u.sign()
         shifted = u + self.shift if self.shift else u
-        return (shifted if self.weight == 1 else shifted / self.weight).clamp(self.lower, self.upper)
+        return clip(shifted if self.weight == 1 else shifted / self.weight, self.lower, self.upper)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         p = self(u)
@@ -45,7 +48,29 @@ class _Clip(Fenchel):
         return box_prox(Box(self.lower, self.upper, self.weight, self.shift), y, step)
 
     def box(self, u: Tensor) -> Box:
-        return Box(self.lower, self.upper, self.weight, u + self.shift)
+        return Box(like(self.lower, u), like(self.upper, u), self.weight, u + self.shift)
+
+
+class _Bounded(_Clip):
+    """Clips whose bounds can be learned.
+
+    D falls as the bounds close in, d/d upper Phi*(u) = (u + shift - weight upper)_+ >= 0, until a state stands in the way: the minimisers
+    are the outermost states. So bounds only ever move inwards, and no batch tells them. A side without a bound stays so.
+    """
+
+    learned, summed = ("lower", "upper"), False
+
+    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> FenchelClip:
+        per = grain(self.upper, grain(self.lower, per))
+        rows = z if sample_weight is None else z[sample_weight > 0]
+        ends = (rows.amin(0), rows.amax(0)) if per == "unit" else (rows.amin(), rows.amax())
+        lower, upper = (spread(bound, ends[0]) for bound in (self.lower, self.upper))
+        inner = [end.clamp(lower, upper) for end in ends]
+        # Of a unit that never moves nothing is learned.
+        still = inner[1] - inner[0] <= _NARROW * (upper - lower).clamp(max=1)
+        sides = zip((lower, upper), inner, (self.lower, self.upper), strict=True)
+        low, high = (as_given(torch.where(still | old.isinf(), old, new), given, z) for old, new, given in sides)
+        return FenchelClip(low, high, self.weight, self.shift)
 
 
 @dataclass(frozen=True)
@@ -56,33 +81,34 @@ class FenchelReLU(_Clip):
 
 
 @dataclass(frozen=True)
-class FenchelHardTanh(_Clip):
+class FenchelHardTanh(_Bounded):
     """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1."""
 
     lower, upper = -1.0, 1.0
 
 
 @dataclass(frozen=True)
-class FenchelHardSigmoid(_Clip):
+class FenchelHardSigmoid(_Bounded):
     """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1."""
 
     lower, upper = 0.0, 1.0
 
 
 @dataclass(frozen=True)
-class FenchelClip(_Clip):
+class FenchelClip(_Bounded):
     """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper; curvature 1 / weight.
 
-    (0, 6) is torch's ReLU6, (0, 1, 6, 3) its Hardsigmoid.
+    (0, 6) is torch's ReLU6, (0, 1, 6, 3) its Hardsigmoid. Bounds may be tensors, one entry per unit.
     """
 
-    lower: float = -1.0
-    upper: float = 1.0
+    lower: Tensor | float = -1.0
+    upper: Tensor | float = 1.0
     weight: float = 1.0
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.lower < self.upper and 0 < self.weight < torch.inf):
+        below = bool(torch.as_tensor(self.lower < self.upper).all())
+        if not (below and 0 < self.weight < torch.inf):
             raise ValueError(
                 f"lower must be below upper and weight positive, got {self.lower}, {self.upper} and {self.weight}"
             )

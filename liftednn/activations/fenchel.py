@@ -18,14 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from liftednn.base import Activation
+from liftednn.base import Activation, Grain
 from liftednn.functional import (
+    as_given,
     barrier,
     conjugate_softplus,
     entropy_prox,
+    grain,
+    largest,
+    like,
     log_partition,
+    positive,
     root,
     softmax,
+    spread,
+    totals,
 )
 
 __all__ = [
@@ -37,6 +44,10 @@ __all__ = [
     "Softplus",
     "Tanh",
 ]
+
+
+# Slopes that are learned lie between these, or between the given one and these where it lies beyond.
+_SLOPES = (1e-3, 10.0)
 
 
 class Fenchel(Activation):
@@ -64,29 +75,45 @@ class Fenchel(Activation):
 
 @dataclass(frozen=True)
 class FenchelLeakyReLU(Fenchel):
-    """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha)."""
+    """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha).
 
-    alpha: float = 0.01
-    homogeneous = True
+    alpha is a number, or a tensor with one entry for the layer or one per unit. With z_- = min(z, 0),
+    D(u, z) = z_-^2 / (2 alpha) + alpha u_-^2 / 2 + what has no alpha, so that `refit` has alpha = sqrt(sum z_-^2 / sum u_-^2).
+    """
+
+    alpha: Tensor | float = 0.01
+    homogeneous, learned = True, ("alpha",)
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < torch.inf:
+        if not positive(self.alpha):
             raise ValueError(f"alpha must be positive, got {self.alpha}: for slope 0 use FenchelReLU")
 
     @property
     def curvature(self) -> float:
-        return max(1.0, self.alpha)
+        return max(1.0, largest(self.alpha))
 
     def __call__(self, u: Tensor) -> Tensor:
-        return torch.where(u < 0, self.alpha * u, u)
+        return torch.where(u < 0, like(self.alpha, u) * u, u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         p = self(u)
-        curve = torch.where(z < 0, z * z / self.alpha, z * z)
+        curve = torch.where(z < 0, z * z / like(self.alpha, z), z * z)
         return (curve / 2 + u * p / 2 - u * z).sum(-1)  # Phi*(u) = u phi(u) / 2
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
-        return torch.where(y < 0, y / (1 + step / self.alpha), y / (1 + step))
+        return torch.where(y < 0, y / (1 + step / like(self.alpha, y)), y / (1 + step))
+
+    def refit(
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer"
+    ) -> FenchelLeakyReLU:
+        per = grain(self.alpha, per)
+        of_u, of_z = (totals(a.clamp(max=0).square(), sample_weight, per) for a in (u, z))
+        now, found = (
+            spread(self.alpha, of_u),
+            (of_z / of_u).sqrt(),
+        )  # 0 / 0 where nothing is negative, and nothing is known
+        within = torch.minimum(found.maximum(now.clamp(max=_SLOPES[0])), now.clamp(min=_SLOPES[1]))
+        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, within), self.alpha, u))
 
 
 class _Entropic(Fenchel):

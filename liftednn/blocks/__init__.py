@@ -11,6 +11,7 @@ from liftednn.blocks.descent import (
     recursion,
 )
 from liftednn.blocks.joint import joint_refusal, update_all_states
+from liftednn.blocks.refits import Grains, RefitStep, grains_of, parameters, update_activation, with_activation
 from liftednn.blocks.states import Link, StateStep, update_state
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 
@@ -18,17 +19,23 @@ __all__ = [
     "Answer",
     "Descent",
     "Design",
+    "Grains",
     "Link",
     "Metric",
+    "RefitStep",
     "StateStep",
     "WeightStep",
     "answer",
     "curvatures",
     "descent_refusal",
+    "grains_of",
     "joint_refusal",
+    "parameters",
     "reach_of",
     "recursion",
+    "update_activation",
     "update_all_states",
     "update_state",
     "update_weights",
+    "with_activation",
 ]

@@ -24,6 +24,7 @@ from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.structure import Structured
+from liftednn.learning import settled
 from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
@@ -85,6 +86,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     task_loss: str
     stratified = False
+    network_: LiftedNetwork
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         verbose: bool = False,
         device: str | None = None,
         dtype: str | None = None,
+        refit: Literal["layer", "unit"] | None = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -128,6 +131,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.verbose = verbose
         self.device = device
         self.dtype = dtype
+        self.refit = refit
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
@@ -141,7 +145,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
-            self.network_ = self._network(rows, targets, seed, counts, streaming=passes is not None)
+            before = self.network_.hidden if goes_on and self.refit else None
+            self.network_ = self._network(before, rows, targets, seed, counts, streaming=passes is not None)
         watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
         work = _Work(rows, targets, counts, seed, start, passes)
         if self.divergence == "euclidean":
@@ -200,17 +205,27 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
                 "leave them at their defaults, or give divergence='fenchel'"
             )
+        if self.refit not in (None, "layer", "unit"):
+            raise ValueError(f"refit must be None, 'layer' or 'unit', got {self.refit!r}")
+        if self.refit and self.divergence == "euclidean":
+            raise ValueError("refit learns parameters of Fenchel divergences: give divergence='fenchel', or refit=None")
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
-    def _network(self, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool) -> LiftedNetwork:
-        """The network with every setting that was left open chosen; in a stream, more rows than these are to come."""
+    def _network(
+        self, learned: list[Activation] | None, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
+    ) -> LiftedNetwork:
+        """The network with every setting that was left open chosen; in a stream, more rows than these are to come.
+
+        learned   activations to go on from, as an earlier fit has left them
+        """
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
         lam = None if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
         name = "sigmoid" if self.activation == "logistic" else self.activation
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
+        activation = activations.learnable(activation) if self.refit and hidden else activation
         sizes = [x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss)
+        network = LiftedNetwork.mlp(sizes, learned or activation, self.task_loss if self.loss == "auto" else self.loss)
         network = self._penalised(network)
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
@@ -237,11 +252,13 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             max_iter=work.passes or (choices.passes(len(work.x)) if self.max_iter == "auto" else int(self.max_iter)),
             batch_size=None if self.batch_size == "auto" else int(self.batch_size),
             seed=work.seed,
+            refit=self.refit,
         )
         moments = self._moments = self._seen(work) if work.passes else None
         fit = trainer.run(
             self.network_, work.x, work.y, work.start, validation, watch, sample_weight=work.counts, moments=moments
         )
+        self.network_ = settled(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history), fit.status == "stopped" and not watch.settled)
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 

@@ -110,7 +110,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Sequential:
             raise ValueError(
                 f"layer {place}: torch has no standard layer for {phi!r}: write a module of your own for it"
             )
-        layers += [_linear(layer.operator, weight), follows]
+        layers += [_linear(layer.operator, weight), follows.to(weight.w)]
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
 
 

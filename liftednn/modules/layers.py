@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from liftednn import activations as act
 from liftednn.base import Activation
+from liftednn.functional import largest
 from liftednn.modules.tracing import Step, refusal
 
 __all__ = ["fenchel", "joint", "layer_of"]
@@ -22,9 +23,7 @@ def fenchel(step: Step) -> Activation:
         case nn.LeakyReLU(negative_slope=slope):
             return _leaky(step, slope)
         case nn.PReLU(weight=slopes):
-            if bool((slopes != slopes[0]).any()):
-                raise refusal(step, "has a slope of its own for every unit: only one slope for all has a lifted form")
-            return _leaky(step, float(slopes.detach()[0]))
+            return _learned(step, slopes.detach())
         case nn.Hardtanh(min_val=lower, max_val=upper):
             named = {(-1.0, 1.0): act.FenchelHardTanh(), (0.0, 1.0): act.FenchelHardSigmoid()}
             return named.get((lower, upper)) or act.FenchelClip(lower, upper)
@@ -41,6 +40,18 @@ def _leaky(step: Step, slope: float) -> Activation:
     if not 0 <= slope < float("inf"):
         raise refusal(step, f"has the slope {slope:g} below 0: only increasing activations have a lifted form")
     return act.FenchelLeakyReLU(slope) if slope else act.FenchelReLU()
+
+
+def _learned(step: Step, slopes: Tensor) -> Activation:
+    """Slopes stay a tensor, one entry for all units or one each, so that they are written as a PReLU again."""
+    if bool((slopes == 0).all()):
+        return act.FenchelReLU()
+    if not bool(((slopes > 0) & slopes.isfinite()).all()):
+        raise refusal(
+            step,
+            f"has slopes from {float(slopes.min()):g} to {float(slopes.max()):g}: only slopes above 0, or all 0, have a lifted form",
+        )
+    return act.FenchelLeakyReLU(slopes.clone())
 
 
 def _smooth(step: Step) -> Activation:
@@ -61,13 +72,17 @@ def joint(step: Step) -> Activation:
     match fenchel(step):
         case act.FenchelReLU():
             return act.ReLU()
-        case act.FenchelLeakyReLU(alpha=alpha) if alpha <= 1:
-            return act.LeakyReLU(alpha)
+        case act.FenchelLeakyReLU(alpha=alpha) if _one_slope(alpha) and largest(alpha) <= 1:
+            return act.LeakyReLU(largest(alpha))
         case act.FenchelHardTanh():
             return act.HardTanh()
         case act.FenchelHardSigmoid():
             return act.HardSigmoid()
     raise refusal(step, "has no jointly convex divergence: take divergence='fenchel'")
+
+
+def _one_slope(alpha: Tensor | float) -> bool:
+    return not isinstance(alpha, Tensor) or bool((alpha == alpha[0]).all())
 
 
 def layer_of(activation: Activation) -> nn.Module | None:
@@ -76,13 +91,15 @@ def layer_of(activation: Activation) -> nn.Module | None:
         case act.LeakyReLU(alpha=alpha) if alpha <= 1 and type(activation) is act.LeakyReLU:
             return nn.LeakyReLU(alpha)
         case act.FenchelLeakyReLU(alpha=alpha) if type(activation) is act.FenchelLeakyReLU:
-            return nn.LeakyReLU(alpha)
+            return _prelu(alpha) if isinstance(alpha, Tensor) else nn.LeakyReLU(alpha)
+        case act.FenchelClip(lower=lower, upper=upper) if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+            return None
         case act.FenchelClip(lower=0.0, upper=1.0, weight=6.0, shift=3.0):
             return nn.Hardsigmoid()
         case act.FenchelClip(lower=0.0, upper=6.0, weight=1.0, shift=0.0):
             return nn.ReLU6()
         case act.FenchelClip(lower=lower, upper=upper, weight=1.0, shift=0.0):
-            return nn.Hardtanh(lower, upper)
+            return nn.Hardtanh(float(lower), float(upper))
     plain: dict[type[Activation], nn.Module] = {
         act.Identity: nn.Identity(),
         act.ReLU: nn.ReLU(),
@@ -97,3 +114,9 @@ def layer_of(activation: Activation) -> nn.Module | None:
         act.Softmax: nn.Softmax(-1),
     }
     return plain.get(type(activation))
+
+
+def _prelu(slopes: Tensor) -> nn.PReLU:
+    layer = nn.PReLU(slopes.numel())
+    layer.weight = nn.Parameter(slopes.detach().clone())
+    return layer

@@ -30,6 +30,7 @@ from liftednn.activations import (
     MaxPool,
     Monotone,
     ReLU,
+    Scaled,
     Sigmoid,
     Sign,
     Simplex,
@@ -59,6 +60,8 @@ VARIANTS: list[Activation] = [
     MaxPool((1, 2, 3, 1, 2, 2)),
     MaxPool(3, form="paper"),
     atan(),
+    Scaled(Sigmoid(), 2.5),
+    Scaled(FenchelHardTanh(), 0.3),
 ]
 EVERY: list[Activation] = [getattr(activations, name)() for name in activations.__all__] + VARIANTS
 
@@ -95,6 +98,9 @@ ELEMENTWISE = [
     Scalar(Sign(1.0), fn.hardtanh, lambda u: -1.0, 1.0),
     Scalar(Sigmoid(), lambda u: 1 / (1 + (-u).exp()), lambda u: 0.0, 1.0),
     Scalar(Tanh(), lambda u: 1 - 2 / (1 + (2 * u).exp()), lambda u: -1.0, 1.0),
+    Scalar(Scaled(), torch.tanh, lambda u: -1.0, 1.0),
+    Scalar(Scaled(Sigmoid(), 2.5), lambda u: 1 / (1 + (-2.5 * u).exp()), lambda u: 0.0, 1.0),
+    Scalar(Scaled(FenchelLeakyReLU(0.2), 0.4), lambda u: fn.leaky_relu(0.4 * u, 0.2)),
     Scalar(Softplus(), lambda u: torch.logaddexp(u, torch.zeros_like(u)), lambda u: 0.0),
     Scalar(Sin(), lambda u: torch.where(u.abs() < np.pi / 2, u.sin(), u.sign()), lambda u: -1.0, 1.0),
     Scalar(Monotone(), lambda u: (u + (u * u + 1).sqrt()).log()),

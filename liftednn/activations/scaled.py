@@ -1,0 +1,113 @@
+"""A scale in front of an activation, learned as its other parameters are: phi(s u), a gain (sec. 4 with Phi / s in the place of Phi)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from liftednn.activations.fenchel import Fenchel, Softmax, Tanh
+from liftednn.base import Box, Grain
+from liftednn.functional import as_given, grain, largest, like, positive, root, spread, totals
+
+__all__ = ["Scaled"]
+
+# Scales that are learned lie between these, or between the given one and these where it lies beyond.
+_SCALES = (1e-2, 1e2)
+
+
+@dataclass(frozen=True)
+class Scaled(Fenchel):
+    """phi_s(u) = phi(s u);  D_s(u, z) = D(s u, z) / s, the Fenchel divergence of Phi / s; curvature s times that of D.
+
+    activation   one with a Fenchel divergence, whose own parameters are numbers
+    scale        s > 0, a number, or a tensor with one entry for the layer or one per unit
+
+    With t = 1 / s, D = t Phi(z) + t Phi*(u / t) - <u, z>, the perspective of Phi*, is convex in t, and its derivative is
+    Phi(z) - Phi(phi(s u)). So `refit` has the s at which the states hold as much of Phi as the outputs,
+
+        sum Phi(phi(s u)) = sum Phi(z),        Phi(z) = D(0, z) - Phi*(0),
+
+    and the left side rises with s: a bracketed root.
+    """
+
+    activation: Fenchel = field(default_factory=Tanh)
+    scale: Tensor | float = 1.0
+    learned = ("scale",)
+
+    def __post_init__(self) -> None:
+        if not positive(self.scale):
+            raise ValueError(f"scale must be positive, got {self.scale}")
+        if not isinstance(self.activation, Fenchel):
+            raise ValueError(
+                f"{self.activation!r} has no Fenchel divergence, and only such a one can be scaled: use its Fenchel form"
+            )
+        if any(isinstance(part, Tensor) for part in vars(self.activation).values()):
+            raise ValueError(f"the parameters of {self.activation!r} differ between units: give one number for all")
+        if grain(self.scale, "layer") == "unit":
+            self._check_units()
+
+    def _check_units(self) -> None:
+        if isinstance(self.activation, Softmax):
+            raise ValueError(
+                "the units of Softmax depend on each other, so they cannot have a scale each: give a number"
+            )
+
+    @property
+    def curvature(self) -> float:
+        return largest(self.scale) * self.activation.curvature
+
+    @property
+    def homogeneous(self) -> bool:  # type: ignore[override]
+        return self.activation.homogeneous
+
+    @property
+    def boxed(self) -> bool:  # type: ignore[override]
+        return self.activation.boxed
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.activation(like(self.scale, u) * u)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        scale = like(self.scale, u)
+        if grain(self.scale, "layer") == "layer":
+            return self.activation.value(scale * u, z) / scale
+        return (self._entries(scale * u, z) / scale).sum(-1)
+
+    def _entries(self, u: Tensor, z: Tensor) -> Tensor:
+        """D of the activation entry by entry: each is a row of its own."""
+        return self.activation.value(u[..., None], z[..., None])
+
+    def resolvent(self, y: Tensor, step: float) -> Tensor:
+        inner = step / like(self.scale, y)
+        return self.activation.resolvent(
+            y, float(inner) if grain(self.scale, "layer") == "layer" else cast(float, inner)
+        )
+
+    def box(self, u: Tensor) -> Box:
+        scale = like(self.scale, u)
+        box = self.activation.box(scale * u)
+        return box._replace(weight=box.weight / scale, pull=box.pull / scale)
+
+    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Scaled:
+        per = grain(self.scale, per)
+        if per == "unit":
+            self._check_units()
+        u, z, given = u.double(), z.double(), u
+        held = self._held(z, sample_weight, per)
+
+        def excess(log_scale: Tensor) -> Tensor:
+            return self._held(self.activation(log_scale.exp() * u), sample_weight, per) - held
+
+        now, low, high = (spread(bound, held).log() for bound in (self.scale, *_SCALES))
+        found = root(excess, now.minimum(low), now.maximum(high))
+        known = excess(now.maximum(high)) > excess(now.minimum(low))  # where all u are 0, nothing is
+        return Scaled(self.activation, as_given(torch.where(known, found, now).exp(), self.scale, given))
+
+    def _held(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+        """sum Phi(z), up to a constant."""
+        zero = torch.zeros_like(z)
+        entries = self._entries(zero, z) if per == "unit" else self.activation.value(zero, z)[:, None]
+        return totals(entries, sample_weight, per)

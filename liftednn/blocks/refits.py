@@ -1,0 +1,86 @@
+"""The block of an activation's own parameters (sec. 4, "optimizing over parameters in activation functions"):
+
+    min over theta of  lam mean D_theta(u, z),    weights and states fixed, each layer on its own
+
+The minimiser is the activation's own affair, `Activation.refit`; here it is taken if the energy does not rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Grain
+from liftednn.network import LiftedNetwork
+
+__all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
+
+# One for all hidden layers, or one each; None for what stays as it is.
+Grains = Grain | Sequence[Grain | None] | None
+
+
+@dataclass(frozen=True)
+class RefitStep:
+    """The network with one activation re-estimated, and how far another refit would still move its parameters, as a share of them."""
+
+    network: LiftedNetwork
+    kkt: float
+
+
+def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
+    """What is learned of each hidden layer; refused in words where it cannot be."""
+    count = len(network.layers) - 1
+    given = [refit] * count if refit is None or isinstance(refit, str) else list(refit)
+    wrong = [each for each in given if each not in (None, "layer", "unit")]
+    if wrong or len(given) != count:
+        raise ValueError(
+            f"refit must be None, 'layer' or 'unit', or one of them for each of the {count} hidden layers, got {refit!r}"
+        )
+    for place, (activation, per) in enumerate(zip(network.hidden, given, strict=True)):
+        if per and not activation.learned:
+            raise ValueError(
+                f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
+                "or leave refit=None"
+            )
+    return given
+
+
+def update_activation(
+    network: LiftedNetwork, place: int, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
+) -> RefitStep:
+    """The network with layer `place`'s activation at its minimum for pre-activations u and states z."""
+    now = network.hidden[place]
+    found = now.refit(u, z, sample_weight, per)
+    if _energy(found, u, z, sample_weight) > _energy(now, u, z, sample_weight):
+        return RefitStep(network, _distance(now, found))  # rounding has eaten the gain
+    return RefitStep(with_activation(network, place, found), _distance(found, found.refit(u, z, sample_weight, per)))
+
+
+def with_activation(network: LiftedNetwork, place: int, activation: Activation) -> LiftedNetwork:
+    """The network with another activation in a hidden layer."""
+    layers = list(network.layers)
+    layers[place] = replace(layers[place], divergence=activation)
+    return LiftedNetwork(layers)
+
+
+def parameters(activation: Activation) -> dict[str, Tensor | float]:
+    """Those that are learned, by name."""
+    return {name: getattr(activation, name) for name in activation.learned}
+
+
+def _energy(activation: Activation, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
+    rows = activation.value(u, z)
+    return float((rows if sample_weight is None else rows * sample_weight).sum(dtype=torch.float64))
+
+
+def _distance(a: Activation, b: Activation) -> float:
+    moved = 0.0
+    for p, q in zip(parameters(a).values(), parameters(b).values(), strict=True):
+        p, q = (torch.as_tensor(each, dtype=torch.float64) for each in (p, q))
+        finite = p.isfinite()
+        if bool(finite.any()):
+            moved = max(moved, float(((p - q).abs() / p.abs().clamp(min=1e-12))[finite].max()))
+    return moved

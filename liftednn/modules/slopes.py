@@ -1,0 +1,51 @@
+"""The slopes of PReLU layers as learned activations: which are learned, where they begin, and where they are written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from liftednn.activations import FenchelLeakyReLU, FenchelReLU
+from liftednn.base import Grain
+from liftednn.modules.reading import Chain
+from liftednn.network import Layer, LiftedNetwork
+
+__all__ = ["found", "grains", "started"]
+
+# A slope of 0 is a ReLU, which learns none: it begins here.
+_FIRST = 0.01
+
+Grains = list[Grain | None]
+
+
+def grains(chain: Chain, refit: str | None) -> Grains:
+    """What is learned of each hidden layer; a PReLU that comes twice has one slope for two layers and stays."""
+    if refit not in ("auto", None):
+        raise ValueError(f"refit must be 'auto', to learn the slopes of PReLU layers, or None, got {refit!r}")
+    layers = [step.layer if step else None for step in chain.after]
+    return [_grain(layer) if refit and layers.count(layer) == 1 else None for layer in layers[:-1]]
+
+
+def _grain(layer: nn.Module | None) -> Grain | None:
+    if not isinstance(layer, nn.PReLU) or not layer.weight.requires_grad:
+        return None
+    return "unit" if layer.num_parameters > 1 else "layer"
+
+
+def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
+    """The network with a first slope where one is to be learned and there is none yet."""
+    layers = list(network.layers)
+    for place, per in enumerate(learned):
+        if per and isinstance(layers[place].divergence, FenchelReLU):
+            old = layers[place]
+            layers[place] = Layer(old.operator, FenchelLeakyReLU(torch.full((1,), _FIRST)), old.penalty, old.lam)
+    return LiftedNetwork(layers)
+
+
+def found(chain: Chain, network: LiftedNetwork, learned: Grains) -> list[tuple[nn.Parameter, Tensor]]:
+    """Each parameter that was learned, with its new values."""
+    pairs = []
+    for step, phi, per in zip(chain.after, network.hidden, learned, strict=False):
+        if per and step is not None and isinstance(step.layer, nn.PReLU) and isinstance(phi, FenchelLeakyReLU):
+            pairs.append((step.layer.weight, torch.as_tensor(phi.alpha).expand(step.layer.num_parameters)))
+    return pairs
