@@ -19,8 +19,12 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from liftednn import activations, choices, tables
+from liftednn import activations, choices, losses, tables
+from liftednn.base import Loss
+from liftednn.functional import median_and_spread
 from liftednn.init import to_module
+from liftednn.losses import Huber, Quantile
+from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
@@ -53,6 +57,8 @@ class Job:
     drop_constant: bool
     validation: float = 0.0
     sample_weight: str | None = None
+    loss: str = "auto"
+    quantile: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,12 @@ def train(job: Job, progress: Progress) -> Trained:
         "classes": list(encoding.classes),
         "sizes": sizes,
     }
-    facts |= {"passes": len(fit.history), "measure": _measure(network), **quality(network, fit, trained_on)}
+    facts |= {
+        "loss_function": repr(network.loss),
+        "passes": len(fit.history),
+        "measure": _measure(network),
+        **quality(network, fit, trained_on),
+    }
     facts["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
     return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
 
@@ -106,7 +117,7 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows]:
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
     """Each class has an output, and a real target has one."""
-    loss = "softmax" if sizes[-1] > 1 else "squared"
+    loss = _loss(job, sizes[-1] > 1, rows.y)
     network = LiftedNetwork.mlp(sizes, activation=activations.named(job.activation, "fenchel"), loss=loss)
     network = choices.automatic(network, rows.x, rows.y, job.seed, rows.counts)
     passes = job.passes or choices.passes(len(rows.x))
@@ -119,8 +130,22 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     return network, fit
 
 
+def _loss(job: Job, classes: bool, y: NDArray[Any]) -> Loss:
+    """Classes have the softmax; Huber's delta is in units of the target's robust spread."""
+    if job.quantile is not None and job.loss != "quantile":
+        raise ValueError(f"--quantile is the level of --loss quantile, and --loss is {job.loss}: give both, or neither")
+    if classes and job.loss != "auto":
+        raise ValueError(f"--loss {job.loss} is for a real target, and this one has classes: leave it out")
+    if job.loss == "quantile" and job.quantile is not None:
+        return Quantile(job.quantile)
+    loss = losses.named("softmax" if classes else "squared" if job.loss == "auto" else job.loss)
+    return loss.scaled(float(median_and_spread(torch.as_tensor(y)[:, None])[1])) if isinstance(loss, Huber) else loss
+
+
 def _measure(network: LiftedNetwork) -> str:
-    return "accuracy" if network.layers[-1].operator.weight_shape[0] > 1 else "r2"
+    if network.layers[-1].operator.weight_shape[0] > 1:
+        return "accuracy"
+    return "d2" if isinstance(network.loss, Bounded) else "r2"
 
 
 def widths(hidden: str) -> list[int]:

@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from liftednn import activations, choices, penalties, predict
+from liftednn import activations, choices, losses, penalties, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
 from liftednn.estimators.scaling import Array, Scaling
@@ -209,11 +209,18 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         name = "sigmoid" if self.activation == "logistic" else self.activation
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
         sizes = [x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, activation, self.task_loss if self.loss == "auto" else self.loss)
+        loss = self._loss()
+        if self.divergence == "fenchel":
+            loss = choices.smoothed(loss, y, None if counts is None else torch.as_tensor(counts))
+        network = LiftedNetwork.mlp(sizes, activation, loss)
         network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
         return network if lam is None else network.with_lam(lam)
+
+    def _loss(self) -> Loss:
+        given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
+        return losses.named(given) if isinstance(given, str) else given
 
     def _automatic(
         self, network: LiftedNetwork, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
