@@ -10,7 +10,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu bench-estimators bench-init figures clean
+	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-regression figures clean
 
 setup: $(VENV)/.ready
 
@@ -71,6 +71,9 @@ bench-estimators: setup
 
 bench-init: setup
 	$(BIN)/python -m benchmarks.init
+
+bench-regression: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.regression
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures

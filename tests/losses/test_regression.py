@@ -118,7 +118,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
     """scikit-learn minimises mean pinball + alpha |w|_1 as a linear program."""
     network = lnn.LiftedNetwork.mlp([3, 1], loss=Quantile(level))
     network = lnn.LiftedNetwork([lnn.Layer(network.layers[0].operator, Quantile(level), L1(0.05))])
-    found = lnn.BCD(max_iter=1, block_tol=1e-9, block_iter=2000).run(network, X, Y).weights[0]
+    found = lnn.BCD(max_iter=1, block_tol=1e-6, block_iter=400).run(network, X, Y).weights[0]
     oracle = QuantileRegressor(quantile=level, alpha=0.05, solver="highs").fit(X, Y)
 
     def objective(w: np.ndarray, b: float) -> float:
@@ -126,13 +126,13 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
         return float(np.maximum(level * r, (level - 1) * r).mean() + 0.05 * np.abs(w).sum())
 
     reached, least = objective(found.w[0].numpy(), float(found.b)), objective(oracle.coef_, oracle.intercept_)
-    assert reached == pytest.approx(least, rel=1e-7)
+    assert least - 1e-9 <= reached <= least * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("loss", [AbsoluteError(), Huber(0.4), AbsoluteError(0.05), Quantile(0.3)], ids=repr)
 def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), loss, L2(0.02))])
-    found = lnn.BCD(max_iter=1, block_tol=1e-9, block_iter=5000).run(network, X, Y)
+    found = lnn.BCD(max_iter=1, block_tol=1e-7, block_iter=400).run(network, X, Y)
     w, b = cvxpy.Variable(3), cvxpy.Variable()
     r = X.numpy() @ w + b - Y.numpy()
     terms = {
@@ -143,8 +143,8 @@ def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     }
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum(terms[loss]()) / len(Y) + 0.02 * cvxpy.sum_squares(w)))
     problem.solve(solver="CLARABEL")
-    assert found.history[-1].objective == pytest.approx(problem.value, rel=1e-6)
-    np.testing.assert_allclose(found.weights[0].w[0], w.value, atol=2e-4)
+    assert found.history[-1].objective == pytest.approx(problem.value, rel=1e-5)
+    np.testing.assert_allclose(found.weights[0].w[0], w.value, atol=2e-3)
 
 
 @pytest.mark.parametrize("joint", [False, True])
@@ -152,7 +152,7 @@ def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
 @pytest.mark.parametrize("loss", [AbsoluteError(), Quantile(0.9), Huber(0.3), AbsoluteError(0.1)], ids=repr)
 def test_no_block_raises_the_objective(loss: Bounded, activation: str, joint: bool) -> None:
     network = lnn.LiftedNetwork.mlp([3, 5, 1], activation, loss, lam=0.5)
-    trainer = lnn.BCD(joint=joint, block_iter=40)
+    trainer = lnn.BCD(joint=joint, block_iter=10)
     state = trainer.init(network, X, Y)
     before = start = network.objective(state.weights, state.states)
     for _ in range(2):
