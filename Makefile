@@ -10,7 +10,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo chromium test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-refit figures clean
+	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-refit bench-regression figures clean
 
 setup: $(VENV)/.ready
 
@@ -77,7 +77,10 @@ bench-init: setup
 	$(BIN)/python -m benchmarks.init
 
 bench-refit: setup
-	$(BIN)/python -m benchmarks.refit
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.refit
+
+bench-regression: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.regression
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures

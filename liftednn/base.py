@@ -160,7 +160,16 @@ class Activation(Divergence):
 
 
 class Loss(Divergence):
-    """A divergence whose z is clamped to the encoded responses: L(y, u) = D(u, encode(y))."""
+    """A divergence whose z is clamped to the encoded responses: L(y, u) = D(u, encode(y)).
+
+    invariant   L(y + c, u + c) = L(y, u): responses may be centred, and measured in units of their own spread
+    """
+
+    invariant: bool = False
+
+    def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
+        """What mini-batch steps are scaled by, row i counting `counts[i]` times: the curvature, unless few scores ever meet it."""
+        return self.curvature
 
     @abstractmethod
     def encode(self, y: Tensor, width: int) -> Tensor:

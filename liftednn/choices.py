@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine
+from liftednn.base import Affine, Loss
 from liftednn.blocks import Design, curvatures, recursion, update_weights
+from liftednn.functional import median_and_spread
+from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.sources import Once, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
 
-__all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features"]
+__all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features", "smoothed"]
 
 # Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
@@ -29,6 +31,10 @@ _STIFFNESS = 100.0
 # A lam at which the X-step is linear to many digits.
 _STIFF = 1e8
 _SHRINKAGE = 6.5e-4
+# The width over which a kink of the loss is rounded off, as a share of the responses' spread.
+_SMOOTHING = 0.01
+# The same width where a first head is fitted.
+_LOOSE = 0.5
 # Scores up to this many are probed one output at a time: so few would make one random probe noisy.
 _EXACT = 256
 
@@ -55,6 +61,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs scaled as
     a whole, and vanishing as rows grow; columns in units of their own should be standardised first.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
+    A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """
     source = source_of(x, y, sample_weight)
     if isinstance(source, Once):
@@ -64,10 +71,11 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
+    network = _with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts)
     states = network.propagate(weights, x)
     scales = [float(_variance(state, counts)) for state in states]
-    hardness = min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
+    hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     layers = [
         replace(layer, penalty=L2(_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY)))
         if isinstance(layer.penalty, L2)
@@ -76,8 +84,23 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     ]
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, counts)
-    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, counts, seed)[:-1]]
+    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
+
+
+def smoothed(loss: Loss, y: Tensor, counts: Tensor | None = None) -> Loss:
+    """The loss for mini-batches, from encoded responses y (n, p): a kink is rounded off over 1% of the least spread of a response."""
+    if not isinstance(loss, Bounded) or loss.curvature < torch.inf:
+        return loss
+    return loss.smoothed(_SMOOTHING * _spread(y, counts))
+
+
+def _spread(y: Tensor, counts: Tensor | None) -> float:
+    return float(median_and_spread(y, counts)[1].min())
+
+
+def _with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
+    return LiftedNetwork([*network.layers[:-1], replace(network.layers[-1], divergence=loss)])
 
 
 def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
@@ -106,10 +129,12 @@ def random_features(
 def fitted_head(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
 ) -> list[Affine]:
-    """The weights with the last layer fitted, to a loose residual."""
-    rows = network.layers[-1].operator.unfold(network.propagate(weights, x)[-1])
-    design = Design(rows, network.layers[-1].operator.bias, counts)
-    return [*weights[:-1], update_weights(network.layers[-1], design, y, weights[-1], 1e-2, 12).weights]
+    """The weights with the last layer fitted, to a loose residual: a few steps, so of a loss that bends no more than the squared one."""
+    last, loss = network.layers[-1], network.loss
+    if isinstance(loss, Bounded):
+        last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
+    design = Design(last.operator.unfold(network.propagate(weights, x)[-1]), last.operator.bias, counts)
+    return [*weights[:-1], update_weights(last, design, y, weights[-1], 1e-2, 12).weights]
 
 
 def probes(like: Tensor, seed: int) -> Tensor:
@@ -123,13 +148,13 @@ def probes(like: Tensor, seed: int) -> Tensor:
 
 
 def _stiff_curvatures(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Tensor | None, seed: int
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int
 ) -> list[float]:
     """The curvatures in the limit of large lam, where the probe is linear: in float64, since it is a difference of near numbers."""
     stiff = LiftedNetwork([*(replace(layer, lam=_STIFF) for layer in network.layers[:-1]), network.layers[-1]])
     precise = [Affine(w.double(), b.double()) for w, b in weights]
     _, preactivations = recursion(stiff, precise, x.double())
     counts = None if counts is None else counts.double()
-    found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts)
+    found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts, y.double())
     neutral = float(found[-1])  # for a layer that feels nothing yet
     return [float(c) if math.isfinite(c) else neutral for c in found]

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
 Task = StrEnum("Task", "auto classification regression")
+Loss = StrEnum("Loss", "auto squared absolute huber quantile")
 Place = StrEnum("Place", "cpu cuda")
 Sets = StrEnum("Sets", "mnist fashion cifar10 adult uci california")
 Grain = StrEnum("Grain", "layer unit")
@@ -47,6 +49,8 @@ Target = Annotated[str, typer.Option(help="The column to learn.")]
 Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers, as 300 or 300,100; 0 for none.")]
 Acts = Annotated[Activation, typer.Option(help="The activation of the hidden layers.")]
 Goal = Annotated[Task, typer.Option(help="By default inferred from the target, and said why.")]
+Error = Annotated[Loss, typer.Option(help="Of a real target; auto is squared. Classes have the softmax.")]
+Level = Annotated[float | None, typer.Option(min=1e-6, max=1 - 1e-6, help="Of --loss quantile; by default 0.5.")]
 Held = Annotated[float, typer.Option(min=0, max=0.9, help="Share of rows to hold back: the best pass on them is kept.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the first weights and the order of rows.")]
 Device = Annotated[Place, typer.Option(help="Where to train.")]
@@ -76,6 +80,8 @@ def fit(
     penalty: Penalty = "l2",
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     task: Goal = Task.auto,
+    loss: Error = Loss.auto,
+    quantile: Level = None,
     validation: Held = 0.0,
     sample_weight: Weights = None,
     refit: Refit = None,
@@ -91,10 +97,8 @@ def fit(
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
-    row, learned = sample_weight, refit.value if refit else None
-    job = jobs.Job(
-        table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, row, penalty, learned
-    )
+    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
+    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, refit=refit.value if refit else None)
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)

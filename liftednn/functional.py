@@ -23,8 +23,10 @@ __all__ = [
     "like",
     "log_omega",
     "log_partition",
+    "median_and_spread",
     "polar",
     "positive",
+    "quantile",
     "root",
     "simplex_projection",
     "soft_threshold",
@@ -148,6 +150,28 @@ def simplex_projection(v: Tensor) -> Tensor:
     support = (ordered * count > excess).sum(-1, keepdim=True).clamp(min=1)
     threshold = excess.gather(-1, support - 1) / support
     return (v - threshold).clamp(min=0)
+
+
+def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> Tensor:
+    """Of each column of y (n, p), its smallest entry that rows of a share of at least `level` do not exceed: one minimiser of the
+    pinball loss. Row i counts `counts[i]` times."""
+    ordered, places = y.sort(0)
+    weights = torch.ones_like(places, dtype=torch.float64) if counts is None else counts.double()[places]
+    share = weights.cumsum(0) / weights.sum(0)
+    levels = torch.as_tensor(level, dtype=torch.float64, device=y.device).expand(y.shape[1])
+    found = torch.searchsorted(share.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
+    return ordered.gather(0, found.T)[0]
+
+
+def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Of each column of y (n, p): the median, and the range of its middle half over 1.349, which is the standard deviation of normal
+    numbers. Where half of the entries are alike, the standard deviation of all; 1 where all are."""
+    low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
+    share = torch.full_like(y[:, :1], 1 / len(y)) if counts is None else (counts / counts.sum())[:, None].to(y)
+    deviation = (share * (y - (share * y).sum(0)).square()).sum(0).sqrt()
+    constant = y.amin(0) == y.amax(0)
+    spread = torch.where(high > low, (high - low) / 1.349, deviation)
+    return centre, torch.where(constant, torch.ones_like(spread), spread)
 
 
 def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter: int = 120) -> Tensor:

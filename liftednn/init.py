@@ -26,6 +26,7 @@ from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty
 from liftednn.choices import automatic
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
+from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch
 from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
@@ -48,7 +49,7 @@ def lifted_(
     x: Any,
     y: Any = None,
     *,
-    loss: str | Loss | None = None,
+    loss: str | Loss | nn.Module | None = None,
     lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
     penalty: str | Penalty | Sequence[str | Penalty] = "l2",
     sweeps: int = 3,
@@ -60,7 +61,9 @@ def lifted_(
 
     x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that starts anew each
              time. Where the module begins with a Flatten, rows may have any shape
-    loss     "softmax", "squared" or a Loss. None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
+    loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss or SmoothL1Loss. Kinks
+             are rounded off over 1% of the spread of y.
+             None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
              `Matching` loss, whether or not the module ends in the sigmoid. So are real numbers that are all 0 or 1 where there is one
              output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
              A module that ends in another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
@@ -173,7 +176,7 @@ def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]
     return rows, given
 
 
-def _loss_for(chain: Chain, y: Any, loss: str | Loss | None) -> str | Loss | None:
+def _loss_for(chain: Chain, y: Any, loss: str | Loss | nn.Module | None) -> str | Loss | nn.Module | None:
     """The loss that is given, or else the one that the responses ask for; None for the one that the module ends in."""
     given, outputs = as_tensor(y, "y"), chain.linears[-1].out_features
     if outputs > 1 and not given.is_floating_point() and given.ndim == 2 and given.shape[1] == 1:
@@ -267,7 +270,8 @@ class _Look(NamedTuple):
         integers = not as_tensor(y, "y").is_floating_point()
         if isinstance(loss, Matching) and (integers or (isinstance(loss.activation, Sigmoid) and _hard(z))):
             return cls(value, float(((said > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
-        return cls(value, loss.score(u, z), "R^2" if said.is_floating_point() else "accuracy", len(rows))
+        real = "D^2" if isinstance(loss, Bounded) else "R^2"
+        return cls(value, loss.score(u, z), real if said.is_floating_point() else "accuracy", len(rows))
 
 
 def _tell(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:

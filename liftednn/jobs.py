@@ -19,9 +19,12 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from liftednn import activations, choices, tables
-from liftednn.base import Grain
+from liftednn import activations, choices, losses, tables
+from liftednn.base import Grain, Loss
+from liftednn.functional import median_and_spread
 from liftednn.init import to_module
+from liftednn.losses import Huber, Quantile
+from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
@@ -56,6 +59,8 @@ class Job:
     sample_weight: str | None = None
     penalty: str = "l2"
     refit: str | None = None
+    loss: str = "auto"
+    quantile: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,12 @@ def train(job: Job, progress: Progress) -> Trained:
         "classes": list(encoding.classes),
         "sizes": sizes,
     }
-    facts |= {"passes": len(fit.history), "measure": _measure(network), **quality(network, fit, trained_on)}
+    facts |= {
+        "loss_function": repr(network.loss),
+        "passes": len(fit.history),
+        "measure": _measure(network),
+        **quality(network, fit, trained_on),
+    }
     facts["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
     return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
 
@@ -109,7 +119,7 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows]:
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
     """Each class has an output, and a real target has one."""
-    loss = "softmax" if sizes[-1] > 1 else "squared"
+    loss = _loss(job, sizes[-1] > 1, rows.y)
     activation = activations.named(job.activation, "fenchel")
     activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
     network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
@@ -124,8 +134,22 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     return fit.network, fit
 
 
+def _loss(job: Job, classes: bool, y: NDArray[Any]) -> Loss:
+    """Classes have the softmax; Huber's delta is in units of the target's robust spread."""
+    if job.quantile is not None and job.loss != "quantile":
+        raise ValueError(f"--quantile is the level of --loss quantile, and --loss is {job.loss}: give both, or neither")
+    if classes and job.loss != "auto":
+        raise ValueError(f"--loss {job.loss} is for a real target, and this one has classes: leave it out")
+    if job.loss == "quantile" and job.quantile is not None:
+        return Quantile(job.quantile)
+    loss = losses.named("softmax" if classes else "squared" if job.loss == "auto" else job.loss)
+    return loss.scaled(float(median_and_spread(torch.as_tensor(y)[:, None])[1])) if isinstance(loss, Huber) else loss
+
+
 def _measure(network: LiftedNetwork) -> str:
-    return "accuracy" if network.layers[-1].operator.weight_shape[0] > 1 else "r2"
+    if network.layers[-1].operator.weight_shape[0] > 1:
+        return "accuracy"
+    return "d2" if isinstance(network.loss, Bounded) else "r2"
 
 
 def widths(hidden: str) -> list[int]:

@@ -108,7 +108,7 @@ class LiftedNetwork:
         """Dense layers of the given widths: sizes = [inputs, hidden ..., outputs].
 
         activation   one for all hidden layers, or one each: a name such as "relu" or "fenchel_relu", or an Activation
-        loss         "softmax", "squared", or a Loss
+        loss         "softmax", "squared", "absolute", "huber", "quantile", or a Loss
         lam          the weight of the hidden divergences, one for all or one each; the loss has weight 1
         rho          the weight of |w|^2 in every layer
         """

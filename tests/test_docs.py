@@ -21,6 +21,7 @@ RUN = [
     "docs/initialisation.md",
     "docs/constraints.md",
     "docs/learned-activations.md",
+    "docs/regression.md",
 ]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 

@@ -57,7 +57,7 @@ def descent_refusal(network: LiftedNetwork) -> str:
         if layer.divergence.curvature == torch.inf:
             return (
                 f"layer {place}: {layer.divergence!r} has no finite curvature, and mini-batch steps need one: "
-                "use its Fenchel form, or BCD"
+                "use its Fenchel form, give a loss a smoothing, or use BCD"
             )
     return ""
 
@@ -80,14 +80,17 @@ def curvatures(
     preactivations: list[Tensor],
     probes: Tensor,
     counts: Tensor | None = None,
+    y: Tensor | None = None,
 ) -> list[Tensor]:
     """c of every layer, the mean over units and rows of the curvature in u of what the layer feels, as 0-dim tensors.
+    That of the loss is its bound, or with responses y what it meets there.
 
     Probes (m, n, outputs) of the loss's curvature, random signs say, are sent backward as pulls; the mean square that arrives is the
     mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores. Where nothing arrives, as below a head of zeros, c is
     infinite: the layer had better wait.
     """
-    top = network.layers[-1].lam * network.layers[-1].divergence.curvature
+    met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, counts)
+    top = network.layers[-1].lam * met
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
     if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
         _, rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))
@@ -308,7 +311,7 @@ class Descent:
         of a ReLU then no longer are what the curvature was measured with.
         """
         seen = self.see(x, y, counts)
-        found = curvatures(self.network, self.weights, seen.preactivations, probes, counts)
+        found = curvatures(self.network, self.weights, seen.preactivations, probes, counts, y)
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
             operator = self.network.layers[place].operator
             rows = operator.unfold(seen.forward[place])

@@ -29,7 +29,7 @@ def joint_refusal(network: LiftedNetwork) -> str:
 
 
 def _smooth(network: LiftedNetwork) -> bool:
-    return all(activation.quadratic for activation in network.hidden)
+    return all(activation.quadratic for activation in network.hidden) and network.loss.curvature < torch.inf
 
 
 def update_all_states(

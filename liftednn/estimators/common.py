@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from liftednn import activations, choices, predict
+from liftednn import activations, choices, losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
 from liftednn.estimators.scaling import Array
@@ -225,11 +225,17 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         activation = activations.named(name, self.divergence) if isinstance(name, str) else name
         activation = activations.learnable(activation) if self.refit and hidden else activation
         sizes = [x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, learned or activation, self.task_loss if self.loss == "auto" else self.loss)
-        network = self._penalised(network)
+        loss = self._loss()
+        if self.divergence == "fenchel":
+            loss = choices.smoothed(loss, y, None if counts is None else torch.as_tensor(counts))
+        network = self._penalised(LiftedNetwork.mlp(sizes, learned or activation, loss))
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
         return network if lam is None else network.with_lam(lam)
+
+    def _loss(self) -> Loss:
+        given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
+        return losses.named(given) if isinstance(given, str) else given
 
     def _automatic(
         self, network: LiftedNetwork, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool

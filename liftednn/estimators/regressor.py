@@ -7,12 +7,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
+from sklearn.metrics import d2_pinball_score, r2_score
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.estimators.common import Lifted, dtypes
 from liftednn.estimators.scaling import Array, Scaling
+from liftednn.losses import Quantile
+from liftednn.losses.regression import Bounded
 
 __all__ = ["LiftedRegressor"]
 
@@ -31,8 +34,11 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
     divergence : {"fenchel", "euclidean"}, default="fenchel"
         "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by sweeps over all rows.
-    loss : "auto" or Loss, default="auto"
-        "auto" is the squared error; or a Loss whose responses are real, which are then not standardised.
+    loss : {"auto", "squared", "absolute", "huber", "quantile"} or Loss, default="auto"
+        "auto" is the squared error. `losses.Quantile(0.9)` is the quantile of that level, `losses.Quantile((0.1, 0.9))` several of them at
+        once, one output each; `losses.Huber(delta)` has its delta in units of the standardised response. For these and "absolute"
+        standardised means by median and quartiles, and mini-batches round the kink off over a hundredth of that. Another Loss, of real
+        responses, has them as they are.
     lam : float, sequence of floats or "auto", default="auto"
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
@@ -123,16 +129,22 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     def _standardise(self, y: Array, counts: Array | None) -> None:
         """Keep the mean and the spread of the responses."""
         columns = y.reshape(len(y), -1).astype(np.float64)
-        self.n_outputs_, self._flat = columns.shape[1], y.ndim == 1
-        self._responses = Scaling.of(columns, counts) if self.loss == "auto" else Scaling.none(self.n_outputs_)
+        loss = self._loss()
+        levels = loss.q if isinstance(loss, Quantile) and isinstance(loss.q, tuple) and columns.shape[1] == 1 else ()
+        self._levels, self._flat = levels, y.ndim == 1 and not levels
+        columns = columns.repeat(max(len(levels), 1), axis=1)
+        self.n_outputs_ = columns.shape[1]
+        units = Scaling.robust if isinstance(loss, Bounded) else Scaling.of
+        self._responses = units(columns, counts) if loss.invariant else Scaling.none(self.n_outputs_)
         if self._penalties()[-1].metric:
             self._responses = self._responses.shift
 
     def _encode(self, y: Array, x: Array) -> Array:
         columns = y.reshape(len(y), -1).astype(np.float64)
-        if columns.shape[1] != self.n_outputs_:
-            raise ValueError(f"y has {columns.shape[1]} columns, but the network has {self.n_outputs_} outputs")
-        return self._responses(columns).astype(x.dtype)
+        width = 1 if self._levels else self.n_outputs_
+        if columns.shape[1] != width:
+            raise ValueError(f"y has {columns.shape[1]} columns, but the network has {width} outputs")
+        return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(x.dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
         super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter, interrupted)
@@ -142,7 +154,21 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return [*hidden, self._responses.outputs_forth(last)]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The response of each row, (n,) or (n, outputs)."""
+        """The response of each row, (n,) or (n, outputs); quantiles of one response are put in the order of their levels, which brings
+        them no farther from the true ones (Chernozhukov et al., 2010)."""
         scores = self._scores(X)
         found = self.network_.loss.decode(scores).numpy()
+        if self._levels:
+            found = np.sort(found, axis=1)[:, np.argsort(np.argsort(self._levels))]
         return found[:, 0] if self._flat else found
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:  # noqa: N803
+        """R^2, as scikit-learn's regressors have it; of several quantiles of one response, the mean of their D^2."""
+        found = self.predict(X)
+        if not self._levels:
+            return float(r2_score(y, found, sample_weight=sample_weight))
+        scores = [
+            d2_pinball_score(y, column, sample_weight=sample_weight, alpha=level)
+            for column, level in zip(found.T, self._levels, strict=True)
+        ]
+        return float(np.mean(scores))

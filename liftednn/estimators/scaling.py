@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.functional import median_and_spread
 
 __all__ = ["Array", "Scaling"]
 
@@ -33,6 +35,13 @@ class Scaling:
         varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
         indicates = ((columns == 0) | (columns == 1)).all(axis=0)
         return cls(mean, np.where(varies & ~indicates, spread, 1.0))
+
+    @classmethod
+    def robust(cls, a: Array, counts: Array | None = None) -> Scaling:
+        """To median 0 and a middle half as wide as that of variance 1, however far off some rows are."""
+        rows = torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64))
+        centre, spread = median_and_spread(rows, None if counts is None else torch.as_tensor(counts, dtype=rows.dtype))
+        return cls(centre.numpy(), spread.numpy())
 
     @classmethod
     def none(cls, width: int) -> Scaling:

@@ -5,15 +5,32 @@ from __future__ import annotations
 from liftednn.base import Loss
 from liftednn.losses.entropy import CrossEntropy, SoftmaxCrossEntropy
 from liftednn.losses.matching import Matching
+from liftednn.losses.regression import AbsoluteError, Huber, Quantile
 from liftednn.losses.split import Split
 from liftednn.losses.squared import SquaredError
 
-__all__ = ["CrossEntropy", "Matching", "SoftmaxCrossEntropy", "Split", "SquaredError"]
+__all__ = [
+    "AbsoluteError",
+    "CrossEntropy",
+    "Huber",
+    "Matching",
+    "Quantile",
+    "SoftmaxCrossEntropy",
+    "Split",
+    "SquaredError",
+]
 
 
 def named(name: str) -> Loss:
-    """ "softmax" for SoftmaxCrossEntropy, "squared" for SquaredError."""
-    losses: dict[str, type[Loss]] = {"softmax": SoftmaxCrossEntropy, "squared": SquaredError}
+    """ "softmax" for SoftmaxCrossEntropy, "squared" for SquaredError, "absolute" for AbsoluteError, "huber" for Huber and "quantile" for
+    Quantile, all with their defaults."""
+    losses: dict[str, type[Loss]] = {
+        "absolute": AbsoluteError,
+        "huber": Huber,
+        "quantile": Quantile,
+        "softmax": SoftmaxCrossEntropy,
+        "squared": SquaredError,
+    }
     if name not in losses:
         raise ValueError(f"unknown loss {name!r}: give one of {', '.join(sorted(losses))}, or a Loss")
     return losses[name]()

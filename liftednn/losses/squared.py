@@ -15,7 +15,7 @@ __all__ = ["SquaredError"]
 class SquaredError(Loss):
     """L(y, u) = |u - y|^2; curvature 2, quadratic. Responses are real, (n,) or (n, p)."""
 
-    curvature, quadratic, homogeneous = 2.0, True, True
+    curvature, quadratic, homogeneous, invariant = 2.0, True, True, True
 
     def __call__(self, u: Tensor) -> Tensor:
         return u

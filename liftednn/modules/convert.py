@@ -12,6 +12,7 @@ from liftednn import losses
 from liftednn.activations import Identity
 from liftednn.base import Activation, Affine, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
+from liftednn.modules.criteria import loss_of
 from liftednn.modules.layers import fenchel, joint, layer_of
 from liftednn.modules.reading import Chain, read
 from liftednn.modules.tracing import Step, refusal
@@ -22,11 +23,14 @@ __all__ = ["from_module", "network_of", "precision", "to_module", "weights_of"]
 
 
 def from_module(
-    module: nn.Module, loss: str | Loss | None = None, divergence: Literal["fenchel", "euclidean"] = "fenchel"
+    module: nn.Module,
+    loss: str | Loss | nn.Module | None = None,
+    divergence: Literal["fenchel", "euclidean"] = "fenchel",
 ) -> tuple[LiftedNetwork, list[Affine]]:
     """The lifted network whose feed-forward rule is the module's forward in evaluation mode, and the module's weights.
 
-    loss         "softmax", "squared" or a Loss. None: softmax where the module ends in Softmax or LogSoftmax, `Matching` where it ends
+    loss         "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss.
+                 None: softmax where the module ends in Softmax or LogSoftmax, `Matching` where it ends
                  in another activation, otherwise softmax for several outputs and squared for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
@@ -37,7 +41,7 @@ def from_module(
     return network_of(chain, loss, divergence), weights_of(chain)
 
 
-def network_of(chain: Chain, loss: str | Loss | None = None, divergence: str = "fenchel") -> LiftedNetwork:
+def network_of(chain: Chain, loss: str | Loss | nn.Module | None = None, divergence: str = "fenchel") -> LiftedNetwork:
     """The network of a chain; two Linear layers in a row have the identity between them."""
     if divergence not in ("fenchel", "euclidean"):
         raise ValueError(f"divergence must be 'fenchel' or 'euclidean', got {divergence!r}")
@@ -51,10 +55,10 @@ def network_of(chain: Chain, loss: str | Loss | None = None, divergence: str = "
     return LiftedNetwork([Layer(operator, d) for operator, d in zip(operators, divergences, strict=True)])
 
 
-def _loss(chain: Chain, given: str | Loss | None) -> Loss:
+def _loss(chain: Chain, given: str | Loss | nn.Module | None) -> Loss:
     step, outputs = chain.after[-1], chain.linears[-1].out_features
     if given is not None:
-        loss = losses.named(given) if isinstance(given, str) else given
+        loss = losses.named(given) if isinstance(given, str) else loss_of(given) or given
         if not isinstance(loss, Loss):
             what = type(loss).__name__ if not isinstance(loss, type) else f"the class {loss.__name__}"
             raise ValueError(f"loss cannot be {what}: give 'softmax', 'squared' or a Loss of liftednn.losses")

@@ -279,7 +279,10 @@ def test_responses_that_are_already_encoded_stay() -> None:
             "SquaredError with a jointly convex activation of finite curvature",
         ),
         (lambda: Split(SquaredError(), MaxPool()), "does not pair SquaredError with MaxPool"),
-        (lambda: losses.named("hinge"), "unknown loss 'hinge': give one of softmax, squared, or a Loss"),
+        (
+            lambda: losses.named("hinge"),
+            "unknown loss 'hinge': give one of absolute, huber, quantile, softmax, squared, or a Loss",
+        ),
     ],
 )
 def test_mistakes_are_refused_with_a_sentence(call: Callable, sentence: str) -> None:
