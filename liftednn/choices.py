@@ -15,10 +15,11 @@ from liftednn.base import Affine
 from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
+from liftednn.robust import Uncertainty
 from liftednn.sources import Once, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
 
-__all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features"]
+__all__ = ["automatic", "batch_size", "damping", "fitted_head", "guarded", "passes", "probes", "random_features"]
 
 # Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
@@ -80,6 +81,19 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
+def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool = True) -> LiftedNetwork:
+    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it.
+
+    With `stiff`: a hidden layer's lam, as `automatic` chooses it, is 100 times the curvature of what the layer feels through the layers
+    after it. To be feared as much as the loss fears it, its uncertainty is made sqrt(100 curvature(D)) times smaller.
+    """
+    if uncertainty is None:
+        return network
+    first, *others = network.layers
+    size = (_STIFFNESS * first.divergence.curvature) ** -0.5 if others and stiff else 1.0
+    return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
+
+
 def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
     """Summed over units, and no less than rounding leaves of states that do not vary."""
     share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
@@ -109,7 +123,8 @@ def fitted_head(
     """The weights with the last layer fitted, to a loose residual."""
     rows = network.layers[-1].operator.unfold(network.propagate(weights, x)[-1])
     design = Design(rows, network.layers[-1].operator.bias, counts)
-    return [*weights[:-1], update_weights(network.layers[-1], design, y, weights[-1], 1e-2, 12).weights]
+    head = replace(network.layers[-1], uncertainty=None)  # where training begins, not where it ends
+    return [*weights[:-1], update_weights(head, design, y, weights[-1], 1e-2, 12).weights]
 
 
 def probes(like: Tensor, seed: int) -> Tensor:

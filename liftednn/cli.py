@@ -52,6 +52,10 @@ Weights = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="How much each row counts in training; no input. Scores count rows alike."),
 ]
+Robust = Annotated[
+    str | None,
+    typer.Option(metavar="KIND:SIZE", help="Inputs may differ: noise:0.3, ball:1 or box:0.1, in standard deviations."),
+]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
@@ -68,6 +72,7 @@ def fit(
     task: Goal = Task.auto,
     validation: Held = 0.0,
     sample_weight: Weights = None,
+    robust: Robust = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -79,8 +84,8 @@ def fit(
     from liftednn import jobs
 
     _check_place(out, table, ending=".safetensors")
-    held, goal = validation, task.value
-    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
+    held, goal, counts = validation, task.value, sample_weight
+    job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, counts, robust)
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)

@@ -33,9 +33,9 @@ def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
     )
 
 
-def box_prox(box: Box, v: Tensor, step: float) -> Tensor:
+def box_prox(box: Box, v: Tensor, step: float | Tensor) -> Tensor:
     """argmin_z 1/2 weight z^2 - pull z + |z - v|^2 / (2 step) on the box."""
-    pulled = torch.add(v, box.pull, alpha=step)
+    pulled = v + step * box.pull if isinstance(step, Tensor) else torch.add(v, box.pull, alpha=step)
     return clip(pulled.div_(1 + step * box.weight), box.lower, box.upper)
 
 

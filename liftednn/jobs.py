@@ -24,6 +24,7 @@ from liftednn.init import to_module
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
+from liftednn.robust import uncertainty_of
 from liftednn.saving import load
 from liftednn.start import check_device
 from liftednn.tables import Encoding, Table
@@ -53,6 +54,7 @@ class Job:
     drop_constant: bool
     validation: float = 0.0
     sample_weight: str | None = None
+    robust: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Rows:
 def train(job: Job, progress: Progress) -> Trained:
     """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
     check_device(job.device)
+    uncertainty_of(job.robust)
     started, hidden = time.perf_counter(), widths(job.hidden)
     encoding, rows = _encoded(job)
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
@@ -109,6 +112,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     loss = "softmax" if sizes[-1] > 1 else "squared"
     network = LiftedNetwork.mlp(sizes, activation=activations.named(job.activation, "fenchel"), loss=loss)
     network = choices.automatic(network, rows.x, rows.y, job.seed, rows.counts)
+    network = choices.guarded(network, uncertainty_of(job.robust))
     passes = job.passes or choices.passes(len(rows.x))
     trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device)
     validation = (held.x, held.y) if len(held.x) else None

@@ -27,6 +27,7 @@ from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.robust import Uncertainty, uncertainty_of
 from liftednn.start import check_device
 
 __all__ = ["Lifted", "dtypes"]
@@ -95,6 +96,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         lam: float | Sequence[float] | Literal["auto"] = "auto",
         alpha: float | Literal["auto"] = "auto",
         penalty: str | Penalty = "l2",
+        robust: float | str | Uncertainty | None = None,
         max_iter: int | Literal["auto"] = "auto",
         tol: float = 1e-4,
         batch_size: int | Literal["auto"] = "auto",
@@ -115,6 +117,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         self.lam = lam
         self.alpha = alpha
         self.penalty = penalty
+        self.robust = robust
         self.max_iter = max_iter
         self.tol = tol
         self.batch_size = batch_size
@@ -194,6 +197,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
             raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
         check_device(self.device)
+        uncertainty_of(self.robust)
         if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
             raise ValueError(
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
@@ -213,7 +217,12 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         network = LiftedNetwork([replace(layer, penalty=self._penalty()) for layer in network.layers])
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
-        return network if lam is None else network.with_lam(lam)
+        network = network if lam is None else network.with_lam(lam)
+        feared = uncertainty_of(self.robust)
+        if feared is None:
+            return network
+        standardised = feared.columns(torch.from_numpy(1 / self._inputs.scale))
+        return choices.guarded(network, standardised, stiff=lam is None and self.divergence == "fenchel")
 
     def _automatic(
         self, network: LiftedNetwork, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool

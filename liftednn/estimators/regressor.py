@@ -39,6 +39,9 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs and responses.
     penalty : {"l2", "l1"} or Penalty, default="l2"
         The penalty on the weights.
+    robust : None, float, str or Uncertainty, default=None
+        How X may differ from what is given, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
+        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, with a size for each column say. See docs/robust.md.
     max_iter : int or "auto", default="auto"
         Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
     tol : float, default=1e-4
