@@ -241,9 +241,10 @@ class Descent:
         """
         seen = self.see(x, y, counts)
         found = curvatures(self.network, self.weights, seen.preactivations, probes, counts)
-        for guard, (w, _), u, z in zip(self.guards, self.weights, seen.preactivations, [*seen.states, y], strict=True):
+        for place, guard in enumerate(self.guards):
             if guard is not None:
-                guard.renew(w, u, z, counts)
+                z = [*seen.states, y][place]
+                guard.renew(self.weights[place].w, seen.preactivations[place], z, seen.levers[place], counts)
         if self.guards[-1] is not None:
             found = [c / self.guards[-1].share for c in found]  # all layers feel the loss that many times
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
@@ -268,7 +269,8 @@ class Descent:
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate}
         if self.reach is not None:
             named["reach"] = self.reach
-        named |= {f"{place}.share": guard.share for place, guard in enumerate(self.guards) if guard is not None}
+        for place, guard in enumerate(self.guards):
+            named |= {} if guard is None else {f"{place}.{name}": part for name, part in guard.state().items()}
         for place, metric in enumerate(self.metrics):
             named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
@@ -281,6 +283,6 @@ class Descent:
         self.reach = named["reach"].to(self.values) if "reach" in named else None
         for place, guard in enumerate(self.guards):
             if guard is not None:
-                guard.share.copy_(named[f"{place}.share"])
+                guard.load({name: named[f"{place}.{name}"] for name in guard.state()})
         for place, metric in enumerate(self.metrics):
             metric.load({name: named[f"{place}.{name}"] for name in metric.state()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from liftednn.robust.matrix import share_of
 
 __all__ = ["Guard", "guard_of"]
 
+# A weight this small against its column's others, in root mean squares, counts as near 0.
+_NEAR = 1.0
 # The curvature of r^2 = (sum eps |w|)^2 in w, where signs are mixed, against that of sum (eps w)^2.
 _SPREAD = 4.0
 
@@ -23,13 +25,18 @@ _SPREAD = 4.0
 class Guard:
     """One layer's uncertainty, as tensors beside its weights.
 
-    matrix   Noise: Sigma. FrobeniusBall: eps^2 times its metric. BoxBall: a guess of its curvature. (k, k)
+    matrix   Noise: Sigma. FrobeniusBall: eps^2 times its metric. BoxBall: a guess of the curvature of r^2. (k, k)
     share    t of a FrobeniusBall, renewed with the geometry; 1 for the others
+    near     BoxBall: the size, for each input, below which |w| is rounded off, sqrt(w^2 + near^2): steps of a finite length would
+             otherwise leap over 0 for ever. Renewed with the geometry
+    bend     BoxBall: the curvature in w of that rounding, for each input
     """
 
     layer: Layer
     matrix: Tensor
     share: Tensor
+    near: Tensor
+    bend: Tensor
 
     def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """lam grad_u of the layer's term at a fixed z, its mean over rows left out; and for a box the gradient in r, entry by entry."""
@@ -64,33 +71,48 @@ class Guard:
         kind = self.layer.uncertainty
         if not isinstance(kind, BoxBall) or lever is None:
             return w @ self.stiffness()
-        on_x = w if kind.basis is None else w @ kind.basis.to(w).T
-        moved = lever.mean(0)[:, None] * kind.widths(on_x) * on_x.sign()
-        return moved if kind.basis is None else moved @ kind.basis.to(w)
+        on_x = w if kind.basis is None else w @ kind.basis.T
+        moved = lever.mean(0)[:, None] * kind.widths(on_x) * on_x * (on_x.square() + self.near.square()).rsqrt()
+        return moved if kind.basis is None else moved @ kind.basis
 
     def stiffness(self) -> Tensor:
         """The curvature in w that `push` has, (k, k)."""
         hard = self.layer.lam * self.layer.divergence.curvature * self.matrix
-        return hard / (1 - self.share) if isinstance(self.layer.uncertainty, FrobeniusBall) else hard
+        kind = self.layer.uncertainty
+        if isinstance(kind, BoxBall):
+            return hard + (torch.diag(self.bend) if kind.basis is None else (kind.basis.T * self.bend) @ kind.basis)
+        return hard / (1 - self.share) if isinstance(kind, FrobeniusBall) else hard
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, counts: Tensor | None) -> None:
-        """t at the present point."""
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
+        """What depends on the present point."""
         kind, divergence = self.layer.uncertainty, self.layer.divergence
+        if isinstance(kind, BoxBall) and lever is not None:
+            on_x = w if kind.basis is None else w @ kind.basis.T
+            self.near.copy_((_NEAR * on_x.square().mean(0).sqrt()).clamp(min=torch.finfo(w.dtype).eps))
+            self.bend.copy_(lever.mean(0).abs().mean() * kind.widths(on_x) / self.near)
         if isinstance(kind, FrobeniusBall):
             energy = divergence.value(u, z)
             mean = float(energy.mean() if counts is None else (energy * counts).sum() / counts.sum())
             self.share.fill_(share_of(math.sqrt(max(mean, 0.0)), math.sqrt(kind.price(divergence.curvature, w))))
 
+    def state(self) -> dict[str, Tensor]:
+        return {"share": self.share, "near": self.near, "bend": self.bend}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        for name, part in self.state().items():
+            part.copy_(named[name])
+
 
 def guard_of(layer: Layer, w: Tensor) -> Guard | None:
     """For weights like w; None where the layer has no uncertainty."""
-    kind, width = layer.uncertainty, w.shape[1]
+    kind, width, one = layer.uncertainty, w.shape[1], w.new_ones(())
     if isinstance(kind, Noise):
-        return Guard(layer, kind.covariance(width, w), w.new_ones(()))
+        return Guard(layer, kind.covariance(width, w), one, 0 * one, 0 * one)
     if isinstance(kind, FrobeniusBall):
-        return Guard(layer, kind.covariance(0.5, width, w), w.new_full((), 0.5))
+        return Guard(layer, kind.covariance(0.5, width, w), one / 2, 0 * one, 0 * one)
     if isinstance(kind, BoxBall):
-        eps = kind.widths(w)
-        basis = torch.eye(width).to(w) if kind.basis is None else kind.basis.to(w)
-        return Guard(layer, _SPREAD * (basis.T * eps.square()) @ basis, w.new_ones(()))
+        eps = kind.widths(w).clone()  # on the device once: a recorded step must copy nothing to it
+        kind = replace(kind, eps=eps, basis=None if kind.basis is None else kind.basis.to(w))
+        matrix = _SPREAD * (torch.diag(eps**2) if kind.basis is None else (kind.basis.T * eps**2) @ kind.basis)
+        return Guard(replace(layer, uncertainty=kind), matrix, one, torch.zeros_like(eps), torch.zeros_like(eps))
     return None

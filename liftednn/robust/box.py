@@ -9,7 +9,7 @@ from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, per_column
+from liftednn.robust.uncertainty import Uncertainty, as_sizes, check_sizes, misfit, per_column
 from liftednn.robust.worst import Shifted, Worst, separable
 
 __all__ = ["BoxBall"]
@@ -45,7 +45,7 @@ class BoxBall(Uncertainty):
     def widths(self, like: Tensor) -> Tensor:
         """eps (p,) of the rows x, in the units in which the box is one."""
         count = len(self.basis) if self.basis is not None else like.shape[-1]
-        return torch.as_tensor(self.eps).to(like).expand(count)
+        return as_sizes(self.eps, like).expand(count)
 
     def reach(self, w: Tensor) -> Tensor:
         """r (out,), for weights of the layer."""

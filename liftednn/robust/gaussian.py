@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, per_column, quadratic_form
+from liftednn.robust.uncertainty import Uncertainty, as_sizes, check_sizes, misfit, per_column, quadratic_form
 
 __all__ = ["Noise"]
 
@@ -40,7 +40,7 @@ class Noise(Uncertainty):
         """Sigma (p, p), as `like` is."""
         if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2:
             return self.sigma.to(like)
-        deviations = torch.as_tensor(self.sigma).to(like).expand(width)
+        deviations = as_sizes(self.sigma, like).expand(width)
         return torch.diag(deviations.square())
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:

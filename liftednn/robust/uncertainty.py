@@ -10,7 +10,7 @@ from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
 
-__all__ = ["Sizes", "Uncertainty", "check_sizes", "misfit", "per_column", "quadratic_form"]
+__all__ = ["Sizes", "Uncertainty", "as_sizes", "check_sizes", "misfit", "per_column", "quadratic_form"]
 
 Sizes = float | Tensor
 
@@ -72,8 +72,13 @@ def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:
     return ""
 
 
+def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
+    """In the precision and the place of another tensor, no digit lost on the way."""
+    return torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
+
+
 def per_column(sizes: Sizes, factors: Tensor) -> Sizes:
     """sizes * factors; still one number where that is the same for all columns."""
     if not isinstance(sizes, Tensor) and bool((factors == factors[0]).all()):
         return sizes * float(factors[0])
-    return torch.as_tensor(sizes).to(factors) * factors
+    return as_sizes(sizes, factors) * factors

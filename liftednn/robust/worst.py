@@ -67,7 +67,7 @@ class Worst(Activation):
 
     def signs(self, u: Tensor, z: Tensor) -> Tensor:
         """1 where the upper end is the worse one, else -1."""
-        return torch.where(self._tilt(u, z) >= 0, 1.0, -1.0).to(u)
+        return (self._tilt(u, z) >= 0).to(u).mul_(2).sub_(1)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         return torch.maximum(*self.ends(u, z)).sum(-1)
