@@ -15,7 +15,7 @@ from liftednn.base import Affine
 from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
-from liftednn.robust import Uncertainty
+from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
 

@@ -30,7 +30,8 @@ from liftednn.minibatch import Fit, MiniBatch
 from liftednn.modules import Chain, from_module, network_of, precision, read, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
-from liftednn.robust import Uncertainty, uncertainty_of
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import uncertainty_of
 from liftednn.sources import Once, as_tensor, source_of
 from liftednn.start import check_device, inputs, responses
 

@@ -24,7 +24,7 @@ from liftednn.init import to_module
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
-from liftednn.robust import uncertainty_of
+from liftednn.robust.words import uncertainty_of
 from liftednn.saving import load
 from liftednn.start import check_device
 from liftednn.tables import Encoding, Table

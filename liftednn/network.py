@@ -13,7 +13,7 @@ from liftednn import activations, losses
 from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
 from liftednn.operators import Dense
 from liftednn.penalties import L2
-from liftednn.robust import Uncertainty
+from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from liftednn.base import Activation
 from liftednn.network import Layer
-from liftednn.robust import BoxBall, FrobeniusBall, Noise, Shifted, Worst
+from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.matrix import share_of
+from liftednn.robust.worst import Shifted, Worst
 
 __all__ = ["Guard", "guard_of"]
 

@@ -27,7 +27,8 @@ from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.robust import Uncertainty, uncertainty_of
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import uncertainty_of
 from liftednn.start import check_device
 
 __all__ = ["Lifted", "dtypes"]

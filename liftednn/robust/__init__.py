@@ -6,8 +6,5 @@ docs/robust.md has the mathematics. An uncertainty is a property of a layer, `La
 from liftednn.robust.box import BoxBall
 from liftednn.robust.gaussian import Noise
 from liftednn.robust.matrix import FrobeniusBall
-from liftednn.robust.uncertainty import Uncertainty
-from liftednn.robust.words import parse, uncertainty_of
-from liftednn.robust.worst import Shifted, Worst
 
-__all__ = ["BoxBall", "FrobeniusBall", "Noise", "Shifted", "Uncertainty", "Worst", "parse", "uncertainty_of"]
+__all__ = ["BoxBall", "FrobeniusBall", "Noise"]

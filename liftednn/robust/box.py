@@ -66,7 +66,7 @@ class BoxBall(Uncertainty):
     def columns(self, factors: Tensor) -> BoxBall:
         if self.basis is not None:
             return self.through(torch.diag(factors))
-        return replace(self, eps=per_column(self.eps, factors))
+        return replace(self, eps=per_column("eps", self.eps, factors))
 
     def through(self, basis: Tensor) -> BoxBall:
         return replace(self, basis=basis if self.basis is None else self.basis.to(basis) @ basis)

@@ -56,9 +56,7 @@ class Noise(Uncertainty):
         return replace(self, sigma=self.sigma * (factor**2 if matrix else factor))
 
     def columns(self, factors: Tensor) -> Noise:
-        if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2:
-            return replace(self, sigma=self.sigma * factors.to(self.sigma) * factors.to(self.sigma)[:, None])
-        return replace(self, sigma=per_column(self.sigma, factors))
+        return replace(self, sigma=per_column("sigma", self.sigma, factors))
 
     def through(self, basis: Tensor) -> Noise:
         wide = basis.double()

@@ -77,8 +77,12 @@ def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
     return torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
 
 
-def per_column(sizes: Sizes, factors: Tensor) -> Sizes:
-    """sizes * factors; still one number where that is the same for all columns."""
+def per_column(name: str, sizes: Sizes, factors: Tensor) -> Sizes:
+    """sizes * factors, a covariance on both sides; still one number where that is the same for all columns."""
+    refusal = misfit(name, sizes, (0, len(factors)))
+    if refusal:
+        raise ValueError(refusal)
     if not isinstance(sizes, Tensor) and bool((factors == factors[0]).all()):
         return sizes * float(factors[0])
-    return as_sizes(sizes, factors) * factors
+    matrix = isinstance(sizes, Tensor) and sizes.ndim == 2
+    return as_sizes(sizes, factors) * factors * (factors[:, None] if matrix else 1)

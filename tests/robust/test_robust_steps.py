@@ -20,7 +20,10 @@ from liftednn.moments import Moments
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
-from liftednn.robust import BoxBall, FrobeniusBall, Noise, Uncertainty, Worst
+from liftednn.robust import BoxBall, FrobeniusBall, Noise
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import parse
+from liftednn.robust.worst import Worst
 from liftednn.whitening import Coordinates
 
 KINDS: list[Uncertainty] = [Noise(torch.linspace(0.1, 0.5, 4)), FrobeniusBall(0.3), BoxBall(0.1)]
@@ -65,7 +68,7 @@ def test_without_hidden_layers_the_direction_is_the_gradient_of_the_objective(ki
     found = gradient(descent, 0, x, y)
     torch.testing.assert_close(found[0], w.grad, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(found[1], b.grad, rtol=1e-6, atol=1e-8)
-    assert float(objective(network.layers[0], w, b, x, y)) == pytest.approx(
+    assert float(objective(network.layers[0], w, b, x, y).detach()) == pytest.approx(
         network.objective([descent.weights[0]], [x, y])
     )
 
@@ -172,7 +175,7 @@ def test_guarded_sizes_are_as_the_loss_feels_them() -> None:
 @pytest.mark.parametrize("words", ["noise:0.3", "ball:0.5", "box:0.05"])
 def test_a_robust_run_goes_on_from_a_checkpoint(words: str, tmp_path: Path) -> None:
     x, y = draw(200, 4).float(), torch.arange(200) % 3
-    network = guarded(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), lnn.robust.parse(words))
+    network = guarded(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), parse(words))
     trainer = lnn.MiniBatch(max_iter=3, batch_size=20)
     whole = trainer.run(network, x, y)
     path = tmp_path / "run.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import cvxpy as cp
 import pytest
@@ -19,7 +20,8 @@ from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L1, L2, NonNegative
-from liftednn.robust import BoxBall, FrobeniusBall, Noise, Uncertainty
+from liftednn.robust import BoxBall, FrobeniusBall, Noise
+from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.worst import Worst
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.3), BoxBall(0.1)]
@@ -136,7 +138,7 @@ def test_all_states_at_once(kind: Uncertainty) -> None:
     network = LiftedNetwork([*hidden, Layer(Dense(3, 1), SquaredError(), uncertainty=kind)])
     history = lnn.BCD(max_iter=4, joint=True).run(network, x, x[:, 0] * x[:, 1]).history
     objectives = [record.objective for record in history]
-    assert all(b <= a for a, b in zip(objectives, objectives[1:], strict=False))
+    assert all(b <= a for a, b in pairwise(objectives))
     boxed = LiftedNetwork([replace(layer, uncertainty=BoxBall()) for layer in network.layers])
     with pytest.raises(ValueError, match="layer by layer"):
         lnn.BCD(joint=True).run(boxed, x, x[:, 0])
