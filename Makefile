@@ -10,7 +10,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu bench-estimators bench-init figures clean
+	bench-variants bench-streaming bench-gpu bench-estimators bench-robust bench-init figures clean
 
 setup: $(VENV)/.ready
 
@@ -68,6 +68,9 @@ bench-gpu: setup
 
 bench-estimators: setup
 	$(BIN)/python -m benchmarks.estimators
+
+bench-robust: setup
+	$(BIN)/python -m benchmarks.robust
 
 bench-init: setup
 	$(BIN)/python -m benchmarks.init

@@ -140,7 +140,7 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not goes_on:
-            self._inputs = Scaling.none(x.shape[1]) if self.divergence == "euclidean" else Scaling.of(x, counts)
+            self._inputs = self._scaling(x, counts)
         rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
@@ -151,6 +151,15 @@ class Lifted(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator): 
             self._descend(work, watch)
         else:
             self._train(work, watch)
+
+    def _scaling(self, x: Array, counts: Array | None) -> Scaling:
+        """To mean 0 and variance 1, that of the feared noise included: a column that is mostly noise must not be blown up."""
+        if self.divergence == "euclidean":
+            return Scaling.none(x.shape[1])
+        plain, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
+        if feared is None:
+            return plain
+        return replace(plain, scale=np.hypot(plain.scale, feared.deviations(x.shape[1]).numpy()))
 
     def _place(self, x: Array) -> Tensor:
         return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu")

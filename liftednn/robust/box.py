@@ -9,7 +9,7 @@ from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.robust.uncertainty import Uncertainty, as_sizes, check_sizes, misfit, per_column
+from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, one_each, per_column
 from liftednn.robust.worst import Shifted, Worst, separable
 
 __all__ = ["BoxBall"]
@@ -45,7 +45,7 @@ class BoxBall(Uncertainty):
     def widths(self, like: Tensor) -> Tensor:
         """eps (p,) of the rows x, in the units in which the box is one."""
         count = len(self.basis) if self.basis is not None else like.shape[-1]
-        return as_sizes(self.eps, like).expand(count)
+        return one_each("eps", self.eps, count, like)
 
     def reach(self, w: Tensor) -> Tensor:
         """r (out,), for weights of the layer."""
@@ -59,6 +59,10 @@ class BoxBall(Uncertainty):
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean
+
+    def deviations(self, width: int) -> Tensor:
+        sizes = self.widths(torch.empty(width, dtype=torch.float64))
+        return sizes if self.basis is None else self.basis.double().abs().T @ sizes
 
     def scaled(self, factor: float) -> BoxBall:
         return replace(self, eps=self.eps * factor)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import Uncertainty, as_sizes, check_sizes, misfit, per_column, quadratic_form
+from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, one_each, per_column, quadratic_form
 
 __all__ = ["Noise"]
 
@@ -40,7 +40,7 @@ class Noise(Uncertainty):
         """Sigma (p, p), as `like` is."""
         if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2:
             return self.sigma.to(like)
-        deviations = as_sizes(self.sigma, like).expand(width)
+        deviations = one_each("sigma", self.sigma, width, like)
         return torch.diag(deviations.square())
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
@@ -50,6 +50,9 @@ class Noise(Uncertainty):
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean + curvature / 2 * quadratic_form(w, self.covariance(w.shape[1], w.double()))
+
+    def deviations(self, width: int) -> Tensor:
+        return self.covariance(width, torch.empty(0, dtype=torch.float64)).diagonal().sqrt()
 
     def scaled(self, factor: float) -> Noise:
         matrix = isinstance(self.sigma, Tensor) and self.sigma.ndim == 2

@@ -57,6 +57,11 @@ class FrobeniusBall(Uncertainty):
         t = self.share(mean, curvature, w)
         return mean / t + self.price(curvature, w) / (1 - t)
 
+    def deviations(self, width: int) -> Tensor:
+        """In root mean square, where all inputs of a row share eps alike."""
+        spread = torch.ones(width, dtype=torch.float64) if self.metric is None else self.metric.double().diagonal()
+        return self.eps * (spread / width).sqrt()
+
     def scaled(self, factor: float) -> FrobeniusBall:
         return replace(self, eps=self.eps * factor)
 

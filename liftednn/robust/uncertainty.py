@@ -10,7 +10,7 @@ from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
 
-__all__ = ["Sizes", "Uncertainty", "as_sizes", "check_sizes", "misfit", "per_column", "quadratic_form"]
+__all__ = ["Sizes", "Uncertainty", "as_sizes", "check_sizes", "misfit", "one_each", "per_column", "quadratic_form"]
 
 Sizes = float | Tensor
 
@@ -29,6 +29,10 @@ class Uncertainty(ABC):
     @abstractmethod
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         """The robust energy, from the mean of `seen` over the rows."""
+
+    @abstractmethod
+    def deviations(self, width: int) -> Tensor:
+        """How far off each of so many inputs may be, (width,), float64."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:
@@ -75,6 +79,14 @@ def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:
 def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
     """In the precision and the place of another tensor, no digit lost on the way."""
     return torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
+
+
+def one_each(name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
+    """As many sizes as there are inputs, (count,)."""
+    refusal = misfit(name, sizes, (0, count))
+    if refusal:
+        raise ValueError(refusal)
+    return as_sizes(sizes, like).expand(count)
 
 
 def per_column(name: str, sizes: Sizes, factors: Tensor) -> Sizes:
