@@ -13,7 +13,14 @@ from benchmarks import figures
 ROOT = Path(__file__).parents[1]
 
 
-RUN = ["README.md", "CONTRIBUTING.md", "docs/training.md", "docs/estimators.md", "docs/initialisation.md", "docs/robust.md"]
+RUN = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/training.md",
+    "docs/estimators.md",
+    "docs/initialisation.md",
+    "docs/robust.md",
+]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
