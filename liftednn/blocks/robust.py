@@ -32,10 +32,10 @@ def update_weights(
     layer: Layer, design: Design, z: Tensor, current: Affine, tol: float = 1e-3, max_iter: int = 200
 ) -> WeightStep:
     """The minimising weights, from the present ones; `tol` bounds the block's relative KKT residual."""
-    kind, plain = layer.uncertainty, replace(layer, uncertainty=None)
+    kind = layer.uncertainty
     if isinstance(kind, Noise):
         noise = kind.covariance(design.rows.shape[1], design.inputs.gram)
-        return plain_weights(plain, design.noisy(noise), z, current, tol, max_iter)
+        return plain_weights(layer, design.noisy(noise), z, current, tol, max_iter)
     if isinstance(kind, FrobeniusBall):
         quadratic = layer.divergence.quadratic and layer.penalty.ridge is not None and kind.metric is None
         return (
@@ -51,6 +51,8 @@ def update_weights(
 def plain_layer(layer: Layer, weights: Affine, rows: Tensor, z: Tensor, counts: Tensor | None = None) -> Layer:
     """The layer without uncertainty that an X-step may take in its place: equal to its term at these rows and z, and never below it."""
     kind = layer.uncertainty
+    if kind is None:
+        return layer
     if isinstance(kind, FrobeniusBall):
         energy = layer.divergence.value(layer.operator.forward(rows, weights), z).double()
         share = kind.share(_mean(energy, counts), layer.divergence.curvature, weights.w)
