@@ -10,7 +10,8 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo chromium test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-refit bench-regression figures clean
+	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-robust bench-refit bench-constraints \
+	bench-regression bench-beyond figures clean
 
 setup: $(VENV)/.ready
 
@@ -76,11 +77,20 @@ bench-estimators: setup
 bench-init: setup
 	$(BIN)/python -m benchmarks.init
 
+bench-robust: setup
+	$(BIN)/python -m benchmarks.robust
+
 bench-refit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.refit
 
+bench-constraints: setup
+	$(BIN)/python -m benchmarks.constraints
+
 bench-regression: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.regression
+
+# What standard networks find hard: all evidence tables, from what is stored where it is.
+bench-beyond: bench-robust bench-refit bench-constraints bench-regression
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures

@@ -1,4 +1,4 @@
-from . import activations, functional, init, losses, operators, penalties, predict, solvers, testing
+from . import activations, functional, init, losses, operators, penalties, predict, robust, solvers, testing
 from .base import Activation, Affine, Box, Divergence, Loss, Operator, Penalty
 from .bcd import BCD, Solution
 from .checkpoint import Checkpoint
@@ -37,6 +37,7 @@ __all__ = [
     "operators",
     "penalties",
     "predict",
+    "robust",
     "save",
     "solvers",
     "testing",

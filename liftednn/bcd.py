@@ -22,12 +22,13 @@ from liftednn.blocks import (
     Link,
     grains_of,
     joint_refusal,
+    plain_layer,
     update_activation,
     update_all_states,
     update_state,
     update_weights,
 )
-from liftednn.network import LiftedNetwork
+from liftednn.network import Layer, LiftedNetwork
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses, row_weights
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
@@ -179,7 +180,8 @@ class BCD:
         network = state.network or network
         hidden = len(network.layers) - 1
         if self.joint and hidden:
-            step = update_all_states(network, state.weights, state.states, self.block_tol, self.block_iter)
+            plain = LiftedNetwork([_plain(network, state, place) for place in range(hidden + 1)])
+            step = update_all_states(plain, state.weights, state.states, self.block_tol, self.block_iter)
             state.states = [state.states[0], *step.states, state.states[-1]]
             yield Block("x", step.kkt, step.n_iter, step.method)
         else:
@@ -192,7 +194,7 @@ class BCD:
                 network = state.network or network
 
     def _update_state(self, network: LiftedNetwork, state: State, place: int) -> Block:
-        link = Link(network.layers[place - 1], network.layers[place], state.weights[place])
+        link = Link(_plain(network, state, place - 1), _plain(network, state, place), state.weights[place])
         u = network.preactivation(place - 1, state.weights, state.states[place - 1])
         step = update_state(link, u, state.states[place], state.states[place + 1], self.block_tol, self.block_iter)
         state.states[place] = step.states[0]
@@ -219,6 +221,12 @@ class BCD:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
             seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
             yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
+
+
+def _plain(network: LiftedNetwork, state: State, place: int) -> Layer:
+    """The layer as an X-step takes it, at the present weights and states."""
+    rows, weights, z = state.states[place], state.weights[place], state.states[place + 1]
+    return plain_layer(network.layers[place], weights, rows, z, state.sample_weight)
 
 
 def _settled(before: float, after: float, tol: float) -> bool:

@@ -17,10 +17,21 @@ from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
+from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
 
-__all__ = ["automatic", "batch_size", "damping", "fitted_head", "passes", "probes", "random_features", "smoothed"]
+__all__ = [
+    "automatic",
+    "batch_size",
+    "damping",
+    "fitted_head",
+    "guarded",
+    "passes",
+    "probes",
+    "random_features",
+    "smoothed",
+]
 
 # Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
@@ -103,6 +114,19 @@ def _with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
     return LiftedNetwork([*network.layers[:-1], replace(network.layers[-1], divergence=loss)])
 
 
+def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool = True) -> LiftedNetwork:
+    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it.
+
+    With `stiff`: a hidden layer's lam, as `automatic` chooses it, is 100 times the curvature of what the layer feels through the layers
+    after it. To be feared as much as the loss fears it, its uncertainty is made sqrt(100 curvature(D)) times smaller.
+    """
+    if uncertainty is None:
+        return network
+    first, *others = network.layers
+    size = (_STIFFNESS * first.divergence.curvature) ** -0.5 if others and stiff else 1.0
+    return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
+
+
 def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
     """Summed over units, and no less than rounding leaves of states that do not vary."""
     share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
@@ -130,7 +154,7 @@ def fitted_head(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
 ) -> list[Affine]:
     """The weights with the last layer fitted, to a loose residual: a few steps, so of a loss that bends no more than the squared one."""
-    last, loss = network.layers[-1], network.loss
+    last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # where training begins, not where it ends
     if isinstance(loss, Bounded):
         last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
     design = Design(last.operator.unfold(network.propagate(weights, x)[-1]), last.operator.bias, counts)

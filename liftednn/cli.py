@@ -65,6 +65,10 @@ Penalty = Annotated[
 Refit = Annotated[
     Grain | None, typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit.")
 ]
+Robust = Annotated[
+    str | None,
+    typer.Option(metavar="KIND:SIZE", help="Inputs may differ: noise:0.3, ball:1 or box:0.1, in standard deviations."),
+]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
@@ -85,6 +89,7 @@ def fit(
     validation: Held = 0.0,
     sample_weight: Weights = None,
     refit: Refit = None,
+    robust: Robust = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -98,7 +103,8 @@ def fit(
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
     job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
-    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, refit=refit.value if refit else None)
+    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
+    job = replace(job, refit=refit.value if refit else None)
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)

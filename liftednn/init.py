@@ -24,13 +24,15 @@ from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty
-from liftednn.choices import automatic
+from liftednn.choices import automatic, guarded
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch
 from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import uncertainty_of
 from liftednn.sources import Once, as_tensor, source_of
 from liftednn.start import check_device, inputs, responses
 
@@ -52,6 +54,7 @@ def lifted_(
     loss: str | Loss | nn.Module | None = None,
     lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
     penalty: str | Penalty | Sequence[str | Penalty] = "l2",
+    robust: float | str | Uncertainty | None = None,
     sweeps: int = 3,
     device: str | torch.device | None = None,
     report: bool = False,
@@ -69,6 +72,8 @@ def lifted_(
              A module that ends in another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
     lam      how closely the states obey the recursion: "auto", a number, or one for each hidden layer
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
+    robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
+             "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
     sweeps   passes over the data
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
@@ -92,8 +97,9 @@ def lifted_(
     network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss)).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
     trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place), refit=refits)
-    start = slopes.started(automatic(network, x, y, seed), refits)
-    fit = trainer.run(_with_lam(start, lam), x, y, fixed=_frozen(chain))
+    start = _with_lam(slopes.started(automatic(network, x, y, seed), refits), lam)
+    guard = guarded(start, uncertainty_of(robust), stiff=isinstance(lam, str))
+    fit = trainer.run(guard, x, y, fixed=_frozen(chain))
     if fit.status == "stopped":
         raise KeyboardInterrupt
     _write(chain, fit.weights, slopes.found(chain, fit.network, refits))

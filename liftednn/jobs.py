@@ -28,6 +28,7 @@ from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
+from liftednn.robust.words import uncertainty_of
 from liftednn.saving import load
 from liftednn.start import check_device
 from liftednn.tables import Encoding, Table
@@ -61,6 +62,7 @@ class Job:
     refit: str | None = None
     loss: str = "auto"
     quantile: float | None = None
+    robust: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class _Rows:
 def train(job: Job, progress: Progress) -> Trained:
     """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
     check_device(job.device)
+    uncertainty_of(job.robust)
     started, hidden = time.perf_counter(), widths(job.hidden)
     encoding, rows = _encoded(job)
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
@@ -124,6 +127,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
     network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
     network = choices.automatic(network.with_penalty(job.penalty), rows.x, rows.y, job.seed, rows.counts)
+    network = choices.guarded(network, uncertainty_of(job.robust))
     passes = job.passes or choices.passes(len(rows.x))
     trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device, refit=cast(Grain | None, job.refit))
     validation = (held.x, held.y) if len(held.x) else None

@@ -284,9 +284,11 @@ class Run:
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Go back to the last good weights if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
-        loss = float(inner.loss.value(inner.scores(weights, x), y).mean())
-        if self.taken == 0:
-            self.first_loss = loss
+        scores = inner.scores(weights, x)
+        loss = float(inner.loss.value(scores, y).mean())
+        if self.taken == 0:  # fear may rightly bring the scores down to one for all rows
+            constant = scores.mean(0).expand_as(scores)
+            self.first_loss = max(loss, float(inner.loss.value(constant, y).mean()))
         if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
             self._go_back(loss)
         else:

@@ -14,6 +14,7 @@ from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalt
 from liftednn.operators import Dense
 from liftednn.penalties import L2, one_each
 from liftednn.pruning import pruned
+from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 
@@ -27,12 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layer:
-    """lam D(A(x; w, b), z) + pi(w): one term of the objective."""
+    """lam D(A(x; w, b), z) + pi(w): one term of the objective; with an uncertainty, what that makes of it (docs/robust.md)."""
 
     operator: Operator
     divergence: Divergence
     penalty: Penalty = field(default_factory=L2)
     lam: float = 1.0
+    uncertainty: Uncertainty | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.lam < torch.inf:
@@ -46,17 +48,30 @@ class Layer:
             raise ValueError(
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )
+        refusal = self.uncertainty.refusal(self.divergence, self.penalty, shape) if self.uncertainty else ""
+        if refusal:
+            raise ValueError(refusal)
 
     @property
     def width(self) -> int:
         """Width of the state this layer gives."""
         return self.divergence.width(self.operator.out_width)
 
+    def seen(self, w: Tensor) -> Divergence:
+        """The divergence that rows are measured by, at fixed weights."""
+        return self.divergence if self.uncertainty is None else self.uncertainty.seen(self.divergence, w)
+
+    def term(self, mean: float, w: Tensor) -> float:
+        """What the layer adds to the objective beside its penalty, from the mean over rows of `seen`."""
+        if self.uncertainty is None:
+            return self.lam * mean
+        return self.lam * self.uncertainty.term(mean, self.divergence.curvature, w)
+
 
 class Evaluation(NamedTuple):
     """The objective and what stands beside it, all in float64.
 
-    terms       lam_l mean D_l of each layer
+    terms       lam_l mean D_l of each layer, or its robust form
     penalties   pi_l(w_l) of each layer
     gaps        mean D_l(u, z) - min_z D_l(u, z) of each hidden layer: 0 exactly when the states obey the recursion
     loss        mean loss of the feed-forward scores
@@ -184,21 +199,26 @@ class LiftedNetwork:
         n = counts.sum(dtype=torch.float64)
         energies = torch.zeros(depth, dtype=torch.float64, device=states[0].device)
         floors, loss, scores = energies.clone(), energies[0].clone(), []
+        seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
         for *rows, count in _blocks([*states, counts]):
             forward = rows[0]
             for place, layer in enumerate(self.layers):
                 u = self.preactivation(place, weights, rows[place])
                 v = u if place == 0 else self.preactivation(place, weights, forward)
-                energies[place] += _energy(layer.divergence, u, rows[place + 1], count)
+                energies[place] += (energy := _energy(seen[place], u, rows[place + 1], count))
                 if place < depth - 1:
                     forward = layer.divergence(v)
                     reached = forward if place == 0 else layer.divergence(u)
                     floors[place] += _energy(layer.divergence, u, reached, count)
+                    if (
+                        seen[place] is not layer.divergence
+                    ):  # a gap is how far the states as given are from the recursion
+                        floors[place] += energy - _energy(layer.divergence, u, rows[place + 1], count)
             loss += _energy(self.loss, v, rows[-1], count)
             scores.append(v)
         terms, floor = (energies / n).tolist(), (floors / n).tolist()
         return Evaluation(
-            tuple(layer.lam * term for layer, term in zip(self.layers, terms, strict=True)),
+            tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
             tuple(float(layer.penalty.value(w.w)) for layer, w in zip(self.layers, weights, strict=True)),
             tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor[:-1], strict=True)),
             float(loss / n),
@@ -229,6 +249,10 @@ class LiftedNetwork:
             if layer.penalty.ridge is None:
                 raise ValueError(
                     f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model"
+                )
+            if layer.uncertainty is not None:
+                raise ValueError(
+                    f"layer {place}: sizes of {layer.uncertainty!r} would have to be rescaled: leave it out"
                 )
         scales = [1.0, *[(layer.lam / lam) ** 0.5 for layer in self.layers[:-1]], 1.0]
         network = LiftedNetwork(

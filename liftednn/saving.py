@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from liftednn import activations, losses, operators, penalties
+from liftednn import activations, losses, operators, penalties, robust
 from liftednn.base import Affine, Divergence, Operator, Penalty
 from liftednn.bcd import Record
 from liftednn.files import beside, read_tensors
@@ -34,7 +34,7 @@ from liftednn.network import Layer, LiftedNetwork
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _VERSION = "liftednn-model", 1
-_ROOMS = (activations, losses, penalties, operators)
+_ROOMS = (activations, losses, penalties, operators, robust)
 _OWN: dict[str, type] = {
     **{name: getattr(room, name) for room in _ROOMS for name in room.__all__},
     **{kind.__name__: kind for kind in (Layer, Record, Pass)},

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
 from liftednn.functional import box_prox
+from liftednn.losses import SquaredError
+from liftednn.penalties import NoPenalty
+from liftednn.robust.uncertainty import Uncertainty
 
-__all__ = ["check_activation", "check_loss", "check_operator", "check_penalty"]
+__all__ = ["check_activation", "check_loss", "check_operator", "check_penalty", "check_uncertainty"]
 
 _N, _WIDTH, _SLACK = 64, 6, 1e-7
 
@@ -118,6 +121,32 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _close(
         torch.tensor(operator.norm(weights) ** 2), torch.tensor(largest), "norm must be the spectral norm", share=1e-5
     )
+
+
+def check_uncertainty(
+    kind: Uncertainty, divergence: Divergence | None = None, width: int = _WIDTH, seed: int = 0
+) -> None:
+    """A term that is convex in the weights, above the one without uncertainty, larger where that is, the same in other coordinates."""
+    divergence = SquaredError() if divergence is None else divergence
+    x, z = _draws(seed, 2, width)
+    z = divergence(z[:, :3])
+    w, other = (draw[:3] for draw in _draws(seed + 1, 2, width))
+    refusal = kind.refusal(divergence, NoPenalty(), (3, width))
+    assert not refusal, f"a layer refuses it: {refusal}"
+
+    def term(kind: Uncertainty, x: Tensor, w: Tensor) -> float:
+        return kind.term(float(kind.seen(divergence, w).value(x @ w.T, z).mean()), divergence.curvature, w)
+
+    plain, robust = float(divergence.value(x @ w.T, z).mean()), term(kind, x, w)
+    assert robust > plain, f"the term is {robust:.6g}, and without uncertainty {plain:.6g}: it must be larger"
+    assert term(kind.scaled(2.0), x, w) > robust, "twice the uncertainty must give a larger term"
+    middle, ends = term(kind, x, (w + other) / 2), (robust + term(kind, x, other)) / 2
+    assert middle <= ends + _SLACK * (1 + ends), "the term is not convex in the weights"
+    factors, basis = torch.linspace(0.5, 2, width, dtype=torch.float64), _draws(seed + 2, 1, width)[0][:width]
+    same = torch.tensor([term(kind.columns(factors), x * factors, w / factors)])
+    _close(same, torch.tensor([robust]), "columns(factors) must be the same in other units")
+    same = torch.tensor([term(kind.through(basis), x @ basis, torch.linalg.solve(basis, w.T).T)])
+    _close(same, torch.tensor([robust]), "through(basis) must be the same in other coordinates", share=1e-6)
 
 
 def _draws(seed: int, count: int, p: int) -> list[Tensor]:

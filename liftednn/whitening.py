@@ -115,7 +115,8 @@ class Coordinates:
         else:
             whitening = Whitening.of(moments, damping, keep, x)
         operator = replace(first.operator, in_features=whitening.width)
-        inner = replace(first, operator=operator, penalty=NoPenalty())
+        carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
+        inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
 
     def state(self) -> dict[str, Tensor]:

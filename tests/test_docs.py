@@ -22,6 +22,7 @@ RUN = [
     "docs/constraints.md",
     "docs/learned-activations.md",
     "docs/regression.md",
+    "docs/robust.md",
 ]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 

@@ -15,6 +15,7 @@ FLOORS = {
     "losses": 1,
     "penalties": 1,
     "operators": 1,
+    "robust": 1,
     "moments": 2,
     "pruning": 2,
     "solvers": 2,
@@ -42,7 +43,7 @@ FLOORS = {
     "jobs": 9,
     "cli": 10,
 }
-CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments")}
+CROSSINGS = {("losses", "activations"), ("robust", "losses"), ("functional", "base"), ("solvers", "moments")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

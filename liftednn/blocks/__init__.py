@@ -3,7 +3,6 @@
 from liftednn.blocks.descent import (
     Answer,
     Descent,
-    Metric,
     answer,
     curvatures,
     descent_refusal,
@@ -11,9 +10,11 @@ from liftednn.blocks.descent import (
     recursion,
 )
 from liftednn.blocks.joint import joint_refusal, update_all_states
+from liftednn.blocks.metric import Metric
 from liftednn.blocks.refits import Grains, RefitStep, grains_of, parameters, update_activation, with_activation
+from liftednn.blocks.robust import plain_layer, update_weights
 from liftednn.blocks.states import Link, StateStep, update_state
-from liftednn.blocks.weights import Design, WeightStep, update_weights
+from liftednn.blocks.weights import Design, WeightStep
 
 __all__ = [
     "Answer",
@@ -31,6 +32,7 @@ __all__ = [
     "grains_of",
     "joint_refusal",
     "parameters",
+    "plain_layer",
     "reach_of",
     "recursion",
     "update_activation",

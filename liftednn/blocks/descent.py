@@ -15,18 +15,18 @@ ridge regression with the quadratic bound (c/2)|u - t|^2, pseudo-target t = u - 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine
-from liftednn.moments import Moments
-from liftednn.network import Layer, LiftedNetwork, Weights
-from liftednn.solvers import Factor
+from liftednn.blocks.guard import Guard, guard_of
+from liftednn.blocks.metric import Metric
+from liftednn.network import LiftedNetwork, Weights
 
-__all__ = ["Answer", "Descent", "Metric", "answer", "curvatures", "descent_refusal", "reach_of", "recursion"]
+__all__ = ["Answer", "Descent", "answer", "curvatures", "descent_refusal", "reach_of", "recursion"]
 
 # The share of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
@@ -42,13 +42,15 @@ class Answer(NamedTuple):
     forward          states of the recursion (X_0, ..., X_L)
     preactivations   u_0, ..., u_L of the recursion
     states           states after the X-step (X_1, ..., X_L)
-    pulls            lam grad_u D of every layer
+    pulls            lam grad_u D of every layer, or of its robust form
+    levers           for a layer whose rows lie in a box, the gradient in how far its pre-activations reach; None for the others
     """
 
     forward: list[Tensor]
     preactivations: list[Tensor]
     states: list[Tensor]
     pulls: list[Tensor]
+    levers: Sequence[Tensor | None] = ()
 
 
 def descent_refusal(network: LiftedNetwork) -> str:
@@ -62,16 +64,30 @@ def descent_refusal(network: LiftedNetwork) -> str:
     return ""
 
 
-def answer(network: LiftedNetwork, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Answer:
-    """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss."""
+def answer(
+    network: LiftedNetwork,
+    weights: Weights,
+    x: Tensor,
+    y: Tensor,
+    row_weights: Tensor | None = None,
+    guards: Sequence[Guard | None] = (),
+) -> Answer:
+    """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss.
+
+    guards   of layers whose rows are uncertain; without them the layers count as if they were not
+    """
     forward, preactivations = recursion(network, weights, x)
-    last = network.layers[-1]
-    pull = last.divergence.grad(preactivations[-1], y)
-    if last.lam != 1:
-        pull = last.lam * pull
+    last, guard = network.layers[-1], guards[-1] if guards else None
+    if guard is not None:
+        pull, lever = guard.pull(weights[-1].w, preactivations[-1], y)
+    else:
+        pull, lever = last.divergence.grad(preactivations[-1], y), None
+        pull = last.lam * pull if last.lam != 1 else pull
     if row_weights is not None:
         pull.mul_(row_weights[:, None])
-    return Answer(forward, preactivations, *_backward(network, weights, preactivations, pull))
+        lever = None if lever is None else lever * row_weights[:, None]
+    states, pulls, levers = _backward(network, weights, preactivations, pull, guards)
+    return Answer(forward, preactivations, states, pulls, [*levers, lever])
 
 
 def curvatures(
@@ -93,7 +109,7 @@ def curvatures(
     top = network.layers[-1].lam * met
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
     if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
-        _, rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))
+        rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
     found = [torch.stack([_mean_square(pull, counts) for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
@@ -124,120 +140,29 @@ def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list
 
 
 def _backward(
-    network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], pull: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+    network: LiftedNetwork,
+    weights: Weights,
+    preactivations: list[Tensor],
+    pull: Tensor,
+    guards: Sequence[Guard | None] = (),
+) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     states: list[Tensor] = []
+    levers: list[Tensor | None] = []
     pulls = [pull]
     for place in range(len(network.layers) - 1, 0, -1):
         layer, u = network.layers[place - 1], preactivations[place - 1]
         assert isinstance(layer.divergence, Activation)
         down = network.layers[place].operator.adjoint(pulls[0], weights[place])
-        states.insert(0, layer.divergence.tilted(u, down.div_(layer.lam)))
-        pulls.insert(0, layer.divergence.grad(u, states[0]).mul_(layer.lam))
-    return states, pulls
-
-
-@dataclass
-class Metric:
-    """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed now and then.
-
-    damping     d as a share of the mean diagonal of gram
-    forget      what a refresh leaves of the older rows' weight
-    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
-    free        whether w and b may move
-    """
-
-    layer: Layer
-    damping: float
-    mean: Tensor
-    inverse: Tensor
-    curvature: Tensor
-    shrinkage: Tensor
-    white: bool = False
-    free: tuple[bool, bool] = (True, True)
-    moments: Moments | None = None
-    forget: float = 0.8
-
-    @classmethod
-    def of(
-        cls,
-        layer: Layer,
-        x: Tensor,
-        damping: float,
-        scale: Tensor | None = None,
-        counts: Tensor | None = None,
-        free: tuple[bool, bool] = (True, True),
-    ) -> Metric:
-        """From rows x; with `scale`, of whitened rows, whose geometry stays."""
-        p = x.shape[1]
-        rho = 2 * (layer.penalty.ridge or 0.0)
-        shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
-        # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
-        full = layer.penalty.ridge is not None or not layer.penalty.convex
-        shape = (p,) if scale is not None else (p, p) if full else ()
-        white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
-        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
-        metric.absorb(x, counts)
-        return metric
-
-    def absorb(self, x: Tensor, counts: Tensor | None = None) -> None:
-        """Let rows x into the moments, and forget some of the older ones."""
-        if self.white:
-            return
-        fresh = Moments.of(x, x[:, :0], counts)
-        fresh = fresh if self.free[1] else fresh.about_zero()
-        self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
-        self.mean.copy_(self.moments.mean_x)
-
-    def refresh(self, curvature: Tensor) -> None:
-        """Factor anew for this curvature; in place, so that a recorded step sees it."""
-        self.curvature.copy_(curvature)
-        if bool(self.curvature.isinf()):
-            self.inverse.zero_()
-            return
-        if self.moments is None:
-            self.inverse.copy_((self.curvature + self.shrinkage).reciprocal())
-            return
-        gram, c = self.moments.gram, float(curvature)
-        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
-        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
-        damping = max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
-        if self.inverse.ndim < 2:
-            largest = float(torch.linalg.eigvalsh(gram)[-1])
-            self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
+        down.div_(layer.lam)
+        guard = guards[place - 1] if guards else None
+        lever: Tensor | None = None
+        if guard is not None:
+            z, pull, lever = guard.answer(weights[place - 1].w, u, down)
         else:
-            rho = c * damping + float(self.shrinkage)
-            self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
-
-    def shorten(self, factor: float) -> None:
-        """Make every step shorter by this factor, until the next refresh."""
-        self.inverse.div_(factor)
-        self.curvature.mul_(factor)
-
-    def state(self) -> dict[str, Tensor]:
-        parts = {"mean": self.mean, "inverse": self.inverse, "curvature": self.curvature}
-        if self.moments is not None:
-            parts |= {"weight": self.moments.weight, "mean_x": self.moments.mean_x, "xx": self.moments.xx}
-        return parts
-
-    def load(self, named: dict[str, Tensor]) -> None:
-        for name in ("mean", "inverse", "curvature"):
-            getattr(self, name).copy_(named[name])
-        if self.moments is not None:
-            weight, mean, xx = (named[name].to(self.moments.xx) for name in ("weight", "mean_x", "xx"))
-            self.moments = replace(self.moments, weight=weight, mean_x=mean, xx=xx)
-
-    def direction(self, weights: Affine, x: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-        """What a step of rate 1 takes off (w, b), on rows x with the layer's pull."""
-        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.free[1] else torch.zeros_like(weights.b)
-        if not self.free[0]:
-            return torch.zeros_like(weights.w), b / self.curvature
-        w = torch.addmm(self.shrinkage * weights.w, pull.T, x, alpha=1 / len(x))
-        if not self.white:
-            w.addr_(b, self.mean, alpha=-1)
-        w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
-        b = b / self.curvature
-        return w, b if self.white or not self.free[1] else b - w @ self.mean
+            z = layer.divergence.tilted(u, down)
+            pull = layer.divergence.grad(u, z).mul_(layer.lam)
+        states, pulls, levers = [z, *states], [pull, *pulls], [lever, *levers]
+    return states, pulls, levers
 
 
 class Descent:
@@ -261,6 +186,7 @@ class Descent:
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
         self.weights = self._views(self.values)
+        self.guards = [guard_of(layer, w) for layer, (w, _) in zip(network.layers, self.weights, strict=True)]
         self.proxed = [place for place, m in enumerate(metrics) if m.layer.penalty.ridge is None and m.free[0]]
 
     def _views(self, flat: Tensor) -> list[Affine]:
@@ -275,7 +201,7 @@ class Descent:
         moves: list[Tensor] = []
         for place, metric in enumerate(self.metrics):
             rows = self.network.layers[place].operator.unfold(seen.forward[place])
-            moves += metric.direction(self.weights[place], rows, seen.pulls[place])
+            moves += metric.direction(self.weights[place], rows, seen.pulls[place], self._push(place, seen))
         move = torch.cat([part.reshape(-1) for part in moves])
         before = self._views(self.values.clone()) if self.proxed else []
         self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
@@ -285,8 +211,15 @@ class Descent:
 
     def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Answer:
         """The answer of a batch: each row's states are its own affair, and its pulls then count as often as it does."""
-        seen = answer(self.network, self.weights, x, y, self._row_weights(x))
-        return seen if counts is None else seen._replace(pulls=[pull * counts[:, None] for pull in seen.pulls])
+        seen = answer(self.network, self.weights, x, y, self._row_weights(x), self.guards)
+        if counts is None:
+            return seen
+        levers = [None if lever is None else lever * counts[:, None] for lever in seen.levers]
+        return seen._replace(pulls=[pull * counts[:, None] for pull in seen.pulls], levers=levers)
+
+    def _push(self, place: int, seen: Answer) -> Tensor | None:
+        guard = self.guards[place]
+        return None if guard is None else guard.push(self.weights[place].w, seen.levers[place])
 
     def _prox(self, place: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
@@ -312,12 +245,19 @@ class Descent:
         """
         seen = self.see(x, y, counts)
         found = curvatures(self.network, self.weights, seen.preactivations, probes, counts, y)
+        for place, guard in enumerate(self.guards):
+            if guard is not None:
+                z = [*seen.states, y][place]
+                guard.renew(self.weights[place].w, seen.preactivations[place], z, seen.levers[place], counts)
+        if self.guards[-1] is not None:
+            found = [c / self.guards[-1].share for c in found]  # all layers feel the loss that many times
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
             operator = self.network.layers[place].operator
             rows = operator.unfold(seen.forward[place])
             metric.absorb(rows, counts)
-            metric.refresh(curvature)
-            move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place]))
+            guard = self.guards[place]
+            metric.refresh(curvature, None if guard is None else guard.stiffness())
+            move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place], self._push(place, seen)))
             motion = _mean_square(operator.forward(seen.forward[place], move), counts)
             excess = float((motion / _mean_square(seen.preactivations[place], counts)).sqrt()) / _TRUST
             if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
@@ -333,6 +273,8 @@ class Descent:
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate}
         if self.reach is not None:
             named["reach"] = self.reach
+        for place, guard in enumerate(self.guards):
+            named |= {} if guard is None else {f"{place}.{name}": part for name, part in guard.state().items()}
         for place, metric in enumerate(self.metrics):
             named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
@@ -343,5 +285,8 @@ class Descent:
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
         self.reach = named["reach"].to(self.values) if "reach" in named else None
+        for place, guard in enumerate(self.guards):
+            if guard is not None:
+                guard.load({name: named[f"{place}.{name}"] for name in guard.state()})
         for place, metric in enumerate(self.metrics):
             metric.load({name: named[f"{place}.{name}"] for name in metric.state()})

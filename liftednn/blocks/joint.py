@@ -13,6 +13,7 @@ from torch import Tensor
 from liftednn.blocks.states import StateStep, chunks, gather
 from liftednn.losses import Split
 from liftednn.network import Layer, LiftedNetwork, States, Weights
+from liftednn.robust import BoxBall
 from liftednn.solvers import Factor, prox_gradient, splitting
 
 __all__ = ["joint_refusal", "update_all_states"]
@@ -21,6 +22,10 @@ __all__ = ["joint_refusal", "update_all_states"]
 def joint_refusal(network: LiftedNetwork) -> str:
     """Why the states of all layers cannot be updated at once; empty if they can."""
     for place, activation in enumerate(network.hidden):
+        if isinstance(network.layers[place].uncertainty, BoxBall) or isinstance(
+            network.layers[-1].uncertainty, BoxBall
+        ):
+            return "with a BoxBall the states must be updated layer by layer"
         if not activation.joint:
             return f"layer {place}: {activation!r} is not jointly convex, so its states must be updated layer by layer"
     if isinstance(network.loss, Split) and not _smooth(network):

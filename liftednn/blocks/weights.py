@@ -6,7 +6,7 @@ and the curvature bound is block diagonal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -18,7 +18,7 @@ from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, ridge, select, splitting
 
-__all__ = ["Design", "WeightStep", "update_weights"]
+__all__ = ["Centred", "Design", "WeightStep", "plain_weights"]
 
 
 @dataclass
@@ -26,11 +26,14 @@ class Design:
     """The rows of one regression, and how much each counts.
 
     Its Gram matrix and factors are formed at most once: keep it while the rows stay the same.
+
+    noise   covariance (p, p) of independent noise on the rows: its Gram matrix is that of the noisy rows, gram + noise
     """
 
     rows: Tensor
     bias: bool = True
     sample_weight: Tensor | None = None
+    noise: Tensor | None = None
     _factors: dict[tuple[float, float], Factor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -40,12 +43,27 @@ class Design:
     @cached_property
     def inputs(self) -> Moments:
         """The moments of the rows alone, about 0 where there is no intercept."""
-        return self._centred if self.bias else self._centred.about_zero()
+        return self._noisy(self._centred if self.bias else self._centred.about_zero())
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, no less than 0, and eigenvectors of the Gram matrix."""
+        values, vectors = torch.linalg.eigh(self.inputs.gram)
+        return values.clamp(min=0), vectors
+
+    def _noisy(self, moments: Moments) -> Moments:
+        return moments if self.noise is None else replace(moments, xx=moments.xx + moments.weight * self.noise)
+
+    def noisy(self, noise: Tensor) -> Design:
+        """The same rows with noise; what is known of the rows themselves is shared."""
+        other = replace(self, noise=noise, _factors={})
+        other.__dict__["_centred"] = self._centred
+        return other
 
     def moments(self, z: Tensor) -> Moments:
         """The same with targets."""
         both = self._centred.retarget(self.rows, z, self.sample_weight)
-        return both if self.bias else both.about_zero()
+        return self._noisy(both if self.bias else both.about_zero())
 
     @cached_property
     def largest(self) -> float:
@@ -66,10 +84,10 @@ class WeightStep:
     method: str
 
 
-def update_weights(
+def plain_weights(
     layer: Layer, design: Design, z: Tensor, current: Affine, tol: float = 1e-3, max_iter: int = 200
 ) -> WeightStep:
-    """The minimising weights, from the present ones; `tol` bounds the block's relative KKT residual."""
+    """The minimising weights of a layer as it is, without its uncertainty; see `update_weights`."""
     method = select(layer.divergence, layer.penalty)
     solve = {
         "ridge": _ridge,
@@ -111,7 +129,7 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    problem = _Centred(layer, design, z)
+    problem = Centred(layer, design, z)
     curvature, rho = layer.lam * layer.divergence.curvature, layer.penalty.ridge or 0.0
     inverse = design.factor(curvature / 2, rho).inverse().to(current.w.dtype) / 2
 
@@ -128,7 +146,7 @@ def _prox_gradient(layer: Layer, design: Design, z: Tensor, current: Affine, tol
         model = _quadratic(layer, design, moments.cross)
         found = prox_gradient(model, [current.w.double()], 1 / model.lipschitz, tol, max_iter * 10, model.scale)
         return found.x[0], moments.bias(found.x[0]), found.kkt, found.n_iter
-    problem = _Centred(layer, design, z)
+    problem = Centred(layer, design, z)
     step = 1 / (layer.lam * layer.divergence.curvature * max(design.largest, 1.0))
     result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10, problem.scale())
     return *problem.uncentre(result.x), result.kkt, result.n_iter
@@ -140,7 +158,7 @@ def _projected(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
         model = _quadratic(layer, design, moments.cross)
         w, n_iter = model.minimise(current.w.double(), tol, max_iter)
         return w, moments.bias(w), model.step(w)[1], n_iter
-    problem = _Centred(layer, design, z)
+    problem = Centred(layer, design, z)
     start, block = problem.centre(current), partial(_quadratic, layer, design)
     x, kkt, n_iter = majorised(problem, start, block, problem.scale(), tol, max_iter)
     return *problem.uncentre(x), kkt, n_iter
@@ -152,13 +170,13 @@ def _quadratic(layer: Layer, design: Design, cross: Tensor) -> Quadratic:
 
 
 def _splitting(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    problem = _Copied(_Centred(layer, design, z))
+    problem = _Copied(Centred(layer, design, z))
     start = torch.cat([part.view(len(current.b), -1) for part in problem.data.centre(current)], 1)
     result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
     return *problem.data.uncentre([result.x[:, :-1], result.x[:, -1]]), result.kkt, result.n_iter
 
 
-class _Centred:
+class Centred:
     """The block as a `Composite` in (w, c): one scalar value, from the data."""
 
     def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
@@ -168,6 +186,7 @@ class _Centred:
         self.share = None if weight is None else (weight / weight.sum()).to(z.dtype)
         # With a squared norm the penalty joins the smooth part, so that a metric can carry it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
+        self.noise = None if design.noise is None else layer.lam * layer.divergence.curvature * design.noise.to(z.dtype)
 
     def centre(self, weights: Affine) -> list[Tensor]:
         return [weights.w, weights.b + weights.w @ self.mean]
@@ -183,10 +202,12 @@ class _Centred:
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
         rows = self.layer.divergence.value(image[0], self.z)
         mean = rows.mean(dtype=torch.float64) if self.share is None else (rows * self.share).sum(dtype=torch.float64)
-        return self.layer.lam * mean + self.layer.penalty.value(x[0])
+        noise = 0.0 if self.noise is None else ((x[0] @ self.noise) * x[0]).sum(dtype=torch.float64) / 2
+        return self.layer.lam * mean + noise + self.layer.penalty.value(x[0])
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
         w, c = self.pull(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
+        w = w if self.noise is None else w + x[0] @ self.noise
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
     def scale(self) -> float:
@@ -209,7 +230,7 @@ class _Centred:
 class _Copied:
     """The block as a `Separable` in the matrix [w c]."""
 
-    def __init__(self, data: _Centred) -> None:
+    def __init__(self, data: Centred) -> None:
         self.data = data
         self.factor = Factor.of(data.gram, 1.0, 1.0, 0.0)
 

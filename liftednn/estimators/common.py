@@ -29,6 +29,8 @@ from liftednn.minibatch import MiniBatch, Pass
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import uncertainty_of
 from liftednn.start import check_device
 
 __all__ = ["Lifted", "dtypes"]
@@ -98,6 +100,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         lam: float | Sequence[float] | Literal["auto"] = "auto",
         alpha: float | Literal["auto"] = "auto",
         penalty: str | Penalty | Sequence[str | Penalty] = "l2",
+        robust: float | str | Uncertainty | None = None,
         max_iter: int | Literal["auto"] = "auto",
         tol: float = 1e-4,
         batch_size: int | Literal["auto"] = "auto",
@@ -119,6 +122,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.lam = lam
         self.alpha = alpha
         self.penalty = penalty
+        self.robust = robust
         self.max_iter = max_iter
         self.tol = tol
         self.batch_size = batch_size
@@ -200,6 +204,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
             raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
         check_device(self.device)
+        uncertainty_of(self.robust)
         if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
             raise ValueError(
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
@@ -231,7 +236,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         network = self._penalised(LiftedNetwork.mlp(sizes, learned or activation, loss))
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
-        return network if lam is None else network.with_lam(lam)
+        network = network if lam is None else network.with_lam(lam)
+        return self._guarded(network, self._inputs, stiff=lam is None)
 
     def _loss(self) -> Loss:
         given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss

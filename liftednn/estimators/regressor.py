@@ -47,6 +47,9 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
         Where it bounds or fixes the size of weights (orthogonal, ball), the inputs that they take are centred but not scaled.
+    robust : None, float, str or Uncertainty, default=None
+        How X may differ from what is given, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
+        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, with a size for each column say. See docs/robust.md.
     max_iter : int or "auto", default="auto"
         Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
     tol : float, default=1e-4

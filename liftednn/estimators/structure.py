@@ -1,9 +1,11 @@
-"""What the estimators do with penalties that shape the weights: one for each layer, inputs that keep their units, units that go."""
+"""What the estimators do with penalties that shape the weights and with uncertain inputs: one penalty for each layer, inputs that keep
+their units, units that go."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
@@ -12,19 +14,23 @@ from sklearn.utils.validation import check_is_fitted
 
 from liftednn import penalties
 from liftednn.base import Affine, Penalty
+from liftednn.choices import guarded
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
+from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.words import uncertainty_of
 
 __all__ = ["Structured"]
 
 
 class Structured:
-    """The part of `Lifted` that knows of penalties."""
+    """The part of `Lifted` that knows of penalties and uncertainty."""
 
     hidden_layer_sizes: int | Sequence[int]
     penalty: str | Penalty | Sequence[str | Penalty]
     alpha: float | Literal["auto"]
     divergence: str
+    robust: float | str | Uncertainty | None
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
@@ -37,11 +43,24 @@ class Structured:
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
     def _scaling(self, x: Array, counts: Array | None) -> Scaling:
-        """Under an orthogonal first layer, say, columns are only shifted: `coefs_`, for X as it is given, must obey the constraint too."""
+        """To mean 0 and variance 1, that of the feared noise included: a column that is mostly noise must not be blown up. Under an
+        orthogonal first layer, say, columns are only shifted: `coefs_`, for X as it is given, must obey the constraint too."""
         if self.divergence == "euclidean":
             return Scaling.none(x.shape[1])
-        scaling = Scaling.of(x, counts)
-        return scaling.shift if self._penalties()[0].metric else scaling
+        scaling, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
+        if self._penalties()[0].metric:
+            return scaling.shift
+        if feared is None:
+            return scaling
+        return replace(scaling, scale=np.hypot(scaling.scale, feared.deviations(x.shape[1]).numpy()))
+
+    def _guarded(self, network: LiftedNetwork, inputs: Scaling, stiff: bool) -> LiftedNetwork:
+        """With the uncertainty that is feared, in the units that the trainer sees."""
+        feared = uncertainty_of(self.robust)
+        if feared is None:
+            return network
+        standardised = feared.columns(torch.from_numpy(1 / inputs.scale))
+        return guarded(network, standardised, stiff and self.divergence == "fenchel")
 
     def prune(self) -> Self:
         """A fitted copy without the hidden units that do not matter, as penalty="group" leaves some; the same predictions."""

@@ -1,0 +1,136 @@
+"""The W-step of a layer whose rows lie in a box (BoxBall): convex, by splitting.
+
+With v >= |w| and rho = v eps it is  min over (w, c, v)  of  lam mean f(u, rho) + pi(w),  f the worst end. Every row gets its own copy of
+(u, rho), so that the prox of f is taken row by row and unit by unit; the prox of pi on |w| <= v is a projection on a cone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine, Divergence
+from liftednn.blocks.weights import Centred, Design, WeightStep
+from liftednn.functional import root
+from liftednn.losses import SoftmaxCrossEntropy
+from liftednn.network import Layer
+from liftednn.robust import BoxBall
+from liftednn.robust.worst import prox_of, unit_values
+from liftednn.solvers import Factor, splitting
+
+__all__ = ["box_weights", "cone_prox", "ends_prox"]
+
+# The smallest share of a step that an end takes, if it takes any.
+_LEAST = 1e-6
+
+
+def box_weights(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> WeightStep:
+    """The minimising weights, from the present ones; never higher than those."""
+    problem = _Boxed(layer, design, z)
+    w, c = problem.data.centre(current)
+    start = torch.cat([w, c[:, None], w.abs()], 1)
+    result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
+    w, b = problem.data.uncentre([result.x[:, : problem.p], result.x[:, problem.p]])
+    return WeightStep(Affine(w.to(current.w), b.to(current.b)), result.kkt, result.n_iter, "box, splitting")
+
+
+class _Boxed:
+    """The block as a `Separable` in the matrix [w c v]; its image is [u rho], (n, 2 outputs)."""
+
+    def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
+        self.layer, self.z, self.p = layer, z, design.rows.shape[1]
+        self.data = Centred(layer, design, z)
+        self.factor = Factor.of(self.data.gram, 1.0, 1.0, 0.0)
+        assert isinstance(layer.uncertainty, BoxBall)
+        if layer.uncertainty.basis is not None:
+            raise ValueError("a full-batch step takes a box in the layer's own inputs: leave basis out")
+        self.kind, self.eps = layer.uncertainty, layer.uncertainty.widths(design.rows)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x[:, : self.p], x[:, self.p], x[:, self.p + 1 :]
+
+    def image(self, x: Tensor) -> Tensor:
+        w, c, v = self._parts(x)
+        u = self.data.image([w, c])[0]
+        return torch.cat([u, (v @ self.eps).expand_as(u)], 1)
+
+    def adjoint(self, u: Tensor) -> Tensor:
+        first, reach = u.chunk(2, 1)
+        w, c = self.data.pull(first)
+        mean = reach.mean(0) if self.data.share is None else self.data.share @ reach
+        return torch.cat([w, c[:, None], mean[:, None] * self.eps], 1)
+
+    def solve(self, x: Tensor) -> Tensor:
+        """(gram + I)^-1, 1/2, and (eps eps' + I)^-1."""
+        w, c, v = self._parts(x)
+        w = self.factor.solve(w.double().T).T.to(x.dtype)
+        v = v - ((v @ self.eps) / (1 + self.eps.square().sum()))[:, None] * self.eps
+        return torch.cat([w, c[:, None] / (2 if self.data.bias else 1), v], 1)
+
+    def prox_image(self, u: Tensor, step: float) -> Tensor:
+        first, reach = u.chunk(2, 1)
+        return torch.cat(ends_prox(self.layer.divergence, first, reach, self.z, self.layer.lam * step), 1)
+
+    def prox(self, x: Tensor, step: float) -> Tensor:
+        w, c, v = self._parts(x)
+        w, v = cone_prox(w, v, 1 + 2 * step * (self.layer.penalty.ridge or 0.0))
+        return torch.cat([w, c[:, None], v], 1)
+
+    def value(self, x: Tensor) -> Tensor:
+        """The objective itself, at v = |w|."""
+        w, c, _ = self._parts(x)
+        rows = self.layer.seen(w).value(self.data.image([w, c])[0], self.z).double()
+        mean = rows.mean() if self.data.share is None else (rows * self.data.share).sum()
+        return self.layer.lam * mean + self.layer.penalty.value(w)
+
+    def retract(self, x: Tensor) -> Tensor:
+        return x
+
+
+def cone_prox(w: Tensor, v: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """argmin over |a| <= b of  weight/2 (a - w/weight)^2 + 1/2 (b - v)^2, entry by entry."""
+    inside = w.abs() / weight <= v
+    edge = ((w.abs() + v) / (weight + 1)).clamp(min=0)
+    return torch.where(inside, w / weight, w.sign() * edge), torch.where(inside, v, edge)
+
+
+def ends_prox(divergence: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """argmin over (a, b) of  f(a, b) + (|a - u|^2 + |b - reach|^2) / (2 step),  f the worst of D(a - b, z) and D(a + b, z)."""
+    if isinstance(divergence, SoftmaxCrossEntropy):
+        signs = 1 - 2 * z  # f depends on a + s b alone, and leaves a - s b as it is
+        moved, kept = divergence.prox_u(u + signs * reach, z, 2 * step), u - signs * reach
+        return (moved + kept) / 2, signs * (moved - kept) / 2
+    low, high = (_balanced if not divergence.quadratic else _folded)(divergence, u, reach, z, step)
+    return (low + high) / 2, (high - low) / 2
+
+
+def _folded(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """Quadratic: f = c/2 (|e| + b)^2 with e = a - z; returns a - b and a + b."""
+    t, e, sign = d.curvature * step, (u - z).abs(), (u - z).sign()
+    total = (e + reach).clamp(min=0) / (1 + 2 * t)
+    off = e - t * total
+    a = z + sign * off.clamp(min=0)
+    b = torch.where(off >= 0, reach - t * total, reach / (1 + t))
+    return a - b, a + b
+
+
+def _balanced(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """max(f, g) = max over theta of theta f + (1 - theta) g: each end takes its share of the step, until both are equally bad."""
+    low, high = u - reach, u + reach
+
+    def ends(theta: Tensor) -> tuple[Tensor, Tensor]:
+        return _part_prox(d, low, z, 2 * step * theta), _part_prox(d, high, z, 2 * step * (1 - theta))
+
+    def tilt(theta: Tensor) -> Tensor:
+        a, b = ends(theta)
+        return unit_values(d, a, z) - unit_values(d, b, z)
+
+    zero, one = torch.zeros_like(u), torch.ones_like(u)
+    inner = root(tilt, zero + _LEAST, one - _LEAST)
+    theta = torch.where(tilt(zero) <= 0, zero, torch.where(tilt(one) >= 0, one, inner))
+    return ends(theta)
+
+
+def _part_prox(d: Divergence, v: Tensor, z: Tensor, step: Tensor) -> Tensor:
+    """The prox, and v itself where the step is 0."""
+    return torch.where(step > 0, prox_of(d, v, z, step.where(step > 0, torch.ones_like(step))), v)

@@ -1,0 +1,100 @@
+"""What a layer's term becomes when its rows x are known only up to some delta: u = (x + delta) w' + b."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Divergence, Penalty
+
+__all__ = ["Sizes", "Uncertainty", "as_sizes", "check_sizes", "misfit", "one_each", "per_column", "quadratic_form"]
+
+Sizes = float | Tensor
+
+
+class Uncertainty(ABC):
+    """How a layer's rows may differ from what is given; sizes are in the units of those rows."""
+
+    @abstractmethod
+    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+        """Why a layer with weights of this shape (out, in) cannot have it; empty if it can."""
+
+    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
+        """The divergence that the rows' energies are of, at fixed weights."""
+        return divergence
+
+    @abstractmethod
+    def term(self, mean: float, curvature: float, w: Tensor) -> float:
+        """The robust energy, from the mean of `seen` over the rows."""
+
+    @abstractmethod
+    def deviations(self, width: int) -> Tensor:
+        """How far off each of so many inputs may be, (width,), float64."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """The same, so many times as large."""
+
+    @abstractmethod
+    def columns(self, factors: Tensor) -> Self:
+        """The same for rows whose columns are multiplied by these, (p,)."""
+
+    @abstractmethod
+    def through(self, basis: Tensor) -> Self:
+        """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
+
+
+def check_sizes(name: str, sizes: Sizes, dims: tuple[int, ...]) -> None:
+    """Numbers above 0 at least somewhere, of the dimensions allowed."""
+    given = torch.as_tensor(sizes)
+    if given.ndim not in dims or not given.numel() or not bool(given.isfinite().all()) or not bool((given != 0).any()):
+        kinds = {0: "a positive number", 1: "one for each input", 2: "a covariance matrix"}
+        allowed = ", or ".join(kinds[each] for each in dims)
+        raise ValueError(f"{name} must be {allowed}, got {sizes!r}; for no uncertainty, leave it out")
+    if given.ndim < 2 and bool((given < 0).any()):
+        raise ValueError(f"{name} must not be negative, got {sizes!r}")
+
+
+def quadratic_form(w: Tensor, matrix: Tensor | None) -> float:
+    """tr(w matrix w') in float64; None for the identity."""
+    wide = w.double()
+    if matrix is None:
+        return float(wide.square().sum())
+    return float(((wide @ matrix.to(wide)) * wide).sum())
+
+
+def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:
+    """Whether sizes that are one for each input are so many."""
+    given = torch.as_tensor(sizes)
+    if given.ndim and len(given) != shape[1]:
+        return (
+            f"{name} is for {len(given)} inputs, and the layer has {shape[1]}: give one for each, or a number for all"
+        )
+    return ""
+
+
+def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
+    """In the precision and the place of another tensor, no digit lost on the way."""
+    return torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
+
+
+def one_each(name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
+    """As many sizes as there are inputs, (count,)."""
+    refusal = misfit(name, sizes, (0, count))
+    if refusal:
+        raise ValueError(refusal)
+    return as_sizes(sizes, like).expand(count)
+
+
+def per_column(name: str, sizes: Sizes, factors: Tensor) -> Sizes:
+    """sizes * factors, a covariance on both sides; still one number where that is the same for all columns."""
+    refusal = misfit(name, sizes, (0, len(factors)))
+    if refusal:
+        raise ValueError(refusal)
+    if not isinstance(sizes, Tensor) and bool((factors == factors[0]).all()):
+        return sizes * float(factors[0])
+    matrix = isinstance(sizes, Tensor) and sizes.ndim == 2
+    return as_sizes(sizes, factors) * factors * (factors[:, None] if matrix else 1)

@@ -1,0 +1,39 @@
+"""An uncertainty from what users write: a number, "noise:0.3", or the object itself."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from liftednn.robust.box import BoxBall
+from liftednn.robust.gaussian import Noise
+from liftednn.robust.matrix import FrobeniusBall
+from liftednn.robust.uncertainty import Uncertainty
+
+__all__ = ["parse", "uncertainty_of"]
+
+KINDS: dict[str, type[Noise | FrobeniusBall | BoxBall]] = {"noise": Noise, "ball": FrobeniusBall, "box": BoxBall}
+
+
+def parse(words: str) -> Uncertainty:
+    """KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1."""
+    kind, _, size = words.partition(":")
+    try:
+        number = float(size)
+    except ValueError:
+        number = math.nan
+    if kind not in KINDS or not 0 < number < math.inf:
+        raise ValueError(f"robust takes KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1, got {words!r}")
+    return KINDS[kind](number)
+
+
+def uncertainty_of(given: Any) -> Uncertainty | None:
+    """None and 0 for none; a number for `Noise` of that standard deviation; KIND:SIZE; or an Uncertainty."""
+    if given is None or isinstance(given, Uncertainty):
+        return given
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, Real) and not isinstance(given, bool):
+        return Noise(float(given)) if given else None
+    raise ValueError(f"robust must be None, a number, KIND:SIZE or an uncertainty such as Noise(0.3), got {given!r}")
