@@ -34,7 +34,7 @@ from liftednn.robust.uncertainty import Uncertainty
 
 SEEDS, COST = 5, 0.01
 # Passes over the rows, the same for all methods.
-PASSES = {"mnist": 17, "adult": 30, "pendigits": 60}
+PASSES = {"mnist": 10, "adult": 15, "pendigits": 40}
 SIZES = {"mnist": (784, 300, 10), "adult": (108, 100, 2), "pendigits": (16, 100, 10)}
 # Noise on the test inputs, and its levels.
 LEVELS = {
