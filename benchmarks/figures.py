@@ -6,15 +6,14 @@ A marker names its tables: functions of this file.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from pathlib import Path
-from typing import Any
 
+from benchmarks.beyond import constraints, refit, regression, robust
 from benchmarks.estimators import summary as default_estimators
-from benchmarks.refit import verdict
 from benchmarks.report import RESULTS
+from benchmarks.stored import grid, machine, rows
 from benchmarks.training import NETWORKS, Cells, summary
 
 ROOT = Path(__file__).parents[1]
@@ -22,24 +21,21 @@ DOCUMENTS = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("training", "estimators", "initialisation", "measurements", "experiments", "learned-activations")
+        for name in (
+            "training",
+            "estimators",
+            "initialisation",
+            "measurements",
+            "experiments",
+            "robust",
+            "learned-activations",
+            "constraints",
+            "regression",
+        )
     ),
 )
+BEYOND = (robust, refit, constraints, regression)  # named by markers, as the functions below are
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    loaded: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    return loaded
-
-
-def machine(name: str) -> str:
-    seen = json.loads((RESULTS / f"{name}.json").read_text())["machine"]
-    return f"{seen['device']}, {seen['threads']} threads" if seen["device"] == "cpu" else str(seen["device"])
-
-
-def grid(header: list[str], body: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)]
 
 
 def paper_model() -> list[str]:
@@ -274,24 +270,6 @@ def init() -> list[str]:
     ]
     title = f"784-300-100-10 on MNIST ({machine('init')})"
     return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
-
-
-def refit() -> list[str]:
-    """Errors of the fixed slopes, and by how much per cent learned ones change that of slope 0.01."""
-    found, learned = rows("beyond-refit"), ("learned, layer", "learned, unit")
-    body = [
-        [
-            row["set"],
-            *(f"{row[kind]:.4g}" for kind in ("ReLU", "slope 0.01", *learned)),
-            *(f"{row[f'{kind}: change %']:+.1f} ± {row[f'{kind}: sd %']:.1f}" for kind in learned),
-            *(f"{row[f'{kind}: median slope']:.3f}" for kind in learned),
-            *(f"{row[f'{kind} s']:.1f}" for kind in ("slope 0.01", *learned)),
-        ]
-        for row in found
-    ]
-    head = ["RMSE on test rows, mean of 5 splits", "ReLU", "slope 0.01", "learned, layer", "learned, unit"]
-    head += ["layer, %", "unit, %", "median slope, layer", "unit", "s, slope 0.01", "layer, s", "unit, s"]
-    return [*grid(head, body), "", *(f"{verdict(found, kind)}  " for kind in learned)]
 
 
 def table1() -> list[str]:
