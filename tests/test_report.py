@@ -80,6 +80,19 @@ def script(text: str) -> str:
     return re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)[-1]
 
 
+def test_tables_of_other_commands_stand_below(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "compare"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match="has no tables: make them with  liftednn compare"):
+        report(run, tmp_path / "page.html", [folder])
+    body = "|  | a | b |\n| --- | --- | --- |\n| x | **1** | 2 |\n| y | 3 | 4 |"
+    (folder / "other.md").write_text(f"# Other\n\nWords.\n\n## First\n\n{body}\n\n## Second\n\n| c |\n| --- |\n")
+    text = report(run, tmp_path / "page.html", [folder]).read_text()
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    first = {"title": "First", "head": ["", "a", "b"], "rows": [["x", "**1**", "2"], ["y", "3", "4"]]}
+    assert facts["others"] == [{"title": "Other", "tables": [first, {"title": "Second", "head": ["c"], "rows": []}]}]
+
+
 def test_the_numbers_of_the_page_are_those_of_the_cells(run: Path, tmp_path: Path) -> None:
     facts = embedded(report(run, tmp_path / "r.html").read_text())
     files = [json.loads(path.read_text()) for path in run.glob("*/*.json")]

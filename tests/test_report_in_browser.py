@@ -44,7 +44,9 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """The page of a made-up run. What it should never do is a failure at the end: complain, or ask for another file."""
     page, wrong = browser.new_page(viewport={"width": 1280, "height": 800}), []
-    out = report(made_up(tmp_path / "run"), tmp_path / "r.html")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "o.md").write_text("# Other\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n")
+    out = report(made_up(tmp_path / "run"), tmp_path / "r.html", [tmp_path / "other"])
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url != out.as_uri() else None)
@@ -72,6 +74,11 @@ def test_it_opens_and_draws(opened: Any) -> None:
     assert opened.locator("#figure svg").count() == len(NETS)
     assert opened.locator("#figure polyline").count() == 4 * len(NETS)
     assert not opened.locator("#tip").is_visible()
+
+
+def test_tables_of_other_commands_are_shown(opened: Any) -> None:
+    assert opened.inner_text("#others h3") == "Other"
+    assert opened.inner_text("#others td strong") == "1"
 
 
 def test_pointing_at_a_line_tells_its_value(opened: Any, tmp_path: Path) -> None:

@@ -241,6 +241,15 @@
     byId("trials").replaceChildren(records("In the order in which they were run", own(facts.trials), best));
   }
 
+  // Tables of other commands, as they were rendered: two stars around a cell make it bold.
+  function others(documents) {
+    const cell = (told) => tag("td", /\d/.test(told) ? {} : { class: "text" },
+      told.startsWith("**") ? tag("strong", {}, told.slice(2, -2)) : told);
+    const made = (table) => grid(table.title, table.head, table.rows.map(([name, ...rest]) => [name, ...rest.map(cell)]));
+    byId("elsewhere").hidden = !documents.length;
+    byId("others").append(...documents.flatMap((each) => [tag("h3", {}, each.title), ...each.tables.map(made)]));
+  }
+
   function options(id, names, first) {
     byId(id).append(...["all", ...names].map((name) => tag("option", { value: name }, name)));
     byId(id).value = first;
@@ -257,6 +266,7 @@
   options("net", facts.architectures, "all");
   options("rate", facts.rates, facts.rates[0]);
   legend();
+  others(facts.others ?? []);
   byId("versions").append(records("Versions, devices and seeds", facts.versions));
   if (Object.keys(facts.plan).length) byId("versions").append(records("Plan", [facts.plan]));
   const draw = () => { tables(); seconds(); details(); picture(); };

@@ -1,4 +1,5 @@
-"""Table 1 and Figure 1 (sec. 7) as one page to look through: `liftednn report RUN --out report.html`, from the files of table1 alone.
+"""Table 1 and Figure 1 (sec. 7) as one page to look through: `liftednn report RUNS --out report.html`, from the files of table1 alone;
+with the tables of compare and regimes below, where their folders are given too.
 
 Statistics are made here and put into the page as JSON; report.js, a part of the page, draws them. The page needs no network: its style,
 its script and its numbers are in it. No text of a file is ever written as HTML, so that no name in it can become a part of the page.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -48,10 +50,11 @@ _STYLES = {
 _OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
 
 
-def report(run: Path, out: Path = Path("report.html")) -> Path:
-    """Write the page of a folder of `liftednn table1`."""
+def report(run: Path, out: Path = Path("report.html"), others: Sequence[Path] = ()) -> Path:
+    """Write the page of a folder of `liftednn table1`, and of others of `compare` or `regimes`."""
     check_place(out)
-    text = page(summary(run))
+    documents = [document for other in others for document in _documents(other)]
+    text = page(summary(run) | ({"others": documents} if documents else {}))
     with beside(out) as part:
         part.write_text(text, encoding="utf-8")
     return out
@@ -82,6 +85,28 @@ def summary(run: Path) -> dict[str, Any]:
         return _summary(stored) | {"run": run.name, "plan": read(plan) if plan.exists() else {}}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{run} has a file that is no cell of liftednn table1 ({error}): take it away") from error
+
+
+def _documents(folder: Path) -> list[dict[str, Any]]:
+    """The tables of every .md file of a folder, with the headings that they stand under."""
+    found = sorted(folder.glob("*.md"))
+    if not found:
+        raise FileNotFoundError(f"{folder} has no tables: make them with  liftednn compare  or  liftednn regimes")
+    return [_document(path.read_text(encoding="utf-8")) for path in found]
+
+
+def _document(text: str) -> dict[str, Any]:
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    tables = re.findall(r"^## (.+)\n\n((?:\|.*\n?)+)", text, re.MULTILINE)
+    rows = [(name, [_fields(line) for line in body.splitlines()]) for name, body in tables]
+    return {
+        "title": title[1] if title else "",
+        "tables": [{"title": name, "head": lines[0], "rows": lines[2:]} for name, lines in rows],
+    }
+
+
+def _fields(line: str) -> list[str]:
+    return [field.strip() for field in line.strip().strip("|").split("|")]
 
 
 def _stored(run: Path) -> list[dict[str, Any]]:
