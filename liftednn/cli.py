@@ -176,7 +176,7 @@ def table1(
     quick: Annotated[bool, typer.Option("--quick", help="A minute on a CPU, to see that all works.")] = False,
     architectures: Annotated[str | None, typer.Option(help="As 300,300-100; by default the paper's five.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Of first weights and order of rows; by default 5.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Of the search for lam and sweeps; by default 12.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Of the search for lam and sweeps; by default 10.")] = None,
     literal: Annotated[bool, typer.Option("--literal", help="Also all as printed: SGD and sigma^2 = 0.1.")] = False,
 ) -> None:
     """Table 1 of the paper on MNIST, with the columns that it lacks. Every figure is a file: stop at any moment, and the same command
@@ -192,10 +192,12 @@ def table1(
 @app.command(epilog="Example:  liftednn compare --data fashion --device cuda")
 def compare(
     data: Annotated[Sets, typer.Option(help="What to compare on; uci is eight regression sets.")],
-    out: Annotated[Path, typer.Option(help="The folder for figures and tables.")] = Path("results/compare"),
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for figures and tables; results/compare if not given.")
+    ] = None,
     device: Device = Place.cpu,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, to see that all works.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Of the test; by default 5.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=5, help="Of the test; by default 5.")] = None,
 ) -> None:
     """Standard networks from lifted and from random weights on other data, at a small rate and at a tuned one for the same total time.
     Stop at any moment, and the same command goes on."""

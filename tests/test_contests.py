@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def test_a_recipe_has_what_is_left_of_the_budget() -> None:
 def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
     own = Arena(tmp_path, Contest("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
-    for part in (*own.tuning(), *own.testing()):
+    for part in (*own.tuning(), *own.testing(), own.lifted_alone()):
         assert part.work()
         assert not part.work()
     for start in STARTS:
@@ -131,7 +133,7 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
     assert own.tested(LIFTED).mean > 0.7
     assert own.tested(LIFTED).seconds == pytest.approx(0.4 + 2 * 0.2)
     alone = json.loads(own.file("alone").read_text())["scores"]
-    assert set(alone) == {"3", "2"}
+    assert set(alone) == {"phase", "through"}
     text = compare.table([own], "mnist")
     assert f"{own.tested('He').mean:.4f}" in text
     assert str(own.chosen("Xavier").recipe) in text
@@ -210,6 +212,45 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
         Arena(tmp_path, Contest("mnist", (8,)), seeds=3).check()
 
 
+def test_what_a_file_was_written_without_has_its_default(tmp_path: Path) -> None:
+    own = Arena(tmp_path, Contest("mnist", (8,)))
+    own.check()
+    stored = json.loads(own.file("contest").read_text())
+    del stored["standard"]
+    own.file("contest").write_text(json.dumps(stored))
+    own.check()
+    stored["clock"] = "cpu"
+    own.file("contest").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="holds figures with clock cpu"):
+        own.check()
+
+
+def test_standardised_inputs_have_the_budget_of_plain_ones(tmp_path: Path) -> None:
+    plain, standard = (Arena(tmp_path, Contest("mnist", (8,), standard=each)) for each in (False, True))
+    assert plain._times == standard._times == plain.file("times")
+    assert plain.file("tune-he") != standard.file("tune-he")
+
+
+@pytest.mark.parametrize("name", ["compare", "regimes"])
+def test_committed_folders_go_on(name: str, tmp_path: Path) -> None:
+    """Their files are of contests that the code still knows, and their tables are made from them."""
+    stored = Path(__file__).parents[1] / "results" / name
+    copied = shutil.copytree(stored, tmp_path / name)
+    sets = {data: compare.arenas(copied, data) for data in compare.CHOICES}
+    groups = sets if name == "compare" else regimes.arenas(copied, "cuda")
+    every = [own for group in groups.values() for own in group if own.file("contest").exists()]
+    assert len(every) == len(list(stored.glob("*/contest.json")))
+    for own in every:
+        device = json.loads(own.file("contest").read_text())["device"]
+        replace(own, device=device).check()
+    if name == "regimes":
+        assert regimes.table(regimes.arenas(stored, "cuda")) == (stored / "regimes.md").read_text()
+        return
+    for data, group in sets.items():
+        if (stored / f"{data}.md").exists():
+            assert compare.table(group, data) == (stored / f"{data}.md").read_text()
+
+
 def test_every_contest_has_a_folder_of_its_own() -> None:
     every = [contest for all_ in regimes.REGIMES.values() for contest in all_]
     assert len({contest.title for contest in every}) == len(every)
@@ -238,6 +279,8 @@ def test_only_settings_that_lead_are_tested(
     assert (tmp_path / fast.title / "test-lifted.json").exists()
     assert not (tmp_path / slow.title / "test-lifted.json").exists()
     assert "2 settings, 1 with a lead" in text
+    assert regimes.regimes(tmp_path, only=["first"], seeds=2, choices=2) == 0
+    assert (tmp_path / "regimes.md").read_text().strip() == text.strip()
     (tmp_path / slow.title / "tune-he.json").unlink()
     own = regimes.arenas(tmp_path, seeds=2, choices=2)
     assert "1 settings, 1 with a lead" in regimes.table(own)
@@ -268,9 +311,19 @@ def test_a_run_that_was_stopped_goes_on(
         assert path.read_text() == (tmp_path / "often" / folder / path.name).read_text()
 
 
+def test_a_quick_run_stays_out_of_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "do", lambda parts, out: False)
+    assert compare.compare(None, "fashion", quick=True) == 130
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["compare-quick"]
+
+
 def test_wrong_orders_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="--data must be one of mnist, fashion"):
         compare.contests("wine")
+    with pytest.raises(ValueError, match="--seeds must be from 1 to 5"):
+        compare.arenas(tmp_path, "uci", seeds=0)
+    assert regimes.table(regimes.arenas(tmp_path)) == "No setting is whole yet.\n"
     with pytest.raises(ValueError, match="--only takes few epochs"):
         regimes.arenas(tmp_path, only=["none"])
     assert command(["regimes", "--only", "none", "--out", str(tmp_path)]) == 2

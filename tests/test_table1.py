@@ -380,7 +380,7 @@ def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.
 
 def test_plans_of_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = table1.plan_of(device="cuda")
-    assert (len(whole.architectures), whole.seeds, whole.epochs, whole.trials) == (5, 5, 17, 12)
+    assert (len(whole.architectures), whole.seeds, whole.epochs, whole.trials) == (5, 5, 17, 10)
     assert (whole.out, whole.search_rows) == (Path("results/table1"), None)
     assert table1.plan_of().search_rows == 20_000
     quick = table1.plan_of(quick=True, architectures="20,20-10")

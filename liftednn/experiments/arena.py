@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,16 +70,13 @@ class Arena:
 
     def check(self) -> None:
         """Refuse a folder that holds figures of another kind: a table must not mix them."""
-        facts: dict[str, Any] = asdict(self.contest) | {
-            "seeds": self.seeds,
-            "choices": self.choices,
-            "small": self.small,
-        }
-        place = (
-            self.device if self.contest.clock == "own" else "any"
-        )  # the clock is the CPU's wherever networks are trained
-        facts = json.loads(json.dumps(facts | {"device": place}))
-        stored = read(self.file("contest")) if self.file("contest").exists() else facts
+        # Where the clock is the CPU's, networks may be trained anywhere.
+        place = self.device if self.contest.clock == "own" else "any"
+        given = {"seeds": self.seeds, "choices": self.choices, "small": self.small, "device": place}
+        facts = _told(asdict(self.contest) | given)
+        # What a file was written without has its default.
+        usual = _told({each.name: each.default for each in fields(Contest) if each.default is not MISSING})
+        stored = usual | read(self.file("contest")) if self.file("contest").exists() else facts
         for name, value in facts.items():
             if stored.get(name) != value:
                 raise ValueError(
@@ -88,13 +85,18 @@ class Arena:
                 )
         write(self.file("contest"), facts)
 
+    @property
+    def _times(self) -> Path:
+        """Standardised inputs cost no time: such a contest has the budget of the one without."""
+        return self.out / replace(self.contest, standard=False).title / "times.json"
+
     def _stage_file(self, stage: Stage, start: str) -> Path:
         return self.file(f"{stage}-{start.lower().replace(' + ', '-').replace(' ', '-')}")
 
     def tuning(self) -> Iterator[Part]:
         """The work up to the choices."""
         title = self.contest.title
-        yield Part(f"{title}, times", unless_there(self.file("times"), self.measure))
+        yield Part(f"{title}, times", unless_there(self._times, self.measure))
         for start in STARTS:
             file = self._stage_file("tune", start)
             yield Part(f"{title}, choose for {start}", unless_there(file, partial(self._play, "tune", start)))
@@ -105,7 +107,9 @@ class Arena:
         for start in STARTS:
             file = self._stage_file("test", start)
             yield Part(f"{title}, test {start}", unless_there(file, partial(self._play, "test", start)))
-        yield Part(f"{title}, lifted alone", unless_there(self.file("alone"), self.alone))
+
+    def lifted_alone(self) -> Part:
+        return Part(f"{self.contest.title}, lifted alone", unless_there(self.file("alone"), self.alone))
 
     def measure(self) -> None:
         """Write the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
@@ -117,7 +121,7 @@ class Arena:
             epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
             made = {name: min(self._made(name, layout, TUNING, data)[1] for _ in range(2)) for name in STARTS}
         facts = {"kind": "times", "contest": asdict(self.contest), "versions": versions(data)}
-        write(self.file("times"), facts | {"start_seconds": made, "epoch_seconds": epochs})
+        write(self._times, facts | {"start_seconds": made, "epoch_seconds": epochs})
 
     def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:
         return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
@@ -136,13 +140,13 @@ class Arena:
 
     def recipes(self, start: str) -> list[Recipe]:
         """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
-        times = read(self.file("times"))
+        times = read(self._times)
         epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
         budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
         return self.contest.recipes(times["start_seconds"][start], budget, epochs)
 
     def seconds(self, start: str, recipe: Recipe) -> float:
-        times = read(self.file("times"))
+        times = read(self._times)
         return float(times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)])
 
     def _play(self, stage: Stage, start: str) -> None:
@@ -177,17 +181,18 @@ class Arena:
 
     def alone(self) -> None:
         """Write what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
-        scores: dict[int, list[float]] = {self.contest.passes: [], self.contest.epochs: []}
-        seconds: dict[int, list[float]] = {passes: [] for passes in scores}
+        lengths = {"phase": self.contest.passes, "through": self.contest.epochs}
+        scores: dict[str, list[float]] = {name: [] for name in lengths}
+        seconds: dict[str, list[float]] = {name: [] for name in lengths}
         for seed in range(self.seeds):
             data, unit = self.contest.rows_of("test", seed, self.device)
-            for passes, own in scores.items():
+            for name, passes in lengths.items():
                 _wait(data)
                 started = time.perf_counter()
                 weights = starts.fenchel(sizes(self.contest.hidden, data), seed, data, passes)
                 _wait(data)
-                seconds[passes].append(time.perf_counter() - started)
-                own.append(unit * float(Together([[weights]], [0.0], data).scores()))
+                seconds[name].append(time.perf_counter() - started)
+                scores[name].append(unit * float(Together([[weights]], [0.0], data).scores()))
         facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
         write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
 
@@ -214,6 +219,12 @@ class Arena:
 
     def tested_small(self, start: str) -> Outcome:
         return self.tried(start, "test")[1]
+
+
+def _told(facts: dict[str, Any]) -> dict[str, Any]:
+    """As a file gives them back."""
+    found: dict[str, Any] = json.loads(json.dumps(facts))
+    return found
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Together:
         self.move = torch.zeros_like(self.values)
         gpu = data.x.is_cuda
         self.optimiser: torch.optim.Optimizer = (
-            torch.optim.Adam([self.move], 1.0, capturable=gpu, fused=gpu or None)
+            torch.optim.Adam([self.move], 1.0, capturable=gpu, fused=True)
             if method == "adam"
             else torch.optim.SGD([self.move], 1.0)
         )

@@ -55,7 +55,7 @@ class Plan:
     epochs: int = 17
     batch: int = 100
     passes: int = 3
-    trials: int = 12
+    trials: int = 10
     held: int = 10_000
     search_rows: int | None = None
     literal: bool = False

@@ -33,7 +33,7 @@ _CONTESTS: dict[str, list[Contest]] = {
     "california": [Contest("california", (100,), epochs=40), Contest("california", (100, 50), epochs=40)],
 }
 CHOICES = tuple(_CONTESTS)
-_QUICK_ROWS = 600
+_QUICK_ROWS, _SPLITS = 600, 5
 
 
 def contests(data: str, quick: bool = False) -> list[Contest]:
@@ -47,17 +47,20 @@ def contests(data: str, quick: bool = False) -> list[Contest]:
 
 
 def arenas(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> list[Arena]:
+    if seeds is not None and not 1 <= seeds <= _SPLITS:
+        raise ValueError(f"--seeds must be from 1 to {_SPLITS}, the splits that every set has, got {seeds}")
     count, choices = (seeds or 2, 1) if quick else (seeds or 5, 2)
     return [Arena(out, contest, device, count, choices, small=True) for contest in contests(data, quick)]
 
 
-def compare(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> int:
+def compare(out: Path | None, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> int:
     """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
     check_device(device)
+    out = out or Path("results/compare-quick" if quick else "results/compare")
     own = arenas(out, data, device, quick, seeds)
     for arena in own:
         arena.check()
-    if not do([part for arena in own for part in (*arena.tuning(), *arena.testing())], out):
+    if not do([part for arena in own for part in (*arena.tuning(), *arena.testing(), arena.lifted_alone())], out):
         return 130
     text = table(own, data)
     with beside(out / f"{data}.md") as part:
@@ -76,8 +79,8 @@ def table(own: Sequence[Arena], data: str) -> str:
         markdown(head, [_row(arena, [arena.tested_small(s).scores for s in STARTS]) for arena in own]),
         "## Tuned, the same total time",
         markdown(head, [_row(arena, [arena.tested(s).scores for s in STARTS]) for arena in own]),
-        "## What was chosen, and seconds in all of one network alone",
-        markdown(["", *STARTS], [[_title(a), *(_choice(a, s) for s in STARTS)] for a in own]),
+        "## What was chosen when tuned, and seconds in all of one network alone",
+        markdown(["", "trained through", *STARTS], [[_title(a), *_choices(a)] for a in own]),
         _footer(own[0]),
     ]
     return "\n\n".join(sections) + "\n"
@@ -89,8 +92,8 @@ def _title(arena: Arena) -> str:
 
 
 def _row(arena: Arena, scores: list[list[float]]) -> list[str]:
-    alone = list(read(arena.file("alone"))["scores"].values())
-    return [_title(arena), *map(spread, alone), *marked(scores, arena.contest.real)]
+    alone = read(arena.file("alone"))["scores"]
+    return [_title(arena), spread(alone["phase"]), spread(alone["through"]), *marked(scores, arena.contest.real)]
 
 
 def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
@@ -100,13 +103,14 @@ def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
     return [f"**{spread(s)}**" if mean == best else spread(s) for s, mean in zip(scores, means, strict=True)]
 
 
-def _choice(arena: Arena, start: str) -> str:
-    chosen = arena.tested(start)
-    return f"{chosen.recipe}: {chosen.seconds:.2f} s"
+def _choices(arena: Arena) -> list[str]:
+    through = statistics.median(read(arena.file("alone"))["seconds"]["through"])
+    chosen = [arena.tested(start) for start in STARTS]
+    return [f"{through:.2f} s", *(f"{each.recipe}: {each.seconds:.2f} s" for each in chosen)]
 
 
 def _footer(arena: Arena) -> str:
-    known = read(arena.file("times"))["versions"]
+    known = read(arena.file("alone"))["versions"]
     return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
 
 
@@ -114,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The same command where typer is not installed."""
     parser = argparse.ArgumentParser("compare", description="Lifted against random first weights, on other data.")
     parser.add_argument("--data", choices=CHOICES, required=True)
-    parser.add_argument("--out", type=Path, default=Path("results/compare"))
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int)

@@ -93,7 +93,7 @@ class Contest:
 
     def rows_of(self, stage: Stage, seed: int, device: str) -> tuple[Dataset, float]:
         """To train on and to score on; real responses are standardised, and what 1 then is in their own units comes with them."""
-        data = _loaded(self.data, seed % TUNING)
+        data = _loaded(self.data, seed % TUNING if self.real else 0)
         order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed if self.split else 0))
         held = min(_HELD, len(order) - self.rows if self.rows else len(order) // _SHARE)
         back, rest = order[:held], order[held:]

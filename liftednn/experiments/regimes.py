@@ -68,7 +68,7 @@ def regimes(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int
     held = [arena for arena in every if promising(arena)]
     if not do([part for arena in held for part in arena.testing()], out):
         return 130
-    print(write_table(out, own))
+    print(write_table(out, arenas(out, device, (), seeds, choices)))
     return 0
 
 
@@ -111,6 +111,8 @@ def table(own: Arenas) -> str:
     every, led = (list(chain.from_iterable(group.values())) for group in (tried, held))
     won = [arena for arena in led if _judged(arena, arena.tested)[1] > _DEVIATIONS]
     missing = sum(map(len, own.values())) - len(every)
+    if not every:
+        return "No setting is whole yet.\n"
     head = ["", "setting", "lifted", "best other", "", "lead", "deviations"]
     sections = [
         "# Where lifted weights help at tuned settings and equal total time",
@@ -132,7 +134,7 @@ def _judged(arena: Arena, outcome: Callable[[str], Outcome]) -> tuple[float, flo
 
 def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
     other, (gap, deviations) = rival(arena, outcome), _judged(arena, outcome)
-    ahead = f"**{deviations:+.1f}**" if deviations > _DEVIATIONS else f"{deviations:+.1f}"
+    ahead = f"**{deviations:+.1f}**" if abs(deviations) > _DEVIATIONS else f"{deviations:+.1f}"
     scores = [spread(outcome(LIFTED).scores), spread(outcome(other).scores)]
     return [_title(arena.contest), *scores, other, f"{gap:+.4f}", ahead]
 

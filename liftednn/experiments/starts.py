@@ -67,9 +67,17 @@ def he(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
 
 def orthogonal(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
     """Saxe and others: semi-orthogonal, with the gain of ReLU."""
-    generator = torch.Generator().manual_seed(seed)
-    pairs = [(torch.empty(q, p), torch.zeros(q)) for p, q in pairwise(sizes)]
-    return [Affine(torch.nn.init.orthogonal_(w, math.sqrt(2), generator), b) for w, b in pairs]
+    device, generator = data.x.device, torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(q, p, generator=generator).to(device) for p, q in pairwise(sizes)]
+    return [Affine(math.sqrt(2) * _orthonormal(w), w.new_zeros(len(w))) for w in drawn]
+
+
+def _orthonormal(w: Tensor) -> Tensor:
+    """Uniform among matrices with orthonormal rows, or columns where there are more rows: the Q of a normal matrix, its signs undone."""
+    tall = w if len(w) >= w.shape[1] else w.T
+    q, r = torch.linalg.qr(tall)
+    found: Tensor = q * r.diagonal().sign()
+    return found if tall is w else found.T.contiguous()
 
 
 def lsuv(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
@@ -111,7 +119,7 @@ def _principal(covariance: Tensor, count: int) -> Tensor:
 
 
 def fitted_head(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
-    """The control: He's hidden layers with the softmax head fitted, where the lifted phase begins."""
+    """The control: He's hidden layers with the head fitted, where the lifted phase begins."""
     return BCD(seed=seed).init(LiftedNetwork.mlp(sizes, loss=_loss(data), rho=_RHO), data.x, data.y).weights
 
 

@@ -24,7 +24,7 @@ from liftednn.start import check_device
 __all__ = ["main", "parts", "plan_of", "run", "table1"]
 
 _QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS = 6000, 1000, 3
-_TRIALS, _SEEDS = 12, 5
+_TRIALS, _SEEDS = 10, 5
 
 
 def parts(plan: Plan, data: Dataset) -> list[Part]:
