@@ -57,6 +57,7 @@ CONTROLS = {name: name.split(",")[0] for name in GRIDS}
 # A standard network that goes on from lifted weights.
 FROM = {
     "Adam from lifted": "lifted",
+    "Adam from lifted, ball": "lifted, ball",
     "Adam from lifted, box": "lifted, box",
     "Adam from lifted, noise": "lifted, noise",
 }

@@ -139,8 +139,13 @@ def init(
     out: Annotated[Path, typer.Option(help="The weights' file, .safetensors.")],
     hidden: Hidden = "100",
     activation: Acts = Activation.relu,
+    penalty: Penalty = "l2",
     passes: Annotated[int, typer.Option(min=1, help="Passes over the rows.")] = 3,
     task: Goal = Task.auto,
+    loss: Error = Loss.auto,
+    quantile: Level = None,
+    refit: Refit = None,
+    robust: Robust = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -152,6 +157,8 @@ def init(
 
     _check_place(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
+    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
+    job = replace(job, refit=refit.value if refit else None)
     trained = jobs.train(job, partial(_progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))

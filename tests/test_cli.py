@@ -208,6 +208,20 @@ def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> 
     assert ran.stdout == "(400, 3) (400,)\n"
 
 
+def test_init_takes_the_options_of_fit(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "strength", "--hidden", "6", "--activation", "leaky_relu", "--out", tmp_path / "w.safetensors"]
+    more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--json"]
+    told = json.loads(run("init", shelf / "real.csv", *order, *more).out)
+    scope: dict[str, Any] = {}
+    exec(told["python"], scope)
+    assert bool((scope["module"][0].weight >= 0).all())
+    assert scope["module"][1].weight.shape == (6,)
+    assert told["loss_function"].startswith("Huber")
+    plain = json.loads(run("init", shelf / "real.csv", *order, "--json").out)
+    robust = json.loads(run("init", shelf / "real.csv", *order, "--robust", "noise:1", "--json").out)
+    assert robust["score"] != plain["score"]
+
+
 def test_init_says_that_a_real_target_is_standardised(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "strength", "--hidden", "20", "--passes", "10", "--json", "--out", tmp_path / "w.safetensors"]
     told = json.loads(run("init", shelf / "real.csv", *order).out)
