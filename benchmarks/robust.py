@@ -48,7 +48,7 @@ KINDS: dict[str, Callable[[float], Uncertainty]] = {"noise": Noise, "ball": Frob
 # Strengths to choose from, weakest first. A ball's are per row: sqrt(columns) times those of the noise.
 GRIDS = {
     "lifted, noise": (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5),
-    "lifted, ball": (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5),
+    "lifted, ball": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
     "lifted, box": (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1),
     "Adam, noisy": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0),
     "Adam, dropout": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
