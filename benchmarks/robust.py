@@ -104,7 +104,7 @@ def trained(name: str, strength: float, data: Dataset, sizes: tuple[int, ...], s
     if name.startswith("lifted"):
         kind = name.removeprefix("lifted").removeprefix(", ")
         size = strength * sizes[0] ** 0.5 if kind == "ball" else strength
-        return lifted(data, sizes, KINDS[kind](size) if kind else None, seed, passes)
+        return lifted(data, sizes, KINDS[kind](size) if kind and strength else None, seed, passes)
     torch.manual_seed(seed)
     extra = {"Adam": {}, "Adam, noisy": {"noise": strength}, "Adam, dropout": {"dropout": strength}}[name]
     return adam(data, standard(sizes).to(data.x.device), seed, passes, **extra)
