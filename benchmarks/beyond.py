@@ -92,5 +92,5 @@ def regression() -> list[str]:
     lines = [*grid(["RMSE on test rows, mean of 5 splits", *methods], body), ""]
     errors = ("set", "method", "rmse", "rmse sd", "mae", "mae sd")
     lines += columns("a tenth of the training responses moved", found["outliers"], errors)
-    names = [key for key in found["quantiles"][0] if key.split()[0] in ("coverage", "pinball")]
+    names = [key for key in found["quantiles"][0] if key.split()[0] in ("cover", "pinball")]
     return lines + columns("quantiles on the test rows", found["quantiles"], ("set", "method", *names))[:-1]

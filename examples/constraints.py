@@ -29,7 +29,8 @@ STRENGTHS = (0.003, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1)
 def digits() -> list[Any]:
     """Training rows, test rows, and the labels of both."""
     x, y = load_digits(return_X_y=True)
-    return train_test_split((x / 16).astype(np.float32), y, test_size=0.25, random_state=0, stratify=y)
+    parts: list[Any] = train_test_split((x / 16).astype(np.float32), y, test_size=0.25, random_state=0, stratify=y)
+    return parts
 
 
 def fitted(penalty: Any, data: list[Any], passes: int) -> lnn.LiftedClassifier:
@@ -44,7 +45,7 @@ def units_left(data: list[Any], passes: int, strengths: tuple[float, ...]) -> li
         whole = fitted(f"group:{rho}", data, passes)
         model = whole.prune()
         assert np.allclose(whole.predict_proba(data[1]), model.predict_proba(data[1]), atol=1e-5)
-        points.append((model.hidden_layer_sizes[0], model.score(data[1], data[3])))
+        points.append((len(model.intercepts_[0]), model.score(data[1], data[3])))
         print(f"GroupL2({rho:g}): {points[-1][0]} of 100 units stay, accuracy {points[-1][1]:.4f}")
     return points
 

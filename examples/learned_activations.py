@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
+from liftednn.base import Grain
 from liftednn.minibatch import Run
 from liftednn.sources import source_of
 
@@ -44,7 +45,7 @@ def planted(rows: int, hidden: int = 3, inputs: int = 5, outputs: int = 3) -> tu
     return x, torch.where(u < 0, PLANTED * u, u) @ v.T
 
 
-def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: str | None) -> Curve:
+def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: Grain | None) -> Curve:
     activation = lnn.activations.FenchelLeakyReLU(start)
     network = lnn.LiftedNetwork.mlp([x.shape[1], 3, y.shape[1]], activation, "squared")
     network = lnn.automatic(network, x, y, seed)
@@ -52,13 +53,15 @@ def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: s
     curve = Curve([start], [])
     with torch.no_grad():
         for record in run.passes():
-            slope = float(run.network.hidden[0].alpha)
+            (learned,) = run.network.hidden
+            assert isinstance(learned, lnn.activations.FenchelLeakyReLU)
+            slope = float(learned.alpha)
             curve.slopes.append(min(slope, 1 / slope))
             curve.losses.append(record.loss)
     return curve
 
 
-def best(x: Tensor, y: Tensor, start: float, seeds: int, passes: int, refit: str | None) -> Curve:
+def best(x: Tensor, y: Tensor, start: float, seeds: int, passes: int, refit: Grain | None) -> Curve:
     """Of several random first weights, those that end with the smallest loss."""
     return min((trained(x, y, start, seed, passes, refit) for seed in range(seeds)), key=lambda curve: curve.losses[-1])
 
