@@ -203,7 +203,7 @@ def test_a_warm_start_that_has_learned_nothing_may_go_on_otherwise() -> None:
 @pytest.mark.parametrize("scale", [2.0, torch.tensor([0.5]), torch.tensor([0.5, 1.0, 2.0, 3.0])], ids=str)
 def test_a_scale_becomes_part_of_a_modules_weights(scale: Any, dtype: torch.dtype) -> None:
     for inner, layer in ((Tanh(), nn.Tanh), (Sigmoid(), nn.Sigmoid), (Scaled(Softplus(), 0.7), nn.Softplus)):
-        x, _, weights = (each for each in drawn(Tanh(), 50))
+        x, _, weights = drawn(Tanh(), 50)
         network = lnn.LiftedNetwork.mlp([5, 4, 2], Scaled(inner, scale), "squared")
         pairs = [lnn.Affine(w.to(dtype), b.to(dtype)) for w, b in weights]
         module = to_module(network, pairs)
