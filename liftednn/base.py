@@ -13,6 +13,7 @@ whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -105,12 +106,14 @@ class Activation(Divergence):
     boxed   D is quadratic in z on a box, given by `box(u)`: its X-step can be a bounded least-squares problem
     learned names of the fields that `refit` re-estimates: numbers, or tensors with one entry or one per unit
     summed  `refit` sees the rows through sums over them, so that batches can stand for all rows
+    limits  what is learned stays between these, or between the given value and these where it lies beyond
     """
 
     ridge: None = None
     boxed: bool = False
     learned: tuple[str, ...] = ()
     summed: bool = True
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     @property
     @abstractmethod

@@ -34,6 +34,7 @@ __all__ = [
     "spectrum",
     "spread",
     "totals",
+    "within",
 ]
 
 # A matrix whose rows are orthonormal to this much, in the Frobenius norm of w w' - I, is made so by Newton's iteration, which converges
@@ -67,6 +68,12 @@ def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
     """A parameter in the shape, precision and place of the `totals` that it is re-estimated from."""
     entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
     return entries.expand(sums.numel()).reshape(sums.shape)
+
+
+def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
+    """A re-estimated parameter held between its limits, or between what it is now and these where that lies beyond."""
+    low, high = limits
+    return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
 
 
 def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:

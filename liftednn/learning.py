@@ -4,10 +4,10 @@ A batch's states lie close to the recursion, so that the minimiser theta' of the
 it says where to go, and too little of how far. As for the weights, the way is measured by the curvature of what the layer feels. Along
 d = theta' - theta the block gains  g = lam mean D_theta - lam mean D_theta',  so that its slope is -2 g, and the scores move by J d:
 
-    theta <- theta + rate * 2 g / (c mean |J d|^2) * d,      c the curvature of the loss, g and |J d|^2 as running means
+    theta <- theta + rate * 2 g / (c mean |J d|^2) * d,      c the curvature of the loss, as its residuals meet it
 
-It rests where theta = refit(u, z), as the exact block does. Parameters are tensors that are changed in place, so that a step recorded
-on a GPU sees them.
+with g and c |J d|^2 as running means. It rests where theta = refit(u, z), as the exact block does. Parameters are tensors that
+are changed in place, so that a step recorded on a GPU sees them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from liftednn.base import Activation
 from liftednn.blocks import Answer, Descent, Grains, grains_of, parameters, with_activation
+from liftednn.functional import within
 from liftednn.network import LiftedNetwork
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "settled", "with_parameters"]
@@ -29,7 +30,6 @@ _EVERY = 5
 _KEEP = 0.9
 # The factor by which one refit may change a parameter, and the share by which one is changed to see what moves.
 _TRUST, _PROBE = 1.25, 0.05
-_LIMITS = (1e-3, 1e2)
 
 
 def as_tensors(network: LiftedNetwork, refit: Grains, like: Tensor) -> LiftedNetwork:
@@ -74,7 +74,8 @@ class Learner:
 
     def __init__(self, descent: Descent, refit: Grains) -> None:
         self.descent, self.grains = descent, grains_of(descent.network, refit)
-        self.means = descent.values.new_zeros(len(self.grains), 2, dtype=torch.float64)  # g and |J d|^2
+        self.means = descent.values.new_zeros(len(self.grains), 2, dtype=torch.float64)  # g and c |J d|^2
+        self.good = self._kept()
 
     def step(self, x: Tensor, y: Tensor, counts: Tensor | None, taken: int) -> None:
         """Where it is due after `taken` steps, move every layer's parameters towards the refit on a batch."""
@@ -83,9 +84,9 @@ class Learner:
         seen = self.descent.see(x, y, counts)
         for place, per in enumerate(self.grains):
             if per is not None:
-                self._move(place, seen, counts)
+                self._move(place, seen, y, counts)
 
-    def _move(self, place: int, seen: Answer, counts: Tensor | None) -> None:
+    def _move(self, place: int, seen: Answer, y: Tensor, counts: Tensor | None) -> None:
         now, per = self.descent.network.hidden[place], self.grains[place] or "layer"
         u, z = seen.preactivations[place].double(), seen.states[place].double()
         found = now.refit(u, z, counts, per)
@@ -97,7 +98,7 @@ class Learner:
             return
         reach = _PROBE / largest
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
-        lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, counts) / reach**2
+        lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, y, counts) / reach**2
         gain = lam * (_mean(now.value(u, z), counts) - _mean(found.value(u, z), counts))
         fresh = torch.stack([gain, felt])
         if not bool(fresh.isfinite().all()):
@@ -105,25 +106,38 @@ class Learner:
         self.means[place].mul_(_KEEP).add_(fresh, alpha=1 - _KEEP)
         gain, felt = self.means[place].clamp(min=torch.finfo(torch.float64).tiny)
         factor = 1 + self.descent.rate * _EVERY * 2 * gain / felt * share
-        given.mul_(factor.clamp(1 / _TRUST, _TRUST).to(given)).clamp_(*_LIMITS)
+        given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
-    def _felt(self, place: int, seen: Answer, probe: Activation, counts: Tensor | None) -> Tensor:
+    def _felt(self, place: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
         network, weights = self.descent.network, self.descent.weights
         z = probe(seen.preactivations[place])
         for later in range(place + 1, len(network.layers) - 1):
             z = network.hidden[later](network.preactivation(later, weights, z))
         moved = network.preactivation(len(network.layers) - 1, weights, z) - seen.preactivations[-1]
-        last = network.layers[-1]
-        return last.lam * last.divergence.curvature * _mean(moved.double().square().sum(1), counts)
+        met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
+        return network.layers[-1].lam * met * _mean(moved.double().square().sum(1), counts)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next refit depends on, by name."""
-        return (
-            {"phi.means": self.means, **named_parameters(self.descent.network, self.descent.network)}
-            if any(self.grains)
-            else {}
-        )
+        return self._now() | {f"good.{name}": tensor for name, tensor in self.good.items()}
+
+    def _now(self) -> dict[str, Tensor]:
+        if not any(self.grains):
+            return {}
+        return {"phi.means": self.means, **named_parameters(self.descent.network, self.descent.network)}
+
+    def _kept(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self._now().items()}
+
+    def keep(self) -> None:
+        """Remember the parameters as they are now, to come back to."""
+        self.good = self._kept()
+
+    def restore(self) -> None:
+        """Back to the parameters last kept; in place."""
+        for name, tensor in self._now().items():
+            tensor.copy_(self.good[name])
 
     def load(self, named: dict[str, Tensor]) -> None:
         """Take up a state that was saved; in place."""

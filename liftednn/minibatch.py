@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
-from liftednn.monitor import Monitor, Pass
+from liftednn.monitor import Monitor, Pass, Status
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
@@ -43,8 +43,6 @@ _FEW = 4096
 _DIVERGED, _HALVINGS = 20.0, 8
 _EARLY = (2, 5, 10, 20)
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "first_loss")
-
-Status = Literal["max_iter", "stopped", "early"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,8 @@ class MiniBatch:
                     run.save()
         status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
         weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
-        return Fit(weights, run.monitor.history, status, _sentence(status, run), final)
+        result = run.monitor.sentence(status, run.halved, self.patience)
+        return Fit(weights, run.monitor.history, status, result, final)
 
 
 class Run:
@@ -282,7 +281,7 @@ class Run:
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        """Go back to the last good weights if the run diverges, and renew the geometry."""
+        """Go back to the last good weights and activations if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
         loss = float(inner.loss.value(scores, y).mean())
@@ -293,6 +292,7 @@ class Run:
             self._go_back(loss)
         else:
             self.good = self.descent.values.clone()
+            self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
 
     def _go_back(self, loss: float) -> None:
@@ -302,12 +302,16 @@ class Run:
                 f"training diverges: the loss is {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did "
                 "not help; standardise the inputs, or give a smaller step or a larger damping"
             )
+        self._restore()
+
+    def _restore(self) -> None:
         self.descent.restore(self.good)
+        self.learner.restore()
 
     def settle(self) -> None:
-        """Back to the last good weights, should the present ones have run away."""
+        """Back to the last good weights and activations, should the present ones have run away."""
         if not bool(self.descent.values.square().sum().isfinite()):
-            self.descent.restore(self.good)
+            self._restore()
 
     def outward(self) -> list[Affine]:
         """The present weights, on the inputs as they are given."""
@@ -335,15 +339,3 @@ class Run:
             "an iterable" if isinstance(self.feed.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
         )
         return f"{self.settings!r} on {self.network!r} with {self.feed.source.rows} rows, {x.dtype}, {known}"
-
-
-def _sentence(status: Status, run: Run) -> str:
-    done, best = len(run.monitor.history), run.monitor.best_pass
-    kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
-    halved = f"; the step was halved {run.halved} times" if run.halved else ""
-    sentence = {
-        "max_iter": f"max_iter: all {done} passes done",
-        "stopped": f"stopped: interrupted after {done} complete passes",
-        "early": f"early: no better validation score in {run.settings.patience} passes",
-    }[status]
-    return sentence + kept + halved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,7 +14,9 @@ from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
 
-__all__ = ["Monitor", "Pass"]
+__all__ = ["Monitor", "Pass", "Status"]
+
+Status = Literal["max_iter", "stopped", "early"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,18 @@ class Monitor:
             self.best, self.best_pass = weights, len(self.history) + 1
             self.best_network = settled(self.network)
         return loss, score
+
+    def sentence(self, status: Status, halved: int, patience: int | None) -> str:
+        """How the run has ended."""
+        done, best = len(self.history), self.best_pass
+        kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
+        shorter = f"; the step was halved {halved} times" if halved else ""
+        sentence = {
+            "max_iter": f"max_iter: all {done} passes done",
+            "stopped": f"stopped: interrupted after {done} complete passes",
+            "early": f"early: no better validation score in {patience} passes",
+        }[status]
+        return sentence + kept + shorter
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON can; the best weights are kept apart."""

@@ -48,9 +48,20 @@ class Layer:
             raise ValueError(
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )
+        self._check_parameters()
         refusal = self.uncertainty.refusal(self.divergence, self.penalty, shape) if self.uncertainty else ""
         if refusal:
             raise ValueError(refusal)
+
+    def _check_parameters(self) -> None:
+        units = self.operator.out_width
+        for name in self.divergence.learned if isinstance(self.divergence, Activation) else ():
+            given = getattr(self.divergence, name)
+            if isinstance(given, Tensor) and tuple(given.shape) not in ((), (1,), (units,)):
+                raise ValueError(
+                    f"{name} of {type(self.divergence).__name__} has shape {tuple(given.shape)} for {units} units: give a number, "
+                    f"or a tensor of shape ({units},)"
+                )
 
     @property
     def width(self) -> int:

@@ -162,7 +162,8 @@ def test_a_scale_is_learned_by_batches() -> None:
     (phi,) = fit.network.hidden
     assert isinstance(phi, Scaled)
     assert isinstance(phi.scale, float)
-    assert phi.scale != 3.0
+    assert phi.scale > 4.0
+    assert fit.history[-1].loss < 0.97 * lnn.MiniBatch(max_iter=10).run(network, x, y).history[-1].loss
     unit = lnn.MiniBatch(max_iter=2, refit="unit").run(network, x, y, sample_weight=torch.rand(len(x)) + 0.5)
     assert unit.network.hidden[0].scale.shape == (8,)  # type: ignore[attr-defined]
     assert network.hidden[0] == Scaled(Tanh(), 3.0)
@@ -226,6 +227,7 @@ def test_layers_may_differ_and_refusals() -> None:
 
 class TwoSlopes(FenchelLeakyReLU):
     learned = ("alpha", "beta")  # type: ignore[assignment]
+    beta = 1.0
 
 
 def prelu(count: int, dtype: torch.dtype) -> Any:
@@ -253,14 +255,19 @@ def test_a_prelu_is_read_and_written(count: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("count", [1, 6])
 def test_lifted_learns_the_slopes_of_a_prelu_unless_told_not_to(count: int) -> None:
     x, y = planted(1000, dtype=torch.float32)
+    kept, errors = torch.full((count,), 0.05), {}
+    options: dict[str, Any]
     for learns, options in ((True, {}), (False, {"refit": None})):
         module = prelu(count, torch.float32)
-        kept = module[1].weight.detach().clone()
-        lifted_(module, x, y, **options)
+        module[1].weight.data.copy_(kept)
+        lifted_(module, x, y, sweeps=40, **options)
         assert torch.equal(module[1].weight, kept) != learns
         assert module[1].weight.shape == (count,)
         assert bool((module[1].weight > 0).all())
+        errors[learns] = float((module(x) - y).detach().square().mean())
+    assert errors[True] < errors[False] / 3
     frozen = prelu(count, torch.float32)
+    frozen[1].weight.data.copy_(kept)
     frozen[1].weight.requires_grad_(False)
     lifted_(frozen, x, y)
     assert torch.equal(frozen[1].weight, kept)
@@ -294,12 +301,14 @@ def test_estimators_learn(name: str, per: str) -> None:
     (given,) = (torch.as_tensor(getattr(phi, each)) for each in phi.learned)
     assert given.shape == (() if per == "layer" else (6,))
     plain = lnn.LiftedRegressor((6,), name, max_iter=5, random_state=0).fit(x, y)
-    assert not np.allclose(model.predict(x), plain.predict(x))
+    gain = -1e-3 if name == "logistic" else 1e-3  # the first scale of a sigmoid is near its best here
+    assert model.score(x, y) > plain.score(x, y) + gain
+    assert float((given / (0.01 if name == "leaky_relu" else 1.0)).log().abs().max()) > 3e-3
     assert clone(model).get_params()["refit"] == per
+    assert np.allclose(model.to_module()(torch.from_numpy(x)).detach().numpy(), model.predict(x))
     if name == "leaky_relu":
-        assert np.allclose(model.to_module()(torch.from_numpy(x)).detach().numpy(), model.predict(x))
         same = copy.deepcopy(model).partial_fit(x, y)
-        assert not torch.equal(slopes(same.network_.hidden[0]), slopes(phi))
+        assert 0 < float((slopes(same.network_.hidden[0]) / slopes(phi)).log().abs().max()) < 0.6
 
 
 def test_a_warm_start_goes_on_from_the_learned_slopes() -> None:

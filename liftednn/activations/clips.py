@@ -94,7 +94,7 @@ class FenchelHardSigmoid(_Bounded):
     lower, upper = 0.0, 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FenchelClip(_Bounded):
     """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper; curvature 1 / weight.
 

@@ -33,6 +33,7 @@ from liftednn.functional import (
     softmax,
     spread,
     totals,
+    within,
 )
 
 __all__ = [
@@ -46,14 +47,24 @@ __all__ = [
 ]
 
 
-# Slopes that are learned lie between these, or between the given one and these where it lies beyond.
-_SLOPES = (1e-3, 10.0)
-
-
 class Fenchel(Activation):
-    """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi."""
+    """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi.
+
+    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those.
+    """
 
     joint = False
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._key()))
+
+    def _key(self) -> tuple[object, ...]:
+        return tuple(
+            (part.shape, *part.flatten().tolist()) if isinstance(part, Tensor) else part for part in vars(self).values()
+        )
 
     @abstractmethod
     def resolvent(self, y: Tensor, step: float) -> Tensor:
@@ -73,7 +84,7 @@ class Fenchel(Activation):
         return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FenchelLeakyReLU(Fenchel):
     """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha).
 
@@ -82,7 +93,7 @@ class FenchelLeakyReLU(Fenchel):
     """
 
     alpha: Tensor | float = 0.01
-    homogeneous, learned = True, ("alpha",)
+    homogeneous, learned, limits = True, ("alpha",), (1e-3, 10.0)
 
     def __post_init__(self) -> None:
         if not positive(self.alpha):
@@ -112,8 +123,8 @@ class FenchelLeakyReLU(Fenchel):
             spread(self.alpha, of_u),
             (of_z / of_u).sqrt(),
         )  # 0 / 0 where nothing is negative, and nothing is known
-        within = torch.minimum(found.maximum(now.clamp(max=_SLOPES[0])), now.clamp(min=_SLOPES[1]))
-        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, within), self.alpha, u))
+        held = within(found, now, self.limits)
+        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, held), self.alpha, u))
 
 
 class _Entropic(Fenchel):

@@ -14,11 +14,8 @@ from liftednn.functional import as_given, grain, largest, like, positive, root, 
 
 __all__ = ["Scaled"]
 
-# Scales that are learned lie between these, or between the given one and these where it lies beyond.
-_SCALES = (1e-2, 1e2)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scaled(Fenchel):
     """phi_s(u) = phi(s u);  D_s(u, z) = D(s u, z) / s, the Fenchel divergence of Phi / s; curvature s times that of D.
 
@@ -35,7 +32,7 @@ class Scaled(Fenchel):
 
     activation: Fenchel = field(default_factory=Tanh)
     scale: Tensor | float = 1.0
-    learned = ("scale",)
+    learned, limits = ("scale",), (1e-2, 1e2)
 
     def __post_init__(self) -> None:
         if not positive(self.scale):
@@ -101,7 +98,7 @@ class Scaled(Fenchel):
         def excess(log_scale: Tensor) -> Tensor:
             return self._held(self.activation(log_scale.exp() * u), sample_weight, per) - held
 
-        now, low, high = (spread(bound, held).log() for bound in (self.scale, *_SCALES))
+        now, low, high = (spread(bound, held).log() for bound in (self.scale, *self.limits))
         found = root(excess, now.minimum(low), now.maximum(high))
         known = excess(now.maximum(high)) > excess(now.minimum(low))  # where all u are 0, nothing is
         return Scaled(self.activation, as_given(torch.where(known, found, now).exp(), self.scale, given))

@@ -33,6 +33,8 @@ class RefitStep:
 def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
     """What is learned of each hidden layer; refused in words where it cannot be."""
     count = len(network.layers) - 1
+    if isinstance(refit, str) and not count:
+        raise ValueError("refit learns the activations of hidden layers, and the network has none: leave refit=None")
     given = [refit] * count if refit is None or isinstance(refit, str) else list(refit)
     wrong = [each for each in given if each not in (None, "layer", "unit")]
     if wrong or len(given) != count:

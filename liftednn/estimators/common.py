@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from liftednn import activations, choices, losses, predict
+from liftednn import choices, losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
 from liftednn.bcd import BCD, Record
 from liftednn.estimators.scaling import Array
@@ -149,8 +149,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
         start = self._start(rows) if goes_on else None
         if passes is None or not goes_on:
-            before = self.network_.hidden if goes_on and self.refit else None
-            self.network_ = self._network(before, rows, targets, seed, counts, streaming=passes is not None)
+            self.network_ = self._network(goes_on, rows, targets, seed, counts, streaming=passes is not None)
         watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
         work = _Work(rows, targets, counts, seed, start, passes)
         if self.divergence == "euclidean":
@@ -218,22 +217,17 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
     def _network(
-        self, learned: list[Activation] | None, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
+        self, goes_on: bool, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
     ) -> LiftedNetwork:
-        """The network with every setting that was left open chosen; in a stream, more rows than these are to come.
-
-        learned   activations to go on from, as an earlier fit has left them
-        """
+        """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that; in a
+        stream, more rows than these are to come."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
         lam = None if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
-        name = "sigmoid" if self.activation == "logistic" else self.activation
-        activation = activations.named(name, self.divergence) if isinstance(name, str) else name
-        activation = activations.learnable(activation) if self.refit and hidden else activation
         sizes = [x.shape[1], *hidden, self.n_outputs_]
         loss = self._loss()
         if self.divergence == "fenchel":
             loss = choices.smoothed(loss, y, None if counts is None else torch.as_tensor(counts))
-        network = self._penalised(LiftedNetwork.mlp(sizes, learned or activation, loss))
+        network = self._penalised(LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), loss))
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
             network = self._automatic(network, x, y, seed, counts, streaming)
         network = network if lam is None else network.with_lam(lam)

@@ -1,5 +1,5 @@
-"""What the estimators do with penalties that shape the weights and with uncertain inputs: one penalty for each layer, inputs that keep
-their units, units that go."""
+"""What the estimators do with activations, with penalties that shape the weights and with uncertain inputs: what was learned goes on, one
+penalty for each layer, inputs that keep their units, units that go."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from liftednn import penalties
-from liftednn.base import Affine, Penalty
+from liftednn import activations, penalties
+from liftednn.base import Activation, Affine, Penalty
 from liftednn.choices import guarded
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
@@ -24,9 +24,11 @@ __all__ = ["Structured"]
 
 
 class Structured:
-    """The part of `Lifted` that knows of penalties and uncertainty."""
+    """The part of `Lifted` that knows of activations, penalties and uncertainty."""
 
     hidden_layer_sizes: int | Sequence[int]
+    activation: str | Activation
+    refit: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
     alpha: float | Literal["auto"]
     divergence: str
@@ -34,6 +36,29 @@ class Structured:
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
+    _asked: Activation
+
+    def _activations(self, widths: list[int], goes_on: bool) -> list[Activation]:
+        """One for each hidden layer: what the parameters ask for, or what the last fit has left where this one goes on from it. Other
+        widths than then are refused with the weights."""
+        name = "sigmoid" if self.activation == "logistic" else self.activation
+        asked = activations.named(name, self.divergence) if isinstance(name, str) else name
+        goes_on = goes_on and [layer.width for layer in self.network_.layers[:-1]] == widths
+        chosen = self._left(asked) if goes_on else [asked] * len(widths)
+        self._asked = asked
+        return [activations.learnable(each) for each in chosen] if self.refit else chosen
+
+    def _left(self, asked: Activation) -> list[Activation]:
+        """The activations of the last fit, if it was asked for the same. Otherwise new ones, if nothing was learned."""
+        before = self.network_.hidden
+        if asked == self._asked:
+            return before
+        if any(each != self._asked for each in before):
+            raise ValueError(
+                f"the last fit was asked for {self._asked!r} and has learned {before}; warm_start goes on with that, but now {asked!r} "
+                "is asked for: give activation and divergence as they were, or fit anew with warm_start=False"
+            )
+        return [asked] * len(before)
 
     def _penalised(self, network: LiftedNetwork) -> LiftedNetwork:
         return network.with_penalty(self.penalty, None if isinstance(self.alpha, str) else float(self.alpha))

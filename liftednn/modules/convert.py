@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from liftednn import losses
-from liftednn.activations import Identity
+from liftednn.activations import Identity, Scaled
 from liftednn.base import Activation, Affine, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.modules.criteria import loss_of
@@ -100,7 +100,8 @@ def weights_of(chain: Chain) -> list[Affine]:
 def to_module(network: LiftedNetwork, weights: Weights) -> nn.Sequential:
     """The network's feed-forward rule as Linear layers and activations of torch, in the weights' own precision and place.
 
-    The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss.
+    The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
+    a `Scaled` activation goes into the weights before it.
     """
     layers: list[nn.Module] = []
     for place, (layer, weight) in enumerate(zip(network.layers, weights, strict=True)):
@@ -108,7 +109,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Sequential:
             raise ValueError(
                 f"layer {place}: torch has no standard layer for {layer.operator!r}, only Dense becomes one"
             )
-        phi = _follows(layer)
+        phi, weight = _unscaled(_follows(layer), weight)
         follows = layer_of(phi)
         if follows is None:
             raise ValueError(
@@ -123,6 +124,14 @@ def _follows(layer: Layer) -> Activation:
     if isinstance(layer.divergence, Activation):
         return layer.divergence
     return layer.divergence.activation if isinstance(layer.divergence, (Matching, Split)) else Identity()
+
+
+def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
+    """phi(s u) is phi on weights s times as large."""
+    while isinstance(phi, Scaled):
+        scale = torch.as_tensor(phi.scale).to(weight.w).reshape(-1)
+        phi, weight = phi.activation, Affine(scale[:, None] * weight.w, scale * weight.b)
+    return phi, weight
 
 
 def _linear(operator: Dense, weights: Affine) -> nn.Linear:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU
 from liftednn.base import Grain
 from liftednn.modules.reading import Chain
-from liftednn.network import Layer, LiftedNetwork
+from liftednn.network import LiftedNetwork
 
 __all__ = ["found", "grains", "started"]
 
@@ -37,8 +39,7 @@ def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
     layers = list(network.layers)
     for place, per in enumerate(learned):
         if per and isinstance(layers[place].divergence, FenchelReLU):
-            old = layers[place]
-            layers[place] = Layer(old.operator, FenchelLeakyReLU(torch.full((1,), _FIRST)), old.penalty, old.lam)
+            layers[place] = replace(layers[place], divergence=FenchelLeakyReLU(torch.full((1,), _FIRST)))
     return LiftedNetwork(layers)
 
 

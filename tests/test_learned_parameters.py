@@ -1,0 +1,270 @@
+"""Steps on learned parameters: where they go, how far, within which limits, and back; what equals what, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from test_learning import ALPHA, planted, slopes
+from torch import Tensor, nn
+
+import liftednn as lnn
+from liftednn import losses
+from liftednn.activations import FenchelClip, FenchelLeakyReLU, FenchelReLU, Scaled, Sigmoid, Softplus, Tanh
+from liftednn.base import Activation
+from liftednn.choices import smoothed
+from liftednn.cli import main
+from liftednn.functional import within
+from liftednn.init import to_module
+from liftednn.minibatch import Run
+from liftednn.modules.slopes import started
+from liftednn.network import Layer
+from liftednn.operators import Dense
+from liftednn.robust import Noise
+from liftednn.sources import source_of
+
+SUMMED: list[Any] = [FenchelLeakyReLU(0.2), Scaled(Tanh(), 0.5), Scaled(Sigmoid(), 2.0), Scaled(Softplus())]
+
+
+def drawn(activation: Activation, n: int = 400) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Rows, the outputs of a network with this activation, and its weights."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, b, v = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((n, 5), (4, 5), (4,), (2, 4))
+    )
+    return x, activation(x @ w.T + b) @ v.T, [(w, b), (v, torch.zeros(2, dtype=torch.float64))]
+
+
+def learned(phi: Any) -> Tensor:
+    (name,) = phi.learned
+    return torch.as_tensor(getattr(phi, name), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("per", ["layer", "unit"])
+@pytest.mark.parametrize("activation", SUMMED, ids=repr)
+def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any) -> None:
+    """By autograd through the feed-forward network, entry by entry."""
+    x, y, weights = drawn(activation)
+    y = y + torch.linspace(-1, 1, len(x), dtype=torch.float64)[:, None] * x[:, :2]
+    network = lnn.LiftedNetwork.mlp([5, 4, 2], activation, "squared", lam=1e4)
+    run = Run(lnn.MiniBatch(refit=per), network, source_of(x, y), weights)
+    run.descent.rate.fill_(1e-4)
+    (name,), (phi,) = activation.learned, run.network.hidden
+    before = getattr(phi, name).clone()
+    theta = before.clone().requires_grad_()
+    (w, b), (v, c) = weights
+    same = copy.copy(phi)
+    object.__setattr__(same, name, theta)
+    scores = same(x @ w.T + b) @ v.T + c
+    (slope,) = torch.autograd.grad((scores - y).square().sum(1).mean(), theta)
+    run.learner.step(run.coordinates.inward(x), y, None, 0)
+    assert torch.equal((getattr(phi, name) - before).sign(), -slope.sign())
+
+
+@pytest.mark.parametrize("per", ["layer", "unit"])
+@pytest.mark.parametrize("activation", SUMMED, ids=repr)
+def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: Any) -> None:
+    x, y, weights = drawn(activation)
+    (name,) = activation.learned
+    wrong = type(activation)(**{**vars(activation), name: 2.5 * getattr(activation, name)})
+    network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 4, 2], wrong, "squared"), x, y)
+    fit = lnn.MiniBatch(max_iter=40, batch_size=20, refit=per).run(network, x, y, weights, fixed=weights)
+    assert torch.equal(fit.weights[0].w, weights[0][0])
+    assert bool((learned(fit.network.hidden[0]) / learned(activation)).log().abs().max() < 0.06)
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute", "quantile"])
+def test_a_loss_of_bounded_slope_recovers_a_planted_slope_too(loss: str) -> None:
+    """Scaled by the curvature of a rounded kink, which few residuals meet, steps would be far too short."""
+    x, y = planted()
+    network = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.01), smoothed(losses.named(loss), y))
+    fit = lnn.MiniBatch(max_iter=60, batch_size=50, refit="layer").run(lnn.automatic(network, x, y), x, y)
+    assert fit.history[-1].score > 0.97
+    assert float(slopes(fit.network.hidden[0])) == pytest.approx(ALPHA, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("planted_beyond", "start", "limit"),
+    [
+        (FenchelLeakyReLU(30.0), FenchelLeakyReLU(8.0), 10.0),
+        (FenchelLeakyReLU(1e-5), FenchelLeakyReLU(2e-3), 1e-3),
+        (Scaled(Tanh(), 1e-4), Scaled(Tanh(), 0.02), 1e-2),
+    ],
+)
+def test_batches_and_the_exact_block_stop_at_the_same_limits(planted_beyond: Any, start: Any, limit: float) -> None:
+    x, y, weights = drawn(planted_beyond)
+    u = x @ weights[0][0].T + weights[0][1]
+    assert float(learned(start.refit(u, planted_beyond(u)))) == pytest.approx(limit)
+    network = lnn.LiftedNetwork.mlp([5, 4, 2], start, "squared", lam=1e4)
+    fit = lnn.MiniBatch(max_iter=10, batch_size=20, step=0.5, refit="layer").run(network, x, y, weights, fixed=weights)
+    assert float(learned(fit.network.hidden[0])) == pytest.approx(limit)
+
+
+def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
+    x, y = planted(300)
+    network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(1e-5), "squared")
+    run = Run(lnn.MiniBatch(refit="layer"), network, source_of(x, y))
+    run.descent.rate.fill_(0.05)
+    run.learner.step(run.coordinates.inward(x), y, None, 0)
+    assert 0 < float(learned(run.network.hidden[0])) <= 1.25e-5
+    now, found = torch.tensor([1e-5, 1.0, 1.0, 300.0]), torch.tensor([1e-7, 1e-7, 1e7, 1e7])
+    assert torch.equal(within(found, now, (1e-3, 10.0)), torch.tensor([1e-5, 1e-3, 10.0, 300.0]))
+
+
+@pytest.mark.parametrize("back", ["_go_back", "settle"])
+def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
+    x, y = planted(300)
+    network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
+    run = Run(lnn.MiniBatch(refit="unit", batch_size=50), network, source_of(x, y))
+    next(run.passes())
+    kept = (run.descent.values.clone(), learned(run.network.hidden[0]).clone(), run.learner.means.clone())
+    run._refresh(run.coordinates.inward(x), y, None)
+    run.descent.values.fill_(torch.nan)
+    run.network.hidden[0].alpha.mul_(50)  # type: ignore[attr-defined]
+    run.learner.means.mul_(7)
+    run._go_back(torch.inf) if back == "_go_back" else run.settle()
+    now = (run.descent.values, learned(run.network.hidden[0]), run.learner.means)
+    assert all(torch.equal(a, b) for a, b in zip(now, kept, strict=True))
+
+
+def test_a_checkpoint_has_the_slopes_to_go_back_to(tmp_path: Path) -> None:
+    x, y = planted(300)
+    network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
+
+    def run() -> Run:
+        return Run(
+            lnn.MiniBatch(refit="unit", batch_size=20),
+            network,
+            source_of(x, y),
+            checkpoint=lnn.Checkpoint(tmp_path / "r"),
+        )
+
+    first = run()
+    next(first.passes())
+    again = run()
+    for each in (first, again):
+        each._go_back(torch.inf)
+    assert not torch.equal(learned(first.network.hidden[0]), torch.full((4,), 0.1, dtype=torch.float64))
+    assert torch.equal(learned(again.network.hidden[0]), learned(first.network.hidden[0]))
+
+
+def regressor(**options: Any) -> Any:
+    return lnn.LiftedRegressor((6,), random_state=0, **options)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "tanh"])
+def test_a_warm_start_keeps_what_was_learned_where_no_more_is(name: str) -> None:
+    x, y = (part.numpy() for part in planted(300))
+    model = regressor(activation=name, refit="unit", max_iter=5, warm_start=True).fit(x, y)
+    (before,) = model.network_.hidden
+    for _ in range(2):
+        model.set_params(refit=None, max_iter=1).fit(x, y)
+        assert model.network_.hidden == [before]
+    (after,) = pickle.loads(pickle.dumps(model)).set_params(refit="unit").fit(x, y).network_.hidden
+    assert type(after) is type(before)
+    assert 0 < float((learned(after) / learned(before)).log().abs().max()) < 0.5
+    assert clone(model).fit(x, y).network_.hidden != [before]
+
+
+def test_a_warm_start_refuses_another_activation_than_it_has_learned() -> None:
+    x, y = (part.numpy() for part in planted(300))
+    model = regressor(activation="leaky_relu", refit="unit", max_iter=2, warm_start=True).fit(x, y)
+    before = model.network_.hidden
+    changes: list[dict[str, Any]] = [
+        {"activation": "tanh"},
+        {"activation": FenchelLeakyReLU(0.5)},
+        {"activation": "leaky_relu", "refit": None, "divergence": "euclidean"},
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match=r"asked for FenchelLeakyReLU\(alpha=0.01\) and has learned .* fit anew"):
+            model.set_params(**change).fit(x, y)
+        assert model.network_.hidden == before
+    model.set_params(activation="tanh", divergence="fenchel", refit="unit", warm_start=False).fit(x, y)
+    assert isinstance(model.network_.hidden[0], Scaled)
+    with pytest.raises(ValueError, match="layer 0 takes w"):
+        model.set_params(hidden_layer_sizes=(8,), warm_start=True).fit(x, y)
+
+
+def test_a_warm_start_that_has_learned_nothing_may_go_on_otherwise() -> None:
+    x, y = (part.numpy() for part in planted(300))
+    model = regressor(activation="relu", max_iter=2, warm_start=True).fit(x, y)
+    assert model.set_params(divergence="euclidean").fit(x, y).network_.hidden == [lnn.activations.ReLU()]
+    model.set_params(divergence="fenchel", activation=FenchelLeakyReLU(0.5), refit="layer").fit(x, y)
+    assert 0.3 < float(learned(model.network_.hidden[0])) < 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [2.0, torch.tensor([0.5]), torch.tensor([0.5, 1.0, 2.0, 3.0])], ids=str)
+def test_a_scale_becomes_part_of_a_modules_weights(scale: Any, dtype: torch.dtype) -> None:
+    for inner, layer in ((Tanh(), nn.Tanh), (Sigmoid(), nn.Sigmoid), (Scaled(Softplus(), 0.7), nn.Softplus)):
+        x, _, weights = drawn(Tanh(), 50)
+        network = lnn.LiftedNetwork.mlp([5, 4, 2], Scaled(inner, scale), "squared")
+        pairs = [lnn.Affine(w.to(dtype), b.to(dtype)) for w, b in weights]
+        module = to_module(network, pairs)
+        assert [type(each) for each in module] == [nn.Linear, layer, nn.Linear]
+        scores = lnn.predict.feedforward(network, pairs, x.to(dtype))
+        assert torch.allclose(module(x.to(dtype)), scores, atol=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("activation", "sentence"),
+    [
+        (FenchelLeakyReLU(torch.ones(3)), r"alpha of FenchelLeakyReLU has shape \(3,\) for 4 units"),
+        (Scaled(Tanh(), torch.ones(5)), r"scale of Scaled has shape \(5,\) for 4 units"),
+        (FenchelClip(0.0, torch.ones(4, 1)), r"upper of FenchelClip has shape \(4, 1\) for 4 units: give a number"),
+    ],
+)
+def test_a_layer_refuses_parameters_of_another_length(activation: Activation, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        lnn.LiftedNetwork.mlp([5, 4, 2], activation, "squared")
+    for allowed in (torch.tensor(0.5), torch.tensor([0.5]), torch.full((4,), 0.5)):
+        assert Layer(Dense(5, 4), FenchelLeakyReLU(allowed)).width == 4
+
+
+def test_activations_and_networks_with_tensors_are_equal_by_value() -> None:
+    a, b = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.4])
+    makers: list[Any] = [FenchelLeakyReLU, lambda given: Scaled(Tanh(), given), lambda given: FenchelClip(-1.0, given)]
+    for make in makers:
+        one, same, other = (lnn.LiftedNetwork.mlp([2, 3, 1], make(each.clone()), "squared") for each in (a, a, b))
+        assert one == same
+        assert hash(one) == hash(same)
+        assert one != other
+        assert make(a) != make(a[:1])
+        assert make(0.5) == make(0.5) != make(0.6)
+        assert len({make(a), make(a.clone()), make(b), make(0.5)}) == 3
+    assert FenchelLeakyReLU(torch.tensor([0.5])) != FenchelLeakyReLU(0.5)
+    assert FenchelReLU() != FenchelLeakyReLU()
+    assert Scaled(Tanh()) != Scaled(Sigmoid())
+
+
+def test_without_hidden_layers_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = planted(50)
+    network = lnn.LiftedNetwork.mlp([5, 3], loss="squared")
+    sentence = "refit learns the activations of hidden layers, and the network has none: leave refit=None"
+    for trainer in (lnn.MiniBatch(refit="layer"), lnn.BCD(refit="unit")):
+        with pytest.raises(ValueError, match=sentence):
+            trainer.run(network, x, y)
+    with pytest.raises(ValueError, match=sentence):
+        lnn.LiftedRegressor((), "leaky_relu", refit="unit").fit(x.numpy(), y.numpy())
+    table = tmp_path / "table.csv"
+    np.savetxt(table, torch.cat([x, y[:, :1]], 1).numpy(), "%.4f", ",", header="a,b,c,d,e,y", comments="")
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", str(table), "--target", "y", "--hidden", "0", "--refit", "unit", "--out", f"{table}.safetensors"])
+    assert ended.value.code == 2
+    assert "the network has none" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_first_slope_keeps_all_else_of_its_layer() -> None:
+    layers = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelReLU(), "squared", lam=3.0).layers
+    fear = Noise(0.5)
+    guarded = lnn.LiftedNetwork([Layer(layers[0].operator, FenchelReLU(), layers[0].penalty, 3.0, fear), layers[1]])
+    (first, _) = started(guarded, ["layer"]).layers
+    assert isinstance(first.divergence, FenchelLeakyReLU)
+    assert first.uncertainty is fear
+    assert first.lam == 3.0
