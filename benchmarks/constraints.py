@@ -136,7 +136,10 @@ def training(data: Dataset, penalties: list[lnn.Penalty], seed: int, passes: int
 def trainings(data: Dataset, seeds: int, passes: int, keep: Keep) -> list[dict[str, Any]]:
     rows = []
     for name, penalties in TRAININGS.items():
-        runs = [keep(f"{name}; seed {k}", partial(training, data, penalties, k, passes)) for k in range(seeds)]
+        runs = [
+            keep(f"{name}; {passes} passes; seed {k}", partial(training, data, penalties, k, passes))
+            for k in range(seeds)
+        ]
         accuracies = [run["accuracy"] for run in runs]
         rows.append(
             {

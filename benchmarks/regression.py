@@ -3,9 +3,8 @@
 `python -m benchmarks.regression [quick]` (`make bench-regression`). Every cell is one line of results/beyond-regression.jsonl, written when
 it is done; a run that is stopped goes on with the cells that are missing; the tables go to results/beyond-regression.json. UCI sets have
 their first five standard splits, California housing five random ones. Networks have one hidden layer of 50 units, of 100 on protein and
-California. Inputs are standardised, and so are responses for all but ours, which does so itself; errors are in the responses' own
-units. Seconds are the processor's, on one thread; "torch" is benchmarks/tuned.py, its seconds are those of both starts and the search
-together.
+California. Inputs and responses are standardised, for all methods alike; errors are in the responses' own units. Seconds are
+the processor's, on one thread; "torch" is benchmarks/tuned.py, its seconds are those of both starts and the search together.
 """
 
 from __future__ import annotations

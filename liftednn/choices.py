@@ -70,7 +70,8 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
     rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs scaled as
-    a whole, and vanishing as rows grow; columns in units of their own should be standardised first.
+    a whole, and vanishing as rows grow; columns in units of their own should be standardised first. Responses may have any units: where
+    the loss does not feel a shift of them, hidden rho is in units of the loss, and the head's in those over the responses' squared.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """
@@ -87,15 +88,16 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     states = network.propagate(weights, x)
     scales = [float(_variance(state, counts)) for state in states]
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
+    units, head = _units(network.loss, y, counts)
     layers = [
-        replace(layer, penalty=L2(_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY)))
+        replace(layer, penalty=L2(_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY) * unit))
         if isinstance(layer.penalty, L2)
         else layer
-        for layer, scale in zip(network.layers, scales, strict=True)
+        for layer, scale, unit in zip(network.layers, scales, [*[units] * (len(scales) - 1), head], strict=True)
     ]
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, counts)
-    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed)[:-1]]
+    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
@@ -104,6 +106,32 @@ def smoothed(loss: Loss, y: Tensor, counts: Tensor | None = None) -> Loss:
     if not isinstance(loss, Bounded) or loss.curvature < torch.inf:
         return loss
     return loss.smoothed(_SMOOTHING * _spread(y, counts))
+
+
+def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
+    """What rho of the hidden layers and of the head are multiplied by, for responses of spread s instead of 1.
+
+    Scores of spread s need a head s times as large and hidden weights as before. The loss is then s^2 times as large if it is the squared
+    error or Huber's with delta ~ s, and s times if it is homogeneous: so much for hidden rho, and that over s^2 for the head's.
+    """
+    if not loss.invariant or not (loss.homogeneous or isinstance(loss, Bounded)):
+        return 1.0, 1.0
+    s = _size(loss, y.double(), counts)
+    size = s * loss.half / loss.scaled(1 / s).half if isinstance(loss, Bounded) else s**2
+    return size, size / s**2
+
+
+def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
+    """The spread of the responses that vary, to the next power of two: rho need not be known more closely, and responses that are
+    standardised, of which only a sample is seen, have 1; so have those that do not vary."""
+    varying = y[:, y.amin(0) < y.amax(0)]
+    if not varying.numel():
+        return 1.0
+    if isinstance(loss, Bounded):
+        found = float(median_and_spread(varying, counts)[1].mean())
+    else:
+        found = math.sqrt(float(_variance(varying, counts)) / varying.shape[1])
+    return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
 
 
 def _spread(y: Tensor, counts: Tensor | None) -> float:
@@ -143,7 +171,8 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
-    weights = given_weights(network, with_fixed(random_weights(network, seed, x, y, counts), fixed), x)
+    start = with_fixed(random_weights(network, seed, x, y, counts), fixed)
+    weights = given_weights(network, start, x, [place for place, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights
     few = None if counts is None else counts[:_ROWS]
@@ -172,10 +201,11 @@ def probes(like: Tensor, seed: int) -> Tensor:
 
 
 def _stiff_curvatures(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int, units: float
 ) -> list[float]:
-    """The curvatures in the limit of large lam, where the probe is linear: in float64, since it is a difference of near numbers."""
-    stiff = LiftedNetwork([*(replace(layer, lam=_STIFF) for layer in network.layers[:-1]), network.layers[-1]])
+    """The curvatures in the limit of large lam, in units of the loss, where the probe is linear: in float64, since it is a difference of
+    near numbers."""
+    stiff = LiftedNetwork([*(replace(layer, lam=_STIFF * units) for layer in network.layers[:-1]), network.layers[-1]])
     precise = [Affine(w.double(), b.double()) for w, b in weights]
     _, preactivations = recursion(stiff, precise, x.double())
     counts = None if counts is None else counts.double()

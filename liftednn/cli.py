@@ -60,7 +60,10 @@ Weights = Annotated[
 ]
 Penalty = Annotated[
     str,
-    typer.Option(metavar="NAME", help="l2, l1, none, nonnegative, group, orthogonal, low_rank or ball; as low_rank:5."),
+    typer.Option(
+        metavar="NAME",
+        help="l2, l1, elastic_net, none, nonnegative, group, orthogonal, low_rank or ball; as low_rank:5.",
+    ),
 ]
 Refit = Annotated[
     Grain | None, typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit.")

@@ -9,6 +9,7 @@ functions of torch.nn.init do. Nothing is back-propagated and no optimiser is ne
 from __future__ import annotations
 
 import logging
+import math
 import numbers
 import operator
 import time
@@ -25,7 +26,8 @@ from torch import Tensor, nn
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty
 from liftednn.choices import automatic, guarded
-from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
+from liftednn.functional import median_and_spread
+from liftednn.losses import Huber, Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch
 from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
@@ -64,8 +66,9 @@ def lifted_(
 
     x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that starts anew each
              time. Where the module begins with a Flatten, rows may have any shape
-    loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss or SmoothL1Loss. Kinks
-             are rounded off over 1% of the spread of y.
+    loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss,
+             CrossEntropyLoss or BCEWithLogitsLoss. Kinks are rounded off over 1% of the spread of y. "huber" has its delta, 0.3, in
+             units of that spread; Huber(delta) and HuberLoss in those of y, and where it is a small share of the spread, training is slow
              None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
              `Matching` loss, whether or not the module ends in the sigmoid. So are real numbers that are all 0 or 1 where there is one
              output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
@@ -94,7 +97,8 @@ def lifted_(
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
     few = source_of(x, y).sample(_ROWS, seed)[:2]
-    network = network_of(chain, _loss_for(chain, few[1] if y is None else y, loss)).with_penalty(penalty)
+    chosen = _loss_for(chain, few[1] if y is None else y, _in_units(loss, few[1]))
+    network = network_of(chain, chosen).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
     trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place), refit=refits)
     start = _with_lam(slopes.started(automatic(network, x, y, seed), refits), lam)
@@ -201,6 +205,15 @@ def _loss_for(chain: Chain, y: Any, loss: str | Loss | nn.Module | None) -> str 
             "0 and 1, or a module with an output for each class, or real numbers, y.float(), to be fitted by the squared error"
         )
     return SquaredError()
+
+
+def _in_units(loss: str | Loss | nn.Module | None, y: Any) -> str | Loss | nn.Module | None:
+    """Huber's loss by name has its delta in units of the responses' robust spread."""
+    if not isinstance(loss, str) or loss != "huber":
+        return loss
+    given = as_tensor(y, "y").double()
+    spread = float(median_and_spread(given.reshape(len(given), -1))[1].min())
+    return Huber().scaled(spread if math.isfinite(spread) else 1.0)  # what is not finite is refused with the rows
 
 
 def _hard(y: Tensor) -> bool:

@@ -122,7 +122,7 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows]:
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
     """Each class has an output, and a real target has one."""
-    loss = _loss(job, sizes[-1] > 1, rows.y)
+    loss = _loss(job, sizes[-1] > 1, rows)
     activation = activations.named(job.activation, "fenchel")
     activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
     network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
@@ -138,7 +138,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     return fit.network, fit
 
 
-def _loss(job: Job, classes: bool, y: NDArray[Any]) -> Loss:
+def _loss(job: Job, classes: bool, rows: _Rows) -> Loss:
     """Classes have the softmax; Huber's delta is in units of the target's robust spread."""
     if job.quantile is not None and job.loss != "quantile":
         raise ValueError(f"--quantile is the level of --loss quantile, and --loss is {job.loss}: give both, or neither")
@@ -147,7 +147,10 @@ def _loss(job: Job, classes: bool, y: NDArray[Any]) -> Loss:
     if job.loss == "quantile" and job.quantile is not None:
         return Quantile(job.quantile)
     loss = losses.named("softmax" if classes else "squared" if job.loss == "auto" else job.loss)
-    return loss.scaled(float(median_and_spread(torch.as_tensor(y)[:, None])[1])) if isinstance(loss, Huber) else loss
+    if not isinstance(loss, Huber):
+        return loss
+    counts = None if rows.counts is None else torch.as_tensor(rows.counts)
+    return loss.scaled(float(median_and_spread(torch.as_tensor(rows.y)[:, None], counts)[1]))
 
 
 def _measure(network: LiftedNetwork) -> str:
@@ -188,7 +191,7 @@ def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, An
         raise ValueError(f"{model} tells no table's columns: give a model that `liftednn fit` wrote") from error
     data = tables.read(table, encoding.text)
     scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
-    facts = {"rows": data.rows, **scored(encoding, data, scores)}
+    facts = {"rows": data.rows, **scored(encoding, data, scores, saved.network.loss)}
     return predictions(encoding, scores, probabilities), facts
 
 
@@ -208,8 +211,9 @@ def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -
     return columns
 
 
-def scored(encoding: Encoding, data: Table, scores: NDArray[Any]) -> dict[str, Any]:
-    """How good the predictions are, where the table has the target; what is wrong with it is said, and no hindrance."""
+def scored(encoding: Encoding, data: Table, scores: NDArray[Any], loss: Loss) -> dict[str, Any]:
+    """How good the predictions are, where the table has the target; what is wrong with it is said, and no hindrance. A loss of bounded
+    slope has its own score, D^2, first, as `fit` says it."""
     if encoding.target not in data.columns:
         return {}
     try:
@@ -218,8 +222,9 @@ def scored(encoding: Encoding, data: Table, scores: NDArray[Any]) -> dict[str, A
         return {"not scored": str(error)}
     if encoding.classes:
         return {"accuracy": float(np.mean(scores.argmax(1) == y))}
+    own = {"d2": loss.score(torch.as_tensor(scores), torch.as_tensor(y)[:, None])} if isinstance(loss, Bounded) else {}
     missed, spread = np.mean((scores[:, 0] - y) ** 2), np.var(y)
-    return {"r2": float(1 - missed / spread) if spread else None, "rmse": float(encoding.scale * np.sqrt(missed))}
+    return own | {"r2": float(1 - missed / spread) if spread else None, "rmse": float(encoding.scale * np.sqrt(missed))}
 
 
 def standard_file(trained: Trained) -> bytes:

@@ -159,7 +159,7 @@ class LiftedNetwork:
         return LiftedNetwork([replace(layer, penalty=each) for layer, each in zip(self.layers, chosen, strict=True)])
 
     def prune(self, weights: Weights) -> tuple[LiftedNetwork, list[Affine]]:
-        """The network and its weights without the hidden units that do not matter, as `GroupL2` leaves some; same predictions.
+        """The network and its weights without the hidden units that do not matter, as `GroupL2` leaves some; the same feed-forward rule.
 
         Units with weights of 0 give a constant, which the next bias takes over; units that the next layer gives no weight go. Needs
         dense layers and activations that act unit by unit.

@@ -2,7 +2,8 @@
 
 A hidden unit whose row of w is 0 gives the constant phi(b), which moves into the next layer's bias; a unit whose column of the next
 layer's w is 0 goes altogether. The first kind is looked for from the first layer to the last, since it may leave the next layer with a
-row of zeros; the second from the last to the first. The predictions stay the same.
+row of zeros; the second from the last to the first. The feed-forward predictions stay the same; the lifted rule's
+may not, since it moves the state of a constant unit too.
 """
 
 from __future__ import annotations

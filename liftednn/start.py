@@ -61,7 +61,10 @@ def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
     return counts / counts.mean()
 
 
-def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Affine]:
+def given_weights(
+    network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor, frozen: Sequence[int] = ()
+) -> list[Affine]:
+    """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
     start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
@@ -76,9 +79,12 @@ def given_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor
         if not layer.operator.bias and bool(b.any()):
             raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
         if not bool(layer.penalty.value(w).isfinite()):
-            raise ValueError(
-                f"the weights of layer {place} break the constraint {layer.penalty!r}: give penalty.prox(w, 0.0), which satisfies it"
-            )
+            remedy = "give penalty.prox(w, 0.0), which satisfies it"
+            if place in frozen:
+                remedy = (
+                    "the layer is frozen (requires_grad=False, or fixed): let it be trained, or give it another penalty"
+                )
+            raise ValueError(f"the weights of layer {place} break the constraint {layer.penalty!r}: {remedy}")
     return start
 
 

@@ -389,8 +389,8 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     "lam, nothing": (lambda: (digits(), (X, Y), {"lam": None}), "lam must be 'auto', a number"),
     "lam, a matrix": (lambda: (digits(), (X, Y), {"lam": np.ones((2, 2))}), "lam must be 'auto', a number"),
     "loss of torch": (
-        lambda: (digits(), (X, Y), {"loss": nn.CrossEntropyLoss()}),
-        "loss cannot be CrossEntropyLoss: give 'softmax', 'squared' or a Loss",
+        lambda: (digits(), (X, Y), {"loss": nn.NLLLoss()}),
+        "loss cannot be NLLLoss: give 'softmax', 'squared', 'absolute'",
     ),
     "device": (lambda: (digits(), (X, Y), {"device": "tpu"}), "there is no device 'tpu'"),
     "loss": (lambda: (digits(nn.Sigmoid()), (X, Y), {"loss": "softmax"}), "ends the module, but the link"),

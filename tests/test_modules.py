@@ -368,11 +368,31 @@ def test_arguments_with_a_default_that_are_never_used_are_no_hindrance() -> None
         ({"divergence": "bregman"}, "must be 'fenchel' or 'euclidean', got 'bregman'"),
         ({"loss": "squared"}, r"module\.3: Tanh\(\) ends the module, but the link of SquaredError\(\) is another"),
         ({"loss": "hinge"}, "unknown loss 'hinge'"),
-        ({"loss": nn.CrossEntropyLoss()}, "loss cannot be CrossEntropyLoss: give 'softmax', 'squared' or a Loss"),
-        ({"loss": SquaredError}, "loss cannot be the class SquaredError: give 'softmax', 'squared' or a Loss"),
-        ({"loss": fn.mse_loss}, "loss cannot be function: give 'softmax', 'squared' or a Loss"),
+        (
+            {"loss": nn.NLLLoss()},
+            "loss cannot be NLLLoss: give 'softmax', 'squared', 'absolute', 'huber', 'quantile', a Loss",
+        ),
+        (
+            {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+            "loss=CrossEntropyLoss with label_smoothing has no lifted form",
+        ),
+        ({"loss": nn.CrossEntropyLoss(ignore_index=0)}, "loss=CrossEntropyLoss with ignore_index has no lifted form"),
+        ({"loss": nn.BCEWithLogitsLoss(torch.ones(2))}, "loss=BCEWithLogitsLoss with weight has no lifted form"),
+        ({"loss": SquaredError}, "loss cannot be the class SquaredError: give 'softmax', 'squared'"),
+        ({"loss": fn.mse_loss}, "loss cannot be function: give 'softmax', 'squared'"),
     ],
-    ids=["no joint form", "divergence", "link", "loss", "loss of torch", "class", "function"],
+    ids=[
+        "no joint form",
+        "divergence",
+        "link",
+        "loss",
+        "torch",
+        "smoothed",
+        "ignoring",
+        "weighted",
+        "class",
+        "function",
+    ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

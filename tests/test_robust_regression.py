@@ -143,6 +143,7 @@ def test_quantiles_and_spread_are_numpys_with_and_without_weights() -> None:
         (nn.SmoothL1Loss(beta=0.2), Huber(0.2)),
         (nn.SmoothL1Loss(beta=0.0), AbsoluteError()),
     ],
+    ids=str,
 )
 def test_torchs_losses_initialise_as_ours(criterion: nn.Module, loss: Loss) -> None:
     x, y = torch.from_numpy(X).float(), torch.from_numpy((Y - Y.mean()) / Y.std()).float()

@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 
 from liftednn.estimators.common import Lifted, dtypes
 from liftednn.estimators.scaling import Array
-from liftednn.losses import SoftmaxCrossEntropy
+from liftednn.losses import Matching, SoftmaxCrossEntropy
 
 __all__ = ["LiftedClassifier"]
 
@@ -37,7 +37,9 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     lam : float, sequence of floats or "auto", default="auto"
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
-        Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs.
+        rho of the penalties that are given by name without a number, alpha |W|^2 for "l2", beside the mean loss, on standardised
+        inputs. "auto" chooses it for "l2" and leaves the others at their defaults. Penalties with a number and Penalty objects
+        keep their own, unless alpha is "auto" and they are L2.
     penalty : str, Penalty or sequence of these, default="l2"
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
@@ -101,6 +103,14 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
     task_loss, stratified = "softmax", True
     classes_: Array
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        loss = self._loss()
+        if loss.invariant or isinstance(loss, Matching):
+            raise ValueError(
+                f"loss={self.loss!r} is for real responses, and a classifier has labels: leave loss='auto', or use LiftedRegressor"
+            )
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and labels y (n,); row i counts `sample_weight[i]` times."""

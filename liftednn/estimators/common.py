@@ -307,6 +307,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _start(self, like: Tensor) -> list[Affine]:
         """The weights there are, as the trainer knows them."""
+        self._check_going_on(self._penalties()[0], self._inputs, "the columns of X")
         first, *others = self._weights(like)
         return [self._inputs.inputs_forth(first), *others]
 

@@ -11,10 +11,10 @@ from sklearn.metrics import d2_pinball_score, r2_score
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from liftednn.base import Affine
+from liftednn.base import Affine, Loss
 from liftednn.estimators.common import Lifted, dtypes
 from liftednn.estimators.scaling import Array, Scaling
-from liftednn.losses import Quantile
+from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
 
 __all__ = ["LiftedRegressor"]
@@ -42,7 +42,9 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     lam : float, sequence of floats or "auto", default="auto"
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
-        Weight of the penalty, alpha |W|^2 in every layer beside the mean loss, on standardised inputs and responses.
+        rho of the penalties that are given by name without a number, alpha |W|^2 for "l2", beside the mean loss, on standardised
+        inputs and responses. "auto" chooses it for "l2" and leaves the others at their defaults. Penalties with a number and Penalty
+        objects keep their own, unless alpha is "auto" and they are L2.
     penalty : str, Penalty or sequence of these, default="l2"
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
@@ -103,6 +105,19 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     """
 
     task_loss = "squared"
+    # What y is measured in as the trainer sees it: 1 where it is standardised, its spread where it is only shifted.
+    _units = 1.0
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if isinstance(self._loss(), (CrossEntropy, SoftmaxCrossEntropy)):
+            raise ValueError(
+                f"loss={self.loss!r} is for labels, and a regressor has real responses: leave loss='auto', or use LiftedClassifier"
+            )
+
+    def _loss(self) -> Loss:
+        loss = super()._loss()
+        return loss.scaled(self._units) if isinstance(loss, Bounded) else loss
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows X (n, features) and responses y, (n,) or (n, outputs); row i counts `sample_weight[i]` times."""
@@ -121,7 +136,13 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             rows, responses = validate_data(self, x, y, dtype=dtypes(self.dtype), **options)
             if anew:
                 self._standardise(responses, self._counts(sample_weight, rows))
-            self._fit(rows, self._encode(responses, rows), sample_weight, passes)
+            encoded = self._encode(responses, rows)
+            if self._levels_for(responses) != self._levels:
+                raise ValueError(
+                    f"warm_start and partial_fit go on with the outputs of the last fit, whose loss was {self.network_.loss!r}: with "
+                    f"loss={self.loss!r}, fit anew"
+                )
+            self._fit(rows, encoded, sample_weight, passes)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -129,17 +150,23 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
+    def _levels_for(self, y: Array) -> tuple[float, ...]:
+        """Of a single response that every output has; empty where outputs have columns of their own."""
+        loss = self._loss()
+        return loss.q if isinstance(loss, Quantile) and isinstance(loss.q, tuple) and y.size == len(y) else ()
+
     def _standardise(self, y: Array, counts: Array | None) -> None:
         """Keep the mean and the spread of the responses."""
         columns = y.reshape(len(y), -1).astype(np.float64)
-        loss = self._loss()
-        levels = loss.q if isinstance(loss, Quantile) and isinstance(loss.q, tuple) and columns.shape[1] == 1 else ()
+        loss, levels = self._loss(), self._levels_for(y)
         self._levels, self._flat = levels, y.ndim == 1 and not levels
         columns = columns.repeat(max(len(levels), 1), axis=1)
         self.n_outputs_ = columns.shape[1]
         units = Scaling.robust if isinstance(loss, Bounded) else Scaling.of
         self._responses = units(columns, counts) if loss.invariant else Scaling.none(self.n_outputs_)
+        self._units = 1.0
         if self._penalties()[-1].metric:
+            self._units = float(Scaling.robust(columns, counts).scale.min())
             self._responses = self._responses.shift
 
     def _encode(self, y: Array, x: Array) -> Array:
@@ -153,6 +180,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter, interrupted)
 
     def _start(self, like: Tensor) -> list[Affine]:
+        self._check_going_on(self._penalties()[-1], self._responses, "responses")
         *hidden, last = super()._start(like)
         return [*hidden, self._responses.outputs_forth(last)]
 

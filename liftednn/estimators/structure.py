@@ -87,8 +87,18 @@ class Structured:
         standardised = feared.columns(torch.from_numpy(1 / inputs.scale))
         return guarded(network, standardised, stiff and self.divergence == "fenchel")
 
+    def _check_going_on(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
+        """What the last fit has scaled cannot go on under a penalty that looks at the size of weights."""
+        if penalty.metric and bool((scaling.scale != 1).any()):
+            raise ValueError(
+                f"warm_start and partial_fit go on with {what} as the last fit has scaled them, so coefs_ would not obey {penalty!r}: fit "
+                "anew, or keep the penalty of the last fit"
+            )
+
     def prune(self) -> Self:
-        """A fitted copy without the hidden units that do not matter, as penalty="group" leaves some; the same predictions."""
+        """A fitted copy without the hidden units that do not matter, as penalty="group" leaves some; the same feed-forward predictions.
+
+        The lifted rule's may differ: to it a unit that gives a constant was a free state."""
         check_is_fitted(self)
         smaller = copy.copy(self)
         pairs = zip(self.coefs_, self.intercepts_, strict=True)

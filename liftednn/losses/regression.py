@@ -220,7 +220,10 @@ class Quantile(Bounded):
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         if isinstance(self.q, tuple) and len(self.q) != width:
-            raise ValueError(f"q has {len(self.q)} levels, but the network has {width} outputs: they must agree")
+            raise ValueError(
+                f"q has {len(self.q)} levels, but the network has {width} outputs: give one level for each column of y, or fit each "
+                "column alone"
+            )
         shared = isinstance(self.q, tuple) and (y.ndim == 1 or y.shape[1:] == (1,))
         return y.reshape(-1, 1).expand(-1, width) if shared else real_responses(y, width)
 

@@ -12,7 +12,7 @@ from liftednn import losses
 from liftednn.activations import Identity, Scaled
 from liftednn.base import Activation, Affine, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
-from liftednn.modules.criteria import loss_of
+from liftednn.modules.criteria import CRITERIA, loss_of
 from liftednn.modules.layers import fenchel, joint, layer_of
 from liftednn.modules.reading import Chain, read
 from liftednn.modules.tracing import Step, refusal
@@ -29,9 +29,10 @@ def from_module(
 ) -> tuple[LiftedNetwork, list[Affine]]:
     """The lifted network whose feed-forward rule is the module's forward in evaluation mode, and the module's weights.
 
-    loss         "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss.
-                 None: softmax where the module ends in Softmax or LogSoftmax, `Matching` where it ends
-                 in another activation, otherwise softmax for several outputs and squared for one
+    loss         "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss,
+                 CrossEntropyLoss or BCEWithLogitsLoss; "huber" has delta = 0.3 in the units of y. None: softmax where the module ends in
+                 Softmax or LogSoftmax, `Matching` where it ends in another activation, otherwise softmax for several outputs and squared
+                 for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
     What the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are copies, all in the
@@ -61,7 +62,8 @@ def _loss(chain: Chain, given: str | Loss | nn.Module | None) -> Loss:
         loss = losses.named(given) if isinstance(given, str) else loss_of(given) or given
         if not isinstance(loss, Loss):
             what = type(loss).__name__ if not isinstance(loss, type) else f"the class {loss.__name__}"
-            raise ValueError(f"loss cannot be {what}: give 'softmax', 'squared' or a Loss of liftednn.losses")
+            names = "'softmax', 'squared', 'absolute', 'huber', 'quantile'"
+            raise ValueError(f"loss cannot be {what}: give {names}, a Loss of liftednn.losses, or torch's {CRITERIA}")
         _check_link(step, loss, outputs)
         return loss
     if step is None:

@@ -1,20 +1,24 @@
-"""torch's losses of real responses as ours: what `loss=` takes besides a name and a Loss."""
+"""torch's losses as ours: what `loss=` takes besides a name and a Loss."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from liftednn.activations import Sigmoid
 from liftednn.base import Loss
-from liftednn.losses import AbsoluteError, Huber, SquaredError
+from liftednn.losses import AbsoluteError, Huber, Matching, SoftmaxCrossEntropy, SquaredError
 
-__all__ = ["loss_of"]
+__all__ = ["CRITERIA", "loss_of"]
+
+CRITERIA = "MSELoss, L1Loss, HuberLoss, SmoothL1Loss, CrossEntropyLoss or BCEWithLogitsLoss"
 
 
 def loss_of(criterion: object) -> Loss | None:
-    """MSELoss, L1Loss, HuberLoss or SmoothL1Loss as a Loss with the same minimiser; None for anything else.
+    """A loss of torch as a Loss with the same minimiser; None for anything else.
 
     Ours are summed over outputs, torch's are means or sums over all entries; HuberLoss(delta) is half of Huber(delta), and
-    SmoothL1Loss(beta) is 1 / (2 beta) of Huber(beta), |u - y| for beta = 0.
+    SmoothL1Loss(beta) is 1 / (2 beta) of Huber(beta), |u - y| for beta = 0. CrossEntropyLoss is SoftmaxCrossEntropy, and
+    BCEWithLogitsLoss, up to a constant of y, Matching(Sigmoid()), both without weights of classes.
     """
     if isinstance(criterion, nn.MSELoss):
         return SquaredError()
@@ -22,4 +26,19 @@ def loss_of(criterion: object) -> Loss | None:
         return Huber(float(criterion.delta))
     if isinstance(criterion, nn.SmoothL1Loss):
         return Huber(float(criterion.beta)) if criterion.beta else AbsoluteError()
+    if isinstance(criterion, (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss)):
+        _check_plain(criterion)
+        return SoftmaxCrossEntropy() if isinstance(criterion, nn.CrossEntropyLoss) else Matching(Sigmoid())
     return AbsoluteError() if isinstance(criterion, nn.L1Loss) else None
+
+
+def _check_plain(criterion: nn.CrossEntropyLoss | nn.BCEWithLogitsLoss) -> None:
+    """What changes the minimiser is refused; a negative `ignore_index`, as torch's default is, meets no label."""
+    found = [name for name in ("weight", "pos_weight") if getattr(criterion, name, None) is not None]
+    if isinstance(criterion, nn.CrossEntropyLoss):
+        found += ["label_smoothing"] * (criterion.label_smoothing != 0) + ["ignore_index"] * (
+            criterion.ignore_index >= 0
+        )
+    if found:
+        kind = type(criterion).__name__
+        raise ValueError(f"loss={kind} with {' and '.join(found)} has no lifted form: give {kind}() without")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -66,8 +67,8 @@ class LowRank(Penalty):
     convex = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if not isinstance(self.rank, Integral) or self.rank < 1:
+            raise ValueError(f"rank must be a whole number of at least 1, got {self.rank!r}")
         check_strength("rho", self.rho)
 
     def value(self, w: Tensor) -> Tensor:

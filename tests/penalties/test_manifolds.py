@@ -97,7 +97,8 @@ def test_weights_that_are_not_finite_are_left_for_others_to_notice() -> None:
     ("build", "sentence"),
     [
         (lambda: Orthogonal(0.0), r"scale must be positive and finite, got 0\.0"),
-        (lambda: LowRank(0), "rank must be at least 1, got 0"),
+        (lambda: LowRank(0), "rank must be a whole number of at least 1, got 0"),
+        (lambda: LowRank(2.0), "rank must be a whole number of at least 1, got 2.0"),  # type: ignore[arg-type]
         (lambda: LowRank(2, -1.0), "rho must be non-negative"),
     ],
 )
