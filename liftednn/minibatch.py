@@ -21,7 +21,7 @@ from torch import Tensor
 from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
-from liftednn.checkpoint import Checkpoint
+from liftednn.checkpoint import Checkpoint, described
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
@@ -334,7 +334,7 @@ class Run:
         known = (
             "an iterable" if isinstance(self.feed.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
         )
-        return f"{self.settings!r} on {self.network!r} with {self.feed.source.rows} rows, {x.dtype}, {known}"
+        return f"{self.settings!r} on {described(self.network)} with {self.feed.source.rows} rows, {x.dtype}, {known}"
 
 
 def _sentence(status: Status, run: Run) -> str:

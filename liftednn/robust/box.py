@@ -53,7 +53,9 @@ class BoxBall(Uncertainty):
         if self.basis is None:
             return misfit("eps", self.eps, shape)
         if self.basis.shape[1] != shape[1]:
-            return f"basis has shape {tuple(self.basis.shape)}, and the layer has {shape[1]} inputs: give (p, {shape[1]})"
+            return (
+                f"basis has shape {tuple(self.basis.shape)}, and the layer has {shape[1]} inputs: give (p, {shape[1]})"
+            )
         return misfit("eps", self.eps, (shape[0], len(self.basis)))
 
     def widths(self, like: Tensor) -> Tensor:
