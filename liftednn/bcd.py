@@ -211,7 +211,8 @@ class BCD:
     def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
         u = network.preactivation(place, state.weights, state.states[place])
         per = grains_of(network, self.refit)[place] or "layer"
-        step = update_activation(network, place, u, state.states[place + 1], state.sample_weight, per)
+        w, z = state.weights[place].w, state.states[place + 1]
+        step = update_activation(network, place, w, u, z, state.sample_weight, per)
         state.network = step.network
         return Block(f"phi{place + 1}", step.kkt, 1, "refit")
 

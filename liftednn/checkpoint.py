@@ -5,18 +5,21 @@ A file is written beside the old one and then renamed over it, so that a crash l
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from liftednn.files import beside, read_tensors
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "described"]
 
 _FORMAT = "liftednn-checkpoint-1"
 
@@ -62,3 +65,23 @@ class Checkpoint:
     def _check_format(self, head: dict[str, str]) -> None:
         if head.get("format") != _FORMAT:
             raise ValueError(f"{self.path} is not a checkpoint of liftednn: name another file")
+
+
+def described(thing: object) -> str:
+    """What an object of dataclasses is, in full: its repr, which rounds and shortens tensors, and a checksum of those it holds."""
+    digest, tensors = hashlib.sha256(), list(_tensors(thing))
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{thing!r}, its tensors {digest.hexdigest()[:16]}," if tensors else repr(thing)
+
+
+def _tensors(thing: object) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+    elif is_dataclass(thing):
+        for each in fields(thing):
+            yield from _tensors(getattr(thing, each.name))
+    elif isinstance(thing, tuple | list):
+        for part in thing:
+            yield from _tensors(part)

@@ -143,7 +143,7 @@ def _with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
 
 
 def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool = True) -> LiftedNetwork:
-    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it.
+    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it at the first weights.
 
     With `stiff`: a hidden layer's lam, as `automatic` chooses it, is 100 times the curvature of what the layer feels through the layers
     after it. To be feared as much as the loss fears it, its uncertainty is made sqrt(100 curvature(D)) times smaller.
@@ -151,7 +151,9 @@ def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool
     if uncertainty is None:
         return network
     first, *others = network.layers
-    size = (_STIFFNESS * first.divergence.curvature) ** -0.5 if others and stiff else 1.0
+    curvature = first.divergence.curvature
+    # Where there is no curvature, the size stays: a kind that needs one refuses the layer by name.
+    size = (_STIFFNESS * curvature) ** -0.5 if others and stiff and curvature < torch.inf else 1.0
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 

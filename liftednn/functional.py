@@ -28,6 +28,7 @@ __all__ = [
     "positive",
     "quantile",
     "root",
+    "row_mean",
     "simplex_projection",
     "soft_threshold",
     "softmax",
@@ -57,6 +58,11 @@ def grain(parameter: Tensor | float, per: Grain) -> Grain:
 def largest(parameter: Tensor | float) -> float:
     """The largest entry of a parameter."""
     return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
+
+
+def row_mean(rows: Tensor, counts: Tensor | None) -> Tensor:
+    """The mean of one number per row, (n,), row i counting `counts[i]` times."""
+    return rows.mean() if counts is None else (rows * counts).sum() / counts.sum()
 
 
 def positive(parameter: Tensor | float) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
-from liftednn.checkpoint import Checkpoint
+from liftednn.checkpoint import Checkpoint, described
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
@@ -277,7 +277,7 @@ class Run:
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the record of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y).states
+        states = answer(inner, weights, x, y, None, self.descent.guards).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
@@ -285,15 +285,21 @@ class Run:
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
         loss = float(inner.loss.value(scores, y).mean())
-        if self.taken == 0:  # fear may rightly bring the scores down to one for all rows
-            constant = scores.mean(0).expand_as(scores)
-            self.first_loss = max(loss, float(inner.loss.value(constant, y).mean()))
+        if self.taken == 0:
+            self.first_loss = max(loss, self._constant_loss(scores, y))
         if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
             self._go_back(loss)
         else:
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
+
+    def _constant_loss(self, scores: Tensor, y: Tensor) -> float:
+        """Of one score for all rows, to which fear of uncertain inputs may rightly bring them; 0 where there is none."""
+        inner = self.descent.network
+        if all(layer.uncertainty is None for layer in inner.layers):
+            return 0.0
+        return float(inner.loss.value(scores.mean(0).expand_as(scores), y).mean())
 
     def _go_back(self, loss: float) -> None:
         self.halved += 1
@@ -338,4 +344,4 @@ class Run:
         known = (
             "an iterable" if isinstance(self.feed.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
         )
-        return f"{self.settings!r} on {self.network!r} with {self.feed.source.rows} rows, {x.dtype}, {known}"
+        return f"{self.settings!r} on {described(self.network)} with {self.feed.source.rows} rows, {x.dtype}, {known}"

@@ -49,7 +49,11 @@ class Layer:
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )
         self._check_parameters()
-        refusal = self.uncertainty.refusal(self.divergence, self.penalty, shape) if self.uncertainty else ""
+        if self.uncertainty is None:
+            return
+        if not isinstance(self.uncertainty, Uncertainty):
+            raise ValueError(f"uncertainty must be None or one such as robust.Noise(0.3), got {self.uncertainty!r}")
+        refusal = self.uncertainty.refusal(self.divergence, self.penalty, shape)
         if refusal:
             raise ValueError(refusal)
 

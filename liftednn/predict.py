@@ -2,7 +2,7 @@
 
 The lifted rule solves the training problem at the test point: weights fixed, the states and the response variables (eq. 12). It is the
 X-step again. For real responses the loss vanishes at its own output and drops out; a split loss leaves its activation behind. For
-classes, each candidate label has an optimal energy, and the smallest one wins.
+classes, each candidate label has an optimal energy, and the smallest one wins. An uncertainty is left out: rows count as given.
 """
 
 from __future__ import annotations

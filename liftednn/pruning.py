@@ -17,6 +17,7 @@ from torch import Tensor
 
 from liftednn.base import Activation, Affine, Divergence, Operator, Penalty
 from liftednn.operators import Dense
+from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["pruned"]
 
@@ -33,6 +34,9 @@ class _Layer(Protocol):
 
     @property
     def penalty(self) -> Penalty: ...
+
+    @property
+    def uncertainty(self) -> Uncertainty | None: ...
 
 
 L = TypeVar("L", bound=_Layer)
@@ -101,7 +105,10 @@ def _smaller(place: int, layer: L, outputs: Tensor, inputs: Tensor) -> L:
         _check_units(place, layer.divergence, divergence, operator.out_features, outputs)
     narrow = replace(operator, in_features=len(inputs), out_features=len(outputs))
     penalty = layer.penalty.restrict(outputs, inputs)
-    return replace(layer, operator=narrow, divergence=divergence, penalty=penalty)  # type: ignore[type-var]
+    fewer = len(inputs) < operator.in_features
+    uncertainty = layer.uncertainty.restrict(inputs) if layer.uncertainty and fewer else layer.uncertainty
+    parts = {"operator": narrow, "divergence": divergence, "penalty": penalty, "uncertainty": uncertainty}
+    return replace(layer, **parts)  # type: ignore[type-var]
 
 
 def _without(divergence: Divergence, width: int, kept: Tensor) -> Divergence:

@@ -147,6 +147,11 @@ def check_uncertainty(
     _close(same, torch.tensor([robust]), "columns(factors) must be the same in other units")
     same = torch.tensor([term(kind.through(basis), x @ basis, torch.linalg.solve(basis, w.T).T)])
     _close(same, torch.tensor([robust]), "through(basis) must be the same in other coordinates", share=1e-6)
+    kept = torch.arange(0, width, 2)
+    some, unused = kind.restrict(kept), torch.zeros_like(w).index_copy(1, kept, w[:, kept])
+    if some is not None:
+        same = torch.tensor([term(some, x[:, kept], w[:, kept])])
+        _close(same, torch.tensor([term(kind, x, unused)]), "restrict(inputs) must be as if others had no weight")
 
 
 def _draws(seed: int, count: int, p: int) -> list[Tensor]:

@@ -79,9 +79,7 @@ class Scaled(Fenchel):
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
         inner = step / like(self.scale, y)
-        return self.activation.resolvent(
-            y, float(inner) if grain(self.scale, "layer") == "layer" else cast(float, inner)
-        )
+        return self.activation.resolvent(y, float(inner) if torch.as_tensor(inner).numel() == 1 else cast(float, inner))
 
     def box(self, u: Tensor) -> Box:
         scale = like(self.scale, u)

@@ -2,7 +2,8 @@
 
     min over theta of  lam mean D_theta(u, z),    weights and states fixed, each layer on its own
 
-The minimiser is the activation's own affair, `Activation.refit`; here it is taken if the energy does not rise.
+The minimiser is the activation's own affair, `Activation.refit`; here it is taken if the energy does not rise. Where the layer's rows
+are uncertain that is the robust energy, whose price changes with the curvature of D_theta: a refit that would raise it is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Grain
-from liftednn.network import LiftedNetwork
+from liftednn.functional import row_mean
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.robust import BoxBall
 
 __all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
 
@@ -47,17 +50,19 @@ def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
                 f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
                 "or leave refit=None"
             )
+        if per == "unit" and isinstance(network.layers[place].uncertainty, BoxBall):
+            raise ValueError(f"layer {place}: in a BoxBall all units share one parameter: give refit='layer'")
     return given
 
 
 def update_activation(
-    network: LiftedNetwork, place: int, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
+    network: LiftedNetwork, place: int, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
 ) -> RefitStep:
-    """The network with layer `place`'s activation at its minimum for pre-activations u and states z."""
-    now = network.hidden[place]
+    """The network with layer `place`'s activation at its minimum for weights w, pre-activations u and states z."""
+    now, layer = network.hidden[place], network.layers[place]
     found = now.refit(u, z, sample_weight, per)
-    if _energy(found, u, z, sample_weight) > _energy(now, u, z, sample_weight):
-        return RefitStep(network, _distance(now, found))  # rounding has eaten the gain
+    if _energy(replace(layer, divergence=found), w, u, z, sample_weight) > _energy(layer, w, u, z, sample_weight):
+        return RefitStep(network, _distance(now, found))  # rounding has eaten the gain, or the price of uncertainty has
     return RefitStep(with_activation(network, place, found), _distance(found, found.refit(u, z, sample_weight, per)))
 
 
@@ -73,9 +78,8 @@ def parameters(activation: Activation) -> dict[str, Tensor | float]:
     return {name: getattr(activation, name) for name in activation.learned}
 
 
-def _energy(activation: Activation, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
-    rows = activation.value(u, z)
-    return float((rows if sample_weight is None else rows * sample_weight).sum(dtype=torch.float64))
+def _energy(layer: Layer, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
+    return layer.term(float(row_mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
 
 
 def _distance(a: Activation, b: Activation) -> float:

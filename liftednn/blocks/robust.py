@@ -17,6 +17,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks.box import box_weights
 from liftednn.blocks.weights import Design, WeightStep, plain_weights
+from liftednn.functional import row_mean
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
@@ -55,13 +56,9 @@ def plain_layer(layer: Layer, weights: Affine, rows: Tensor, z: Tensor, counts: 
         return layer
     if isinstance(kind, FrobeniusBall):
         energy = layer.divergence.value(layer.operator.forward(rows, weights), z).double()
-        share = kind.share(_mean(energy, counts), layer.divergence.curvature, weights.w)
+        share = kind.share(float(row_mean(energy, counts)), layer.divergence.curvature, weights.w)
         return replace(layer, lam=layer.lam / share, uncertainty=None)
     return replace(layer, divergence=layer.seen(weights.w), uncertainty=None)
-
-
-def _mean(energy: Tensor, counts: Tensor | None) -> float:
-    return float(energy.mean() if counts is None else (energy * counts).sum() / counts.sum())
 
 
 def _in_turn(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> WeightStep:
@@ -88,9 +85,8 @@ def _share(layer: Layer, design: Design, z: Tensor, weights: Affine) -> float:
     kind = layer.uncertainty
     assert isinstance(kind, FrobeniusBall)
     u = torch.addmm(weights.b, design.rows, weights.w.T)
-    return kind.share(
-        _mean(layer.divergence.value(u, z).double(), design.sample_weight), layer.divergence.curvature, weights.w
-    )
+    mean = float(row_mean(layer.divergence.value(u, z).double(), design.sample_weight))
+    return kind.share(mean, layer.divergence.curvature, weights.w)
 
 
 def _ball_at_once(layer: Layer, design: Design, z: Tensor, current: Affine) -> WeightStep:
@@ -121,9 +117,8 @@ class _Spectrum:
     def of(cls, layer: Layer, design: Design, z: Tensor) -> _Spectrum:
         moments = design.moments(z)
         values, vectors = design.spectrum
-        constant = _mean(
-            layer.divergence.value(z, z).double(), design.sample_weight
-        )  # what D holds beside c/2 |u - z|^2
+        # What D holds beside c/2 |u - z|^2.
+        constant = float(row_mean(layer.divergence.value(z, z).double(), design.sample_weight))
         return cls(layer, moments, values, vectors, vectors.T @ moments.cross, constant)
 
     def _parts(self, share: float) -> tuple[float, float]:

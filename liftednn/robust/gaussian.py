@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, one_each, per_column, quadratic_form
+from liftednn.robust.uncertainty import (
+    Uncertainty,
+    check_covariance,
+    check_sizes,
+    misfit,
+    no_price,
+    one_each,
+    per_column,
+    quadratic_form,
+    read,
+)
 
 __all__ = ["Noise"]
 
@@ -22,31 +32,31 @@ class Noise(Uncertainty):
     with equality for a quadratic D.
 
     sigma   the standard deviation: a number for all inputs, or one for each, (p,); or Sigma itself, (p, p)
+    Arrays and lists become tensors.
     """
 
     sigma: float | Tensor = 0.1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sigma", read("sigma", self.sigma))
         check_sizes("sigma", self.sigma, (0, 1, 2))
-        if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2:
-            matrix, size = self.sigma.double(), 1e-6 * float(self.sigma.abs().max())
-            square = matrix.shape[0] == matrix.shape[1]
-            if not square or not torch.allclose(matrix, matrix.T, atol=size):
-                raise ValueError(f"a covariance matrix is symmetric, got shape {tuple(matrix.shape)}")
-            if float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * size:
-                raise ValueError("a covariance matrix has no negative eigenvalues, and this one has some")
+        if self._matrix is not None:
+            check_covariance("a covariance matrix", self._matrix)
+
+    @property
+    def _matrix(self) -> Tensor | None:
+        """Sigma, where that was given."""
+        return self.sigma if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2 else None
 
     def covariance(self, width: int, like: Tensor) -> Tensor:
         """Sigma (p, p), as `like` is."""
-        if isinstance(self.sigma, Tensor) and self.sigma.ndim == 2:
-            return self.sigma.to(like)
+        if self._matrix is not None:
+            return self._matrix.to(like)
         deviations = one_each("sigma", self.sigma, width, like)
         return torch.diag(deviations.square())
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        if divergence.curvature == torch.inf:
-            return f"{divergence!r} has no finite curvature, so noise has no finite price: use its Fenchel form"
-        return misfit("sigma", self.sigma, shape)
+        return no_price("noise", divergence) or misfit("sigma", self.sigma, shape)
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean + curvature / 2 * quadratic_form(w, self.covariance(w.shape[1], w.double()))
@@ -55,8 +65,7 @@ class Noise(Uncertainty):
         return self.covariance(width, torch.empty(0, dtype=torch.float64)).diagonal().sqrt()
 
     def scaled(self, factor: float) -> Noise:
-        matrix = isinstance(self.sigma, Tensor) and self.sigma.ndim == 2
-        return replace(self, sigma=self.sigma * (factor**2 if matrix else factor))
+        return replace(self, sigma=self.sigma * (factor if self._matrix is None else factor**2))
 
     def columns(self, factors: Tensor) -> Noise:
         return replace(self, sigma=per_column("sigma", self.sigma, factors))
@@ -65,3 +74,10 @@ class Noise(Uncertainty):
         wide = basis.double()
         carried = wide.T @ self.covariance(len(basis), wide) @ wide
         return replace(self, sigma=(carried + carried.T) / 2)
+
+    def restrict(self, inputs: Tensor) -> Noise | None:
+        if not isinstance(self.sigma, Tensor):
+            return self
+        kept = inputs.to(self.sigma.device)
+        sigma = self.sigma[kept] if self._matrix is None else self.sigma[kept][:, kept]
+        return replace(self, sigma=sigma) if bool(sigma.any()) else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import Uncertainty, quadratic_form
+from liftednn.robust.uncertainty import Uncertainty, check_covariance, no_price, quadratic_form, read
 
 __all__ = ["FrobeniusBall"]
 
@@ -34,15 +34,17 @@ class FrobeniusBall(Uncertainty):
     metric: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eps, int | float) or not 0 < self.eps < math.inf:
+        object.__setattr__(self, "eps", read("eps", self.eps))
+        if not isinstance(self.eps, float) or not 0 < self.eps < math.inf:
             raise ValueError(f"eps must be a positive number, the size per row, got {self.eps!r}")
+        if self.metric is not None:
+            object.__setattr__(self, "metric", metric := torch.as_tensor(read("metric", self.metric)))
+            check_covariance("a metric", metric)
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        if divergence.curvature == torch.inf:
-            return f"{divergence!r} has no finite curvature, so a ball has no finite price: use its Fenchel form"
         if self.metric is not None and self.metric.shape != (shape[1], shape[1]):
             return f"metric has shape {tuple(self.metric.shape)}, and the layer has {shape[1]} inputs"
-        return ""
+        return no_price("a ball", divergence)
 
     def price(self, curvature: float, w: Tensor) -> float:
         """b^2."""
@@ -74,6 +76,12 @@ class FrobeniusBall(Uncertainty):
         wide = basis.double()
         inner = wide if self.metric is None else self.metric.to(wide) @ wide
         return replace(self, metric=wide.T @ inner)
+
+    def restrict(self, inputs: Tensor) -> FrobeniusBall:
+        if self.metric is None:
+            return self
+        kept = inputs.to(self.metric.device)
+        return replace(self, metric=self.metric[kept][:, kept])
 
     def covariance(self, share: float, width: int, like: Tensor) -> Tensor:
         """At a fixed t the term is  (mean D + (c/2) tr(w Sigma w')) / t: noise again. This is Sigma."""

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from numbers import Real
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Penalty
+from liftednn.losses import AbsoluteError, Quantile
 
-__all__ = ["Sizes", "Uncertainty", "as_sizes", "check_sizes", "misfit", "one_each", "per_column", "quadratic_form"]
+__all__ = [
+    "Sizes",
+    "Uncertainty",
+    "as_sizes",
+    "check_covariance",
+    "check_sizes",
+    "misfit",
+    "no_price",
+    "one_each",
+    "per_column",
+    "quadratic_form",
+    "read",
+]
 
 Sizes = float | Tensor
 
@@ -46,16 +60,58 @@ class Uncertainty(ABC):
     def through(self, basis: Tensor) -> Self:
         """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
 
+    @abstractmethod
+    def restrict(self, inputs: Tensor) -> Self | None:
+        """The same for x[:, inputs], given by their places; None where those are certain."""
+
+
+def read(name: str, given: Any) -> Any:
+    """Numbers of any kind as a float; arrays and lists as a tensor of their own, in their precision."""
+    if isinstance(given, Real) or (isinstance(given, Tensor) and not given.ndim):
+        return float(given)
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.tensor(given, dtype=torch.float64 if isinstance(given, list | tuple) else None)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be a number, a tensor or an array, got {given!r}") from error
+
 
 def check_sizes(name: str, sizes: Sizes, dims: tuple[int, ...]) -> None:
-    """Numbers above 0 at least somewhere, of the dimensions allowed."""
+    """Numbers above 0 at least somewhere, of the dimensions allowed; a matrix may be 0, as on directions without noise."""
     given = torch.as_tensor(sizes)
-    if given.ndim not in dims or not given.numel() or not bool(given.isfinite().all()) or not bool((given != 0).any()):
+    none = given.ndim < 2 and not bool((given != 0).any())
+    if given.ndim not in dims or not given.numel() or not bool(given.isfinite().all()) or none:
         kinds = {0: "a positive number", 1: "one for each input", 2: "a covariance matrix"}
         allowed = ", or ".join(kinds[each] for each in dims)
         raise ValueError(f"{name} must be {allowed}, got {sizes!r}; for no uncertainty, leave it out")
     if given.ndim < 2 and bool((given < 0).any()):
         raise ValueError(f"{name} must not be negative, got {sizes!r}")
+
+
+def check_covariance(what: str, given: Tensor) -> None:
+    """Finite, symmetric and without negative eigenvalues, up to rounding."""
+    matrix, size = given.double(), 1e-6 * float(given.abs().max()) if given.numel() else 0.0
+    square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
+    if not square or not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T, atol=size):
+        raise ValueError(f"{what} is symmetric and finite, got shape {tuple(matrix.shape)}")
+    if float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * size:
+        raise ValueError(f"{what} has no negative eigenvalues, and this one has some")
+
+
+def no_price(what: str, divergence: Divergence) -> str:
+    """Why the curvature of a divergence cannot say what noise costs; empty if it can."""
+    if isinstance(divergence, AbsoluteError | Quantile):
+        return (
+            f"{divergence!r} bends only within its rounding, so that a price of {what} by curvature would be far too high: "
+            "use BoxBall, or Huber"
+        )
+    if divergence.curvature == torch.inf:
+        return (
+            f"{divergence!r} has no finite curvature, so {what} has no finite price: use an activation's Fenchel form, or the "
+            "softmax's cross-entropy"
+        )
+    return ""
 
 
 def quadratic_form(w: Tensor, matrix: Tensor | None) -> float:

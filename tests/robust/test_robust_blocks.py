@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import cvxpy as cp
 import pytest
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.activations import FenchelReLU, ReLU
+from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU
 from liftednn.base import Activation, Affine, Loss
-from liftednn.blocks import Design, update_weights
+from liftednn.blocks import Design, update_activation, update_weights
 from liftednn.blocks.box import cone_prox, ends_prox
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
@@ -129,6 +130,42 @@ def test_no_block_raises_the_objective(
             assert after <= before + slack, f"{block} raises it from {before} to {after}"
             before = after
     assert before < start
+
+
+@pytest.mark.parametrize(
+    ("kind", "per", "alpha"),
+    [
+        (Noise(0.5), "unit", 0.5),
+        (Noise(0.5), "layer", 2.0),
+        (BoxBall(0.2), "layer", 0.5),
+        (FrobeniusBall(0.5), "unit", 2.0),
+    ],
+    ids=lambda given: str(given),
+)
+def test_no_block_raises_the_objective_where_activations_are_learned(
+    kind: Uncertainty, per: Literal["layer", "unit"], alpha: float
+) -> None:
+    x = draw(60, 4)
+    first = Layer(Dense(4, 3), FenchelLeakyReLU(alpha), L2(1e-3), 1.0, kind)
+    network = LiftedNetwork([first, Layer(Dense(3, 1), SquaredError(), L2(1e-3))])
+    bcd = lnn.BCD(refit=per)
+    state = bcd.init(network, x, x[:, :1] * x[:, 1:2], sample_weight=torch.arange(60) % 3)
+    before, names = network.objective(state.weights, state.states, state.sample_weight), set()
+    for _ in range(2):
+        for block in bcd.blocks(network, state):
+            after = (state.network or network).objective(state.weights, state.states, state.sample_weight)
+            assert after <= before * (1 + 1e-12), f"{block} raises it from {before} to {after}"
+            before = after
+            names.add(block.name)
+    assert "phi1" in names
+
+
+def test_a_refit_that_lowers_the_robust_energy_is_taken() -> None:
+    u, w = draw(60, 3), 0.01 * draw(3, 4, seed=1)
+    layer = Layer(Dense(4, 3), FenchelLeakyReLU(0.9), L2(), 1.0, Noise(0.5))
+    network = LiftedNetwork([layer, Layer(Dense(3, 1), SquaredError())])
+    step = update_activation(network, 0, w, u, FenchelLeakyReLU(0.2)(u), None, "layer")
+    assert step.network.hidden[0].alpha == pytest.approx(0.2)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda k: type(k).__name__)
