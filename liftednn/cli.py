@@ -93,6 +93,9 @@ def fit(
     sample_weight: Weights = None,
     refit: Refit = None,
     robust: Robust = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop units that do not matter, as --penalty group leaves some.")
+    ] = False,
     seed: Seed = 0,
     device: Device = Place.cpu,
     drop_constant: DropConstant = False,
@@ -106,7 +109,7 @@ def fit(
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
     job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
-    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
+    job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust, prune=prune)
     job = replace(job, refit=refit.value if refit else None)
     trained = jobs.train(job, partial(_progress, quiet))
     notes = {"table": trained.encoding.facts()}

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,6 +63,7 @@ class Job:
     loss: str = "auto"
     quantile: float | None = None
     robust: str | None = None
+    prune: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train(job: Job, progress: Progress) -> Trained:
         "sample_weight": encoding.weight,
         "columns": len(encoding.columns),
         "classes": list(encoding.classes),
-        "sizes": sizes,
+        "sizes": [sizes[0], *(layer.operator.out_width for layer in network.layers)],
     }
     facts |= {
         "loss_function": repr(network.loss),
@@ -135,6 +136,9 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
         fit = trainer.run(network, rows.x, rows.y, validation=validation, callback=say, sample_weight=rows.counts)
     if fit.status == "stopped":
         raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
+    if job.prune:
+        smaller, weights = fit.network.prune(fit.weights)
+        fit = replace(fit, network=smaller, weights=weights)
     return fit.network, fit
 
 

@@ -208,6 +208,16 @@ def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> 
     assert ran.stdout == "(400, 3) (400,)\n"
 
 
+def test_fit_drops_units_that_do_not_matter(run: Any, shelf: Path, tmp_path: Path) -> None:
+    order = ["--target", "label", "--hidden", "30", "--penalty", "group:0.1", "--passes", "40", "--json"]
+    whole, small = (tmp_path / f"{name}.safetensors" for name in ("whole", "small"))
+    all_of = json.loads(run("fit", shelf / "train.csv", *order, "--out", whole).out)
+    told = json.loads(run("fit", shelf / "train.csv", *order, "--prune", "--out", small).out)
+    assert told["sizes"][1] < all_of["sizes"][1] == 30
+    assert told["score"] == all_of["score"]
+    assert len(lnn.load(small).weights[0].b) == told["sizes"][1]
+
+
 def test_init_takes_the_options_of_fit(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "strength", "--hidden", "6", "--activation", "leaky_relu", "--out", tmp_path / "w.safetensors"]
     more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--json"]
