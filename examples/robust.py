@@ -57,14 +57,14 @@ def draw(found: dict[str, Array], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     for name, scores in found.items():
         colour = COLOURS[list(ROBUST).index(name.split(",")[0])]
         axis.plot(LEVELS, scores, "--" if "scaled" in name else "o-", color=colour, label=name)
     axis.set(xlabel="standard deviation of the noise on the test pixels (0 .. 1)", ylabel="test accuracy", ylim=(0, 1))
     axis.set_title("digits, one hidden layer of 50")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(out, dpi=130)
     plt.close(figure)
 
