@@ -19,7 +19,7 @@ from torch import Tensor
 
 from liftednn.base import Activation
 from liftednn.blocks import Answer, Descent, Grains, grains_of, parameters, with_activation
-from liftednn.functional import within
+from liftednn.functional import row_mean, within
 from liftednn.network import LiftedNetwork
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "settled", "with_parameters"]
@@ -99,7 +99,7 @@ class Learner:
         reach = _PROBE / largest
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, y, counts) / reach**2
-        gain = lam * (_mean(now.value(u, z), counts) - _mean(found.value(u, z), counts))
+        gain = lam * (row_mean(now.value(u, z), counts) - row_mean(found.value(u, z), counts))
         fresh = torch.stack([gain, felt])
         if not bool(fresh.isfinite().all()):
             return  # the run diverges, and the trainer will take it back
@@ -116,7 +116,7 @@ class Learner:
             z = network.hidden[later](network.preactivation(later, weights, z))
         moved = network.preactivation(len(network.layers) - 1, weights, z) - seen.preactivations[-1]
         met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
-        return network.layers[-1].lam * met * _mean(moved.double().square().sum(1), counts)
+        return network.layers[-1].lam * met * row_mean(moved.double().square().sum(1), counts)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next refit depends on, by name."""
@@ -163,7 +163,3 @@ def with_parameters(network: LiftedNetwork, named: dict[str, Tensor], prefix: st
         if own:
             network = with_activation(network, place, replace(activation, **own))  # type: ignore[type-var]
     return settled(network)
-
-
-def _mean(rows: Tensor, counts: Tensor | None) -> Tensor:
-    return rows.mean() if counts is None else (counts.to(rows) @ rows) / counts.sum().to(rows)

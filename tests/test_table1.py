@@ -370,7 +370,7 @@ def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.
     assert curve.deviation == pytest.approx([0, 0, 0.0141421], abs=1e-6)
     assert curve.seconds == [2.0, 3.0, 4.0]
     assert set(rendering.STYLES) == set(rendering.COLUMNS)
-    assert figure1.main([str(run), "--out", str(tmp_path / "f.png")]) == 0
+    assert figure1.figure1(run, tmp_path / "f.png") == [tmp_path / "f.png", tmp_path / "f.svg"]
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "Lifted (euclidean)" in (tmp_path / "f.svg").read_text()
     monkeypatch.setattr(figure1, "find_spec", lambda name: None)
@@ -407,7 +407,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "## Accuracy, rate 1e-5" in told.out
     assert "1 of 14  8, search 1" in told.err
     assert (tmp_path / "run" / "table1.md").read_text() in told.out
-    assert table1.main([str(each) for each in order]) == 0
+    assert command("table1", *order) == 0
     assert capsys.readouterr().err == ""
     assert command("figure1", tmp_path / "run", "--out", tmp_path / "f.png") == 2
     assert "no cells of 300 at rate 1e-5" in capsys.readouterr().err
@@ -426,11 +426,8 @@ def test_ctrl_c_on_the_command_line(
     assert "parts are done and stored in" in told
     assert "no file was written" not in told
     for wrong in (["--seeds", "0"], ["--architectures", "x"]):
-        with pytest.raises(SystemExit) as ended:
-            table1.main(wrong)
-        assert ended.value.code == 2
-    with pytest.raises(SystemExit):
-        figure1.main([str(tmp_path / "nothing")])
+        assert command("table1", *wrong) == 2
+    assert command("figure1", tmp_path / "nothing", "--out", tmp_path / "f.png") == 2
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -22,7 +21,7 @@ import torch
 from liftednn.base import Affine
 from liftednn.experiments import starts
 from liftednn.experiments.batched import Together, epoch_seconds, train_together
-from liftednn.experiments.cells import read, sizes, versions, write
+from liftednn.experiments.cells import made, read, sizes, versions, write
 from liftednn.experiments.contests import BATCH, LIFTED, SMALL, STARTS, TUNING, Contest, Recipe, Stage
 from liftednn.experiments.datasets import Dataset
 from liftednn.experiments.parts import Part, unless_there
@@ -116,12 +115,13 @@ class Arena:
         with _clock(self.contest.clock) as device:
             data, _ = self.contest.rows_of("test", TUNING, device or self.device)
             layout = sizes(self.contest.hidden, data)
-            first = self._made("He", layout, TUNING, data)[0]
+            first = made(self.contest.start("He"), layout, TUNING, data)[0]
             rows = self._cast(data)
             epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
-            made = {name: min(self._made(name, layout, TUNING, data)[1] for _ in range(2)) for name in STARTS}
+            kinds = {name: self.contest.start(name) for name in STARTS}
+            spent = {name: min(made(kind, layout, TUNING, data)[1] for _ in range(2)) for name, kind in kinds.items()}
         facts = {"kind": "times", "contest": asdict(self.contest), "versions": versions(data)}
-        write(self._times, facts | {"start_seconds": made, "epoch_seconds": epochs})
+        write(self._times, facts | {"start_seconds": spent, "epoch_seconds": epochs})
 
     def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:
         return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
@@ -130,24 +130,12 @@ class Arena:
         to = getattr(torch, self.contest.precision)
         return data._replace(x=data.x.to(to), x_test=data.x_test.to(to))
 
-    def _made(self, name: str, layout: tuple[int, ...], seed: int, data: Dataset) -> tuple[list[Affine], float]:
-        """First weights, and the seconds they took."""
-        _wait(data)
-        started = time.perf_counter()
-        weights = self.contest.start(name)(layout, seed, data)
-        _wait(data)
-        return weights, time.perf_counter() - started
-
     def recipes(self, start: str) -> list[Recipe]:
         """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
         times = read(self._times)
         epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
         budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
         return self.contest.recipes(times["start_seconds"][start], budget, epochs)
-
-    def seconds(self, start: str, recipe: Recipe) -> float:
-        times = read(self._times)
-        return float(times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)])
 
     def _play(self, stage: Stage, start: str) -> None:
         """Train with the recipes of this stage, and write the scores of each over seeds."""
@@ -168,7 +156,7 @@ class Arena:
     def _train(self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset) -> list[list[float]]:
         """Scores of each recipe, by seed: those of one batch size and length are trained together."""
         layout = sizes(self.contest.hidden, data)
-        first = [self._made(start, layout, seed, data)[0] for seed in seeds]
+        first = [made(self.contest.start(start), layout, seed, data)[0] for seed in seeds]
         rows = self._cast(data)
         found: dict[Recipe, list[float]] = {}
         for kind in dict.fromkeys((r.batch, r.epochs) for r in recipes):
@@ -187,11 +175,9 @@ class Arena:
         for seed in range(self.seeds):
             data, unit = self.contest.rows_of("test", seed, self.device)
             for name, passes in lengths.items():
-                _wait(data)
-                started = time.perf_counter()
-                weights = starts.fenchel(sizes(self.contest.hidden, data), seed, data, passes)
-                _wait(data)
-                seconds[name].append(time.perf_counter() - started)
+                phase = partial(starts.fenchel, passes=passes)
+                weights, spent = made(phase, sizes(self.contest.hidden, data), seed, data)
+                seconds[name].append(spent)
                 scores[name].append(unit * float(Together([[weights]], [0.0], data).scores()))
         facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
         write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
@@ -203,10 +189,11 @@ class Arena:
     def tried(self, start: str, stage: Stage = "tune") -> list[Outcome]:
         """Everything of a stage that is stored."""
         rows: list[dict[str, Any]] = read(self._stage_file(stage, start))["recipes"]
-        outcomes = []
+        times, outcomes = read(self._times), []
         for row in rows:
             recipe = Recipe(*(row[name] for name in Recipe._fields))
-            outcomes.append(Outcome(recipe, row["scores"], self.seconds(start, recipe)))
+            seconds = times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)]
+            outcomes.append(Outcome(recipe, row["scores"], seconds))
         return outcomes
 
     def chosen(self, start: str) -> Outcome:
@@ -239,8 +226,3 @@ def _clock(clock: str) -> Iterator[str | None]:
         yield "cpu"
     finally:
         torch.set_num_threads(threads)
-
-
-def _wait(data: Dataset) -> None:
-    if data.x.is_cuda:
-        torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.experiments.datasets import Dataset
 
-__all__ = ["Method", "Schedule", "Together", "epoch_seconds", "train_together"]
+__all__ = ["Method", "Schedule", "Together", "clock", "epoch_seconds", "train_together"]
 
 Method = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine"]
@@ -146,12 +146,10 @@ def epoch_seconds(networks: Together, batch: int) -> float:
     orders = [list(_orders(networks, batch, range(networks.seeds), epoch)) for epoch in (0, 1)]
     for rows in orders[0][:_WARM_UP]:
         step(rows)
-    _wait(networks)
-    started = time.perf_counter()
+    started = clock(networks.data.x)
     for rows in orders[1]:
         step(rows)
-    _wait(networks)
-    return time.perf_counter() - started
+    return clock(networks.data.x) - started
 
 
 def _orders(networks: Together, batch: int, seeds: Sequence[int], epoch: int) -> Iterator[Tensor]:
@@ -195,6 +193,8 @@ def _recorded(networks: Together, batch: int) -> Callable[[Tensor], None]:
     return replay
 
 
-def _wait(networks: Together) -> None:
-    if networks.data.x.is_cuda:
+def clock(like: Tensor) -> float:
+    """Seconds, once all work is done on the device of a tensor."""
+    if like.is_cuda:
         torch.cuda.synchronize()
+    return time.perf_counter()

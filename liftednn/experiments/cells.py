@@ -23,12 +23,24 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
-from liftednn.experiments.batched import Method, Together, epoch_seconds, train_together
+from liftednn.experiments.batched import Method, Together, clock, epoch_seconds, train_together
 from liftednn.experiments.datasets import Dataset
 from liftednn.experiments.starts import Sizes, Start, he
 from liftednn.files import beside
 
-__all__ = ["ARCHITECTURES", "Group", "Plan", "cells", "extra_epochs", "measure", "named", "read", "settle", "write"]
+__all__ = [
+    "ARCHITECTURES",
+    "Group",
+    "Plan",
+    "cells",
+    "extra_epochs",
+    "made",
+    "measure",
+    "named",
+    "read",
+    "settle",
+    "write",
+]
 
 ARCHITECTURES: tuple[Sizes, ...] = ((300,), (300, 100), (500, 150), (500, 200, 100), (400, 200, 100, 50))
 
@@ -99,7 +111,9 @@ class Group:
 
     def compute(self, plan: Plan, data: Dataset) -> None:
         """Make the first weights, train all networks from them, write all files."""
-        starts, start_seconds = _starts(self, plan, data)
+        layout = sizes(self.architecture, data)
+        pairs = [made(self.start, layout, seed, data) for seed in range(plan.seeds)]
+        starts, start_seconds = zip(*pairs, strict=True)
         rates = self.rates or (0.0,)
         networks = Together([[weights] * len(rates) for weights in starts], rates, data, self.method)
         curves: list[Tensor] = []
@@ -121,14 +135,11 @@ class Group:
         return {"epoch_seconds_alone": epoch, "seconds_alone": self.epochs * epoch + start_seconds}
 
 
-def _starts(group: Group, plan: Plan, data: Dataset) -> tuple[list[list[Affine]], list[float]]:
-    """The first weights of every seed, and the seconds each took."""
-    found, seconds = [], []
-    for seed in range(plan.seeds):
-        started = _clock(data)
-        found.append(group.start(sizes(group.architecture, data), seed, data))
-        seconds.append(_clock(data) - started)
-    return found, seconds
+def made(start: Start, layout: Sizes, seed: int, data: Dataset) -> tuple[list[Affine], float]:
+    """First weights, and the seconds they took."""
+    started = clock(data.x)
+    weights = start(layout, seed, data)
+    return weights, clock(data.x) - started
 
 
 def measure(plan: Plan, data: Dataset, architecture: Sizes, method: Method) -> None:
@@ -208,9 +219,3 @@ def versions(data: Dataset) -> dict[str, str]:
     device = torch.cuda.get_device_name(data.x.device) if data.x.is_cuda else f"cpu, {platform.machine()}"
     python = platform.python_version()
     return {"liftednn": lnn.__version__, "torch": str(torch.__version__), "python": python, "device": device}
-
-
-def _clock(data: Dataset) -> float:
-    if data.x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -6,9 +6,7 @@ rate for the same total time. Settings are chosen on held-back training rows.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
 from liftednn.start import check_device
 
-__all__ = ["CHOICES", "arenas", "compare", "contests", "main", "table"]
+__all__ = ["CHOICES", "arenas", "compare", "contests", "table"]
 
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
 _CONTESTS: dict[str, list[Contest]] = {
@@ -112,22 +110,3 @@ def _choices(arena: Arena) -> list[str]:
 def _footer(arena: Arena) -> str:
     known = read(arena.file("alone"))["versions"]
     return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The same command where typer is not installed."""
-    parser = argparse.ArgumentParser("compare", description="Lifted against random first weights, on other data.")
-    parser.add_argument("--data", choices=CHOICES, required=True)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seeds", type=int)
-    given = parser.parse_args(arguments)
-    try:
-        return compare(given.out, given.data, given.device, given.quick, given.seeds)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

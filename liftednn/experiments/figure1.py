@@ -5,9 +5,7 @@ Drawn from the files of `liftednn table1` alone: mean over seeds, and a band of 
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +15,7 @@ from liftednn.experiments.cells import cells, short
 from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES
 from liftednn.files import beside, check_place
 
-__all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1", "main"]
+__all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1"]
 
 ARCHITECTURES = ("300", "500-200-100")
 RATE = 1e-5
@@ -114,20 +112,3 @@ def _save(figure: Any, files: Sequence[Path]) -> None:
             # Without a date, so that the same cells give the same file.
             kind = file.suffix[1:]
             figure.savefig(part, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The same command where typer is not installed."""
-    parser = argparse.ArgumentParser("figure1", description="Figure 1 of the paper, from the files of table1.")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("figure1.png"))
-    given = parser.parse_args(arguments)
-    try:
-        print(*figure1(given.run, given.out), sep="\n")
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,7 @@ once on the test rows, with fresh seeds. All that was tried is shown.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,7 +20,7 @@ from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
 from liftednn.start import check_device
 
-__all__ = ["REGIMES", "arenas", "lead", "main", "promising", "regimes", "table", "write_table"]
+__all__ = ["REGIMES", "arenas", "lead", "promising", "regimes", "table", "write_table"]
 
 _DEVIATIONS = 2.0
 _BATCHES = (100, 500)
@@ -151,20 +149,3 @@ def _title(contest: Contest) -> str:
     parts += [f"{contest.rows} rows"] if contest.rows else []
     parts += ["standardised inputs"] if contest.standard else []
     return ", ".join([*parts, *([contest.precision] if contest.precision != "float32" else [])])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The same command where typer is not installed."""
-    parser = argparse.ArgumentParser("regimes", description="Where lifted first weights help most, at tuned settings.")
-    parser.add_argument("--out", type=Path, default=Path("results/regimes"))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", action="append", choices=tuple(REGIMES), default=[])
-    given = parser.parse_args(arguments)
-    try:
-        return regimes(given.out, given.device, given.only)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Table 1 of the paper (sec. 7), with the columns that it lacks: `liftednn table1`, or `python -m liftednn.experiments.table1`.
+"""Table 1 of the paper (sec. 7), with the columns that it lacks: `liftednn table1`.
 
 The work is a list of parts, each of which leaves files behind and is skipped where they are there. So a run can be stopped at any moment,
 and the same command goes on. The table is made from the files alone.
@@ -6,9 +6,7 @@ and the same command goes on. The table is made from the files alone.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from liftednn.experiments.parts import Part, do, unless_there
 from liftednn.experiments.starts import Sizes
 from liftednn.start import check_device
 
-__all__ = ["main", "parts", "plan_of", "run", "table1"]
+__all__ = ["parts", "plan_of", "run", "table1"]
 
 _QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS = 6000, 1000, 3
 _TRIALS, _SEEDS = 10, 5
@@ -160,27 +158,3 @@ def table1(plan: Plan, device: str = "cpu", quick: bool = False) -> int:
     if quick:
         data = data._replace(x=data.x[:_QUICK_ROWS], y=data.y[:_QUICK_ROWS])
     return run(plan, data)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The same command where typer is not installed."""
-    parser = argparse.ArgumentParser("table1", description="Table 1 of the paper, and the columns that it lacks.")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--architectures")
-    parser.add_argument("--seeds", type=int)
-    parser.add_argument("--trials", type=int)
-    parser.add_argument("--literal", action="store_true")
-    given = parser.parse_args(arguments)
-    for name in ("seeds", "trials"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
-    try:
-        return table1(plan_of(**vars(given)), given.device, given.quick)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
