@@ -71,7 +71,7 @@ def engines(data: Dataset, batch: int) -> dict[str, Any]:
         run = ours(data, net, batch)
         if "fused" in engine:
             setattr(run.descent, "step", torch.compile(run.descent.step))  # noqa: B010
-        run.step = recorded(run.descent) if "graph" in engine else run.descent.step
+        run.step = recorded(run.descent.step, data.x.device) if "graph" in engine else run.descent.step
         passes = run.passes()
         with torch.no_grad():
             next(passes)

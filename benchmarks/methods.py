@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from benchmarks import peers
+from liftednn.graphs import recorded
 from liftednn.minibatch import Run
 from liftednn.sources import source_of
 
@@ -87,16 +88,15 @@ class GradientStep:
     def __init__(self, task: Task) -> None:
         torch.manual_seed(task.seed)
         self.module = standard(task.sizes).to(task.x.device)
-        self.cuda, self.calls = task.x.is_cuda, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        rate = torch.tensor(0.0, device=task.x.device) if self.cuda else 0.0
+        cuda = task.x.is_cuda
+        rate = torch.tensor(0.0, device=task.x.device) if cuda else 0.0
         parameters = self.module.parameters()
         if task.settings["method"] == "adam":
-            adam = torch.optim.Adam(parameters, rate, fused=True, capturable=self.cuda)
+            adam = torch.optim.Adam(parameters, rate, fused=True, capturable=cuda)
             self.optimiser: torch.optim.Optimizer = adam
         else:
             self.optimiser = torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True, fused=True)
-        self.x, self.y = task.x[:0], task.y[:0]
+        self.step = recorded(self._plain, task.x.device)
 
     def __call__(self, x: Tensor, y: Tensor, rate: float) -> None:
         for group in self.optimiser.param_groups:
@@ -104,28 +104,12 @@ class GradientStep:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if self.graph is not None and x.shape == self.x.shape:
-            self.x.copy_(x)
-            self.y.copy_(y)
-            self.graph.replay()
-            return
-        self._plain(x, y)
-        self.calls += 1
-        if self.cuda and self.calls == 3:
-            self._record(x, y)
+        self.step(x, y)
 
     def _plain(self, x: Tensor, y: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
-
-    def _record(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x.clone(), y.clone()
-        graph = torch.cuda.CUDAGraph()
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            self._plain(self.x, self.y)
-        self.graph = graph
 
 
 def standard(sizes: tuple[int, ...]) -> nn.Sequential:

@@ -25,6 +25,7 @@ __all__ = [
     "automatic",
     "batch_size",
     "damping",
+    "first_passes",
     "fitted_head",
     "guarded",
     "passes",
@@ -58,6 +59,11 @@ def batch_size(rows: int | None) -> int:
 def passes(rows: int) -> int:
     """Over the data: many where they are few."""
     return max(30, min(60, 60_000 // rows))
+
+
+def first_passes(rows: int | None) -> int:
+    """Over the data, for the first weights of a network that is then trained otherwise: three, more where rows are few."""
+    return max(3, min(60, 60_000 // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int) -> float:

@@ -146,7 +146,7 @@ def init(
     hidden: Hidden = "100",
     activation: Acts = Activation.relu,
     penalty: Penalty = "l2",
-    passes: Annotated[int, typer.Option(min=1, help="Passes over the rows.")] = 3,
+    passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     task: Goal = Task.auto,
     loss: Error = Loss.auto,
     quantile: Level = None,
@@ -164,7 +164,7 @@ def init(
     _check_place(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
-    job = replace(job, refit=refit.value if refit else None)
+    job = replace(job, refit=refit.value if refit else None, first=True)
     trained = jobs.train(job, partial(_progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
@@ -190,7 +190,9 @@ def table1(
     architectures: Annotated[str | None, typer.Option(help="As 300,300-100; by default the paper's five.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Of first weights and order of rows; by default 5.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Of the search for lam and sweeps; by default 10.")] = None,
-    literal: Annotated[bool, typer.Option("--literal", help="Also all as printed: SGD and sigma^2 = 0.1.")] = False,
+    literal: Annotated[
+        bool, typer.Option("--literal", help="Also other readings: SGD, as printed and as fits.")
+    ] = False,
 ) -> None:
     """Table 1 of the paper on MNIST, with the columns that it lacks. Every figure is a file: stop at any moment, and the same command
     goes on."""

@@ -7,41 +7,46 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from liftednn.blocks import Descent
+__all__ = ["WARM_UP", "recorded"]
 
-__all__ = ["recorded"]
+WARM_UP = 3
 
-_WARM_UP = 3
+Step = Callable[..., None]
 
 
-def recorded(descent: Descent) -> Callable[[Tensor, Tensor, Tensor | None], None]:
-    """`descent.step`, or on a CUDA device its recording; batches of another shape than the first take the plain step."""
-    return descent.step if descent.rate.device.type != "cuda" or descent.proxed else _Recorded(descent)
+def recorded(step: Step, device: torch.device) -> Step:
+    """The step, a function of tensors and None's that changes others in place; on a CUDA device its recording.
+
+    The first calls, `WARM_UP` of them, are plain steps, and so are those with other shapes than the last of these had.
+    """
+    return _Recorded(step) if device.type == "cuda" else step
 
 
 class _Recorded:
-    def __init__(self, descent: Descent) -> None:
-        self.descent, self.calls = descent, 0
+    def __init__(self, step: Step) -> None:
+        self.step, self.calls = step, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.x = self.y = descent.rate
-        self.counts: Tensor | None = None
+        self.kept: list[Tensor | None] = []
 
-    def __call__(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        if self.graph is not None and x.shape == self.x.shape and (counts is None) == (self.counts is None):
-            self.x.copy_(x)
-            self.y.copy_(y)
-            if self.counts is not None and counts is not None:
-                self.counts.copy_(counts)
+    def __call__(self, *given: Tensor | None) -> None:
+        if self.graph is not None and _shapes(given) == _shapes(self.kept):
+            for place, new in zip(self.kept, given, strict=True):
+                if place is not None and new is not None:
+                    place.copy_(new)
             self.graph.replay()
             return
-        self.descent.step(x, y, counts)
+        self.step(*given)
         self.calls += 1
-        if self.calls == _WARM_UP and self.graph is None:
-            self._record(x, y, counts)
+        if self.calls == WARM_UP:
+            self._record(given)
 
-    def _record(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
+    def _record(self, given: tuple[Tensor | None, ...]) -> None:
         """Recording does not run the step."""
-        self.x, self.y, self.counts = x.clone(), y.clone(), None if counts is None else counts.clone()
+        self.kept = [None if part is None else part.clone() for part in given]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.descent.step(self.x, self.y, self.counts)
+            self.step(*self.kept)
+
+
+def _shapes(given: tuple[Tensor | None, ...] | list[Tensor | None]) -> list[torch.Size | None]:
+    return [None if part is None else part.shape for part in given]

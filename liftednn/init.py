@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty
-from liftednn.choices import automatic, guarded
+from liftednn.choices import automatic, first_passes, guarded
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber, Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
@@ -57,7 +57,7 @@ def lifted_(
     lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
     penalty: str | Penalty | Sequence[str | Penalty] = "l2",
     robust: float | str | Uncertainty | None = None,
-    sweeps: int = 3,
+    sweeps: int | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
     report: bool = False,
     refit: Literal["auto"] | None = "auto",
@@ -77,7 +77,7 @@ def lifted_(
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
-    sweeps   passes over the data
+    sweeps   passes over the data; "auto": 3 from 20,000 rows on, more where they are fewer, at most 60
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
     refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
@@ -93,10 +93,11 @@ def lifted_(
     if all(not part.requires_grad for linear in chain.linears for part in linear.parameters()):
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
-    passes, refits = _passes(sweeps), slopes.grains(chain, refit)
+    refits = slopes.grains(chain, refit)
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
-    few = source_of(x, y).sample(_ROWS, seed)[:2]
+    source = source_of(x, y)
+    few, passes = source.sample(_ROWS, seed)[:2], _passes(sweeps, source.rows)
     chosen = _loss_for(chain, few[1] if y is None else y, _in_units(loss, few[1]))
     network = network_of(chain, chosen).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
@@ -128,14 +129,16 @@ def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _passes(sweeps: Any) -> int:
-    """An integer of Python, of numpy or of torch."""
+def _passes(sweeps: Any, rows: int | None) -> int:
+    """An integer of Python, of numpy or of torch, or by the number of rows."""
+    if isinstance(sweeps, str) and sweeps == "auto":
+        return first_passes(rows)
     try:
         passes = operator.index(sweeps)
     except TypeError:
         passes = 0
     if passes < 1:
-        raise ValueError(f"sweeps must be an integer of at least 1, got {sweeps}")
+        raise ValueError(f"sweeps must be 'auto' or an integer of at least 1, got {sweeps}")
     return passes
 
 

@@ -64,6 +64,7 @@ class Job:
     quantile: float | None = None
     robust: str | None = None
     prune: bool = False
+    first: bool = False  # weights for a standard network to begin with, not a model: fewer passes
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
     network = choices.automatic(network.with_penalty(job.penalty), rows.x, rows.y, job.seed, rows.counts)
     network = choices.guarded(network, uncertainty_of(job.robust))
-    passes = job.passes or choices.passes(len(rows.x))
+    passes = job.passes or (choices.first_passes if job.first else choices.passes)(len(rows.x))
     trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device, refit=cast(Grain | None, job.refit))
     validation = (held.x, held.y) if len(held.x) else None
     with progress(passes, _measure(network)) as say:

@@ -222,7 +222,8 @@ class Run:
         ]
         reach = None if scale is None else reach_of(rows, few)
         self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
-        self.step, self.learner = recorded(self.descent), Learner(self.descent, self.settings.refit)
+        plain, self.learner = self.descent.step, Learner(self.descent, self.settings.refit)
+        self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()
 
     @property

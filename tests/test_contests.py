@@ -51,6 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small data in place of the sets; times as they might be."""
     monkeypatch.setattr(contests, "_loaded", lambda name, split: curve() if name == "california" else clusters())
     monkeypatch.setattr(contests, "RATES", (1e-3, 1e-2))
+    monkeypatch.setattr(contests, "_MORE_RATES", (1e-3, 1e-2, 3e-2))
 
 
 def made_up(self: Arena) -> None:
@@ -126,9 +127,9 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
     for start in STARTS:
         tried = own.tried(start)
         assert own.chosen(start).mean == max(each.mean for each in tried)
-        assert own.tested(start).recipe == own.chosen(start).recipe
-        assert own.tested_small(start).recipe == Recipe(1e-5, "constant", BATCH, 2)
-        assert {each.recipe.epochs for each in tried} == {2 if start == LIFTED else 4}
+        assert own.tested(start).recipes == own.chosen(start).recipes
+        assert own.tested_small(start).recipes == (Recipe(1e-5, "constant", BATCH, 2),)
+        assert {recipe.epochs for each in tried for recipe in each.recipes} == {2 if start == LIFTED else 4}
         assert json.loads((own._stage_file("test", start)).read_text())["seeds"] == [0, 1]
     assert own.tested(LIFTED).mean > 0.7
     assert own.tested(LIFTED).seconds == pytest.approx(0.4 + 2 * 0.2)
@@ -136,7 +137,7 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
     assert set(alone) == {"phase", "through"}
     text = compare.table([own], "mnist")
     assert f"{own.tested('He').mean:.4f}" in text
-    assert str(own.chosen("Xavier").recipe) in text
+    assert own.chosen("Xavier").told in text
 
 
 @pytest.mark.usefixtures("small")
@@ -148,11 +149,44 @@ def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
     own = Arena(tmp_path, contest, seeds=2, choices=1)
     for part in (*own.tuning(), *own.testing()):
         part.work()
-    assert own.chosen("He").mean == min(each.mean for each in own.tried("He"))
-    recipe, data = own.tested("He").recipe, contest.rows_of("test", 1, "cpu")
+    recipe, data = own.tested("He").recipes[1], contest.rows_of("test", 1, "cpu")
     network = Together([[starts.he((3, 8, 1), 1, data[0])]], [recipe.rate], data[0], schedules=[recipe.schedule])
     train_together(network, recipe.epochs, recipe.batch, [1])
     assert own.tested("He").scores[1] == pytest.approx(data[1] * float(network.scores()), rel=1e-4)
+
+
+@pytest.mark.usefixtures("small")
+def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows alone are asked: what is best on another split's held-back rows may be a test row of this one."""
+    monkeypatch.setattr(Arena, "measure", made_up)
+    asked: list[int] = []
+    monkeypatch.setattr(contests, "_loaded", lambda name, split: (asked.append(split), curve())[1])
+    own = Arena(tmp_path, Contest("california", (8,), epochs=2), seeds=3, choices=2)
+    for part in own.tuning():
+        part.work()
+    assert set(asked) == {0, 1, 2}
+    file = own._stage_file("tune", "He")
+    facts = json.loads(file.read_text())
+    assert facts["seeds"] == [100, 200, 101, 201, 102, 202]
+    best = {0: 1, 1: 0, 2: 4}
+    for place, row in enumerate(facts["recipes"]):
+        row["scores"] = [0.1 if best[seed % TUNING] == place else 9.0 for seed in facts["seeds"]]
+    file.write_text(json.dumps(facts))
+    expected = tuple(own.recipes("He")[best[split]] for split in range(3))
+    assert tuple(own.chosen("He", split).recipes[0] for split in range(3)) == expected
+    for part in own.testing():
+        part.work()
+    tested = own.tested("He")
+    assert tested.recipes == expected
+    assert len(tested.scores) == 3
+    told = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
+    assert tested.told == told
+
+
+@pytest.mark.usefixtures("small")
+def test_without_tuning_there_is_the_usual_rate_alone() -> None:
+    contest = Contest("mnist", (5,), epochs=3, batches=(100,), tuned=False)
+    assert contest.recipes(0.0, 0.6, {100: 0.2}) == [Recipe(1e-3, "constant", 100, 3)]
 
 
 def test_falling_rates_and_real_responses_are_torch_s_own() -> None:
@@ -258,11 +292,11 @@ def test_every_contest_has_a_folder_of_its_own() -> None:
 
 def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
     recipe = Recipe(1e-3, "constant", 100, 1)
-    ours, theirs = Outcome(recipe, [0.9, 0.92], 1.0), Outcome(recipe, [0.8, 0.82], 1.0)
+    ours, theirs = Outcome((recipe,), [0.9, 0.92], 1.0), Outcome((recipe,), [0.8, 0.82], 1.0)
     gap, deviations = regimes.lead(ours, theirs)
     assert gap == pytest.approx(0.1)
     assert deviations == pytest.approx(0.1 / math.hypot(ours.deviation, theirs.deviation))
-    assert regimes.lead(Outcome(recipe, [0.9], 1.0), Outcome(recipe, [0.8], 1.0))[1] == math.inf
+    assert regimes.lead(Outcome((recipe,), [0.9], 1.0), Outcome((recipe,), [0.8], 1.0))[1] == math.inf
 
 
 @pytest.mark.usefixtures("small")

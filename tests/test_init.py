@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import liftednn as lnn
+from liftednn.choices import first_passes
 from liftednn.init import lifted_
 from liftednn.losses import Matching
 from liftednn.minibatch import Pass
@@ -328,11 +329,16 @@ def test_a_module_that_is_frozen_altogether_is_returned_with_a_warning() -> None
 
 
 def test_lam_may_be_given() -> None:
-    automatic = filled(digits(), X[ROWS], Y[ROWS])
-    loose, each = filled(digits(), X[ROWS], Y[ROWS], lam=1.0), filled(digits(), X[ROWS], Y[ROWS], lam=[1.0, 1])
+    automatic = filled(digits(), X[ROWS], Y[ROWS], sweeps=3)
+    loose, each = (filled(digits(), X[ROWS], Y[ROWS], lam=lam, sweeps=3) for lam in (1.0, [1.0, 1]))
     assert same(loose, each)
     assert not same(loose, automatic)
     assert accuracy(loose) > GOOD
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(100, 60), (1000, 60), (6000, 10), (20_000, 3), (10**6, 3), (None, 3)])
+def test_few_rows_have_more_passes(rows: int | None, passes: int) -> None:
+    assert first_passes(rows) == passes
 
 
 @pytest.mark.parametrize(
@@ -380,7 +386,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     ),
     "words": (lambda: (digits(), (X, ["a"] * len(X)), {}), "y cannot be read as numbers"),
     "out of range": (lambda: (nn.Sequential(nn.Linear(64, 1), nn.Tanh()), (X, Y.float()), {}), "must lie from -1 to 1"),
-    "sweeps": (lambda: (digits(), (X, Y), {"sweeps": 0}), "sweeps must be an integer of at least 1, got 0"),
+    "sweeps": (lambda: (digits(), (X, Y), {"sweeps": 0}), "sweeps must be 'auto' or an integer of at least 1, got 0"),
     "half a sweep": (lambda: (digits(), (X, Y), {"sweeps": 1.5}), "an integer of at least 1, got 1.5"),
     "lam": (lambda: (digits(), (X, Y), {"lam": -1.0}), "lam must be positive, got -1.0"),
     "lams": (lambda: (digits(), (X, Y), {"lam": [1.0]}), "lam has 1 entries for 2 hidden layers"),
@@ -449,7 +455,7 @@ def test_the_report_is_printed_and_logged(capsys: pytest.CaptureFixture, caplog:
     assert lines == [record.getMessage() for record in caplog.records if record.name == "liftednn.init"]
     with torch.no_grad():
         after = float(nn.functional.cross_entropy(module(X[ROWS]), Y[ROWS]))
-    assert "passes over the data: 3" in lines[0]
+    assert "passes over the data: 42" in lines[0]  # 1,400 rows
     assert lines[1].startswith(f"before: loss {before:.4g}, accuracy")
     assert lines[1].endswith("on 1400 rows")
     assert lines[2] == f"after: loss {after:.4g}, accuracy {accuracy(module, X[ROWS], Y[ROWS]):.4f}"

@@ -228,12 +228,29 @@ def test_ten_kills_leave_what_one_run_leaves(
     assert table1.run(tiny(tmp_path / "often"), data) == 0
     once = contents(tmp_path / "once")
     assert once == contents(tmp_path / "often")
-    # 2 architectures: 5 trials, 2 timings, 2 seeds of 3 phases, 10 starts at 2 rates, more epochs, 4 literal starts.
-    assert len(once) == 1 + 2 * (5 + 2 + 2 * (3 + 10 * 2 + 1 + 4))
+    # 2 architectures: 5 trials, 2 timings, 2 seeds of 3 phases, 10 starts at 2 rates, more epochs, 4 starts as printed, 5 scaled.
+    assert len(once) == 1 + 2 * (5 + 2 + 2 * (3 + 10 * 2 + 1 + 4 + 5))
     assert not list(tmp_path.glob("**/*.part"))
     ticks.count = 0
     assert table1.run(tiny(tmp_path / "often"), data) == 0
     assert ticks.count == 1  # plan.json alone
+
+
+def test_a_scaled_reading_trains_at_its_own_rate(tmp_path: Path) -> None:
+    """What is stored under a printed rate is what gradients at 250 times that rate give."""
+    data, plan = synthetic(), tiny(tmp_path, literal_rates=(1e-5,))
+    cells.measure(plan, data, (6,), "sgd")
+    group = table1._by_gradients(
+        plan, cells.Group((6,), "Xavier", starts.xavier, (), 0), rendering.SCALED, rendering.SCALE
+    )
+    group.compute(plan, data)
+    stored = cells.read(group.files(plan)[1e-5, 1])
+    assert stored["parameters"]["rate"] == 1e-5
+    assert stored["parameters"]["scale"] == 250
+    assert group.done(plan)
+    alone = Together([[starts.xavier(cells.sizes((6,), data), 1, data)]], [2.5e-3], data, "sgd")
+    train_together(alone, plan.epochs, plan.batch, [1])
+    assert stored["accuracy"] == float(alone.scores())
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
@@ -340,7 +357,7 @@ def test_the_table_is_what_the_files_say(tmp_path: Path) -> None:
     assert f"| 300 |{'  |' * 3} 19.00 |{blank[: 3 * 4]} 19.00 |  |  |" in text
     assert "| 300 | lam 0.123, sweeps 2, 0.9000 | lam 0.123, sweeps 2, 0.8000 |" in text
     assert "## As printed: stochastic gradients, sigma^2 = 0.1, rate 1e-5" in text
-    assert "| 300 |  | **0.3000 ± 0.0000** [0.923] |  |  |" in text
+    assert "| 300 | **0.3000 ± 0.0000** [0.923] |\n" in text
     assert "over 2 seeds" in text
 
 

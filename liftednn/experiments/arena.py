@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -33,11 +34,18 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """Scores over seeds with what they were reached by; `seconds` of one network trained alone, its first weights included."""
+    """Scores over seeds with the recipes they were reached by, one for all or one each; `seconds` of one network trained alone, its
+    first weights included."""
 
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
     scores: list[float]
     seconds: float
+
+    @property
+    def told(self) -> str:
+        steps = Counter(recipe.step for recipe in self.recipes).most_common()
+        counted = [step if len(steps) == 1 else f"{step} ({count} of {len(self.recipes)})" for step, count in steps]
+        return ", ".join([*counted, *dict.fromkeys(recipe.length for recipe in self.recipes)])
 
     @property
     def mean(self) -> float:
@@ -53,7 +61,7 @@ class Arena:
     """One contest, in a folder.
 
     seeds    of the test
-    choices  seeds of the choice
+    choices  seeds of the choice, for each split where every test has its own
     small    whether the small rate is also run, for the same epochs from every start
     """
 
@@ -138,20 +146,29 @@ class Arena:
         return self.contest.recipes(times["start_seconds"][start], budget, epochs)
 
     def _play(self, stage: Stage, start: str) -> None:
-        """Train with the recipes of this stage, and write the scores of each over seeds."""
-        if stage == "tune":
-            recipes, seeds = self.recipes(start), range(TUNING, TUNING + self.choices)
-        else:
-            recipes, seeds = [self.chosen(start).recipe], range(self.seeds)
-            recipes += [Recipe(SMALL, "constant", BATCH, self.contest.epochs)] if self.small else []
-        scores: list[list[float]] = [[] for _ in recipes]
-        for together in [[seed] for seed in seeds] if self.contest.split else [list(seeds)]:
+        """Train with the recipes of this stage, and write the scores of each over its seeds."""
+        plan, found = self._plan(stage, start), dict[tuple[Recipe, int], float]()
+        seeds = list(dict.fromkeys(seed for _, own in plan for seed in own))
+        for together in [[seed] for seed in seeds] if self.contest.split else [seeds]:
+            recipes = list(dict.fromkeys(recipe for recipe, own in plan if together[0] in own))
             data, unit = self.contest.rows_of(stage, together[0], self.device)
-            for own, found in zip(scores, self._train(start, recipes, together, data), strict=True):
-                own += [unit * score for score in found]
-        rows = [recipe._asdict() | {"scores": each} for recipe, each in zip(recipes, scores, strict=True)]
-        facts = {"kind": stage, "contest": asdict(self.contest), "start": start, "seeds": list(seeds)}
+            for recipe, scores in zip(recipes, self._train(start, recipes, together, data), strict=True):
+                found |= {(recipe, seed): unit * score for seed, score in zip(together, scores, strict=True)}
+        rows = [recipe._asdict() | {"scores": [found[recipe, seed] for seed in own]} for recipe, own in plan]
+        facts = {"kind": stage, "contest": asdict(self.contest), "start": start, "seeds": seeds}
         write(self._stage_file(stage, start), facts | {"versions": versions(data), "recipes": rows})
+
+    def _plan(self, stage: Stage, start: str) -> list[tuple[Recipe, list[int]]]:
+        """Recipes, and the seeds that each is run with. The small rate of a test comes last."""
+        if stage == "tune":
+            seeds = self.contest.tuning_seeds(self.seeds, self.choices)
+            return [(recipe, seeds) for recipe in self.recipes(start)]
+        every = list(range(self.seeds))
+        plan = [
+            (self.chosen(start, own[0]).recipes[0], own)
+            for own in ([[s] for s in every] if self.contest.real else [every])
+        ]
+        return plan + [(Recipe(SMALL, "constant", BATCH, self.contest.epochs), every)] * self.small
 
     def _train(self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset) -> list[list[float]]:
         """Scores of each recipe, by seed: those of one batch size and length are trained together."""
@@ -170,15 +187,17 @@ class Arena:
     def alone(self) -> None:
         """Write what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
         lengths = {"phase": self.contest.passes, "through": self.contest.epochs}
-        scores: dict[str, list[float]] = {name: [] for name in lengths}
-        seconds: dict[str, list[float]] = {name: [] for name in lengths}
+        phases = {name: partial(starts.fenchel, passes=passes) for name, passes in lengths.items()}
+        scores: dict[str, list[float]] = {name: [] for name in phases}
         for seed in range(self.seeds):
             data, unit = self.contest.rows_of("test", seed, self.device)
-            for name, passes in lengths.items():
-                phase = partial(starts.fenchel, passes=passes)
-                weights, spent = made(phase, sizes(self.contest.hidden, data), seed, data)
-                seconds[name].append(spent)
+            layout = sizes(self.contest.hidden, data)
+            for name, phase in phases.items():
+                weights, _ = made(phase, layout, seed, data)
                 scores[name].append(unit * float(Together([[weights]], [0.0], data).scores()))
+        with _clock(self.contest.clock) as device:
+            data, _ = self.contest.rows_of("test", TUNING, device or self.device)
+            seconds = {name: [made(phase, layout, TUNING, data)[1] for _ in range(2)] for name, phase in phases.items()}
         facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
         write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
 
@@ -193,19 +212,24 @@ class Arena:
         for row in rows:
             recipe = Recipe(*(row[name] for name in Recipe._fields))
             seconds = times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)]
-            outcomes.append(Outcome(recipe, row["scores"], seconds))
+            outcomes.append(Outcome((recipe,), row["scores"], seconds))
         return outcomes
 
-    def chosen(self, start: str) -> Outcome:
-        """The recipe that is best on the held-back rows, the first of equal ones."""
+    def chosen(self, start: str, seed: int = 0) -> Outcome:
+        """The recipe that is best on the held-back rows, the first of equal ones; for a test's own split, where it has one."""
+        seeds = self.contest.tuning_seeds(self.seeds, self.choices)
+        own = [place for place, each in enumerate(seeds) if not self.contest.real or each % TUNING == seed]
+        outcomes = [replace(each, scores=[each.scores[place] for place in own]) for each in self.tried(start)]
         sign = -1 if self.contest.real else 1
-        return max(self.tried(start), key=lambda each: sign * each.mean if math.isfinite(each.mean) else -math.inf)
+        return max(outcomes, key=lambda each: sign * each.mean if math.isfinite(each.mean) else -math.inf)
 
     def tested(self, start: str) -> Outcome:
-        return self.tried(start, "test")[0]
+        own = self.tried(start, "test")[: -1 if self.small else None]
+        recipes = tuple(recipe for each in own for recipe in each.recipes)
+        return Outcome(recipes, [s for each in own for s in each.scores], statistics.fmean(e.seconds for e in own))
 
     def tested_small(self, start: str) -> Outcome:
-        return self.tried(start, "test")[1]
+        return self.tried(start, "test")[-1]
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:

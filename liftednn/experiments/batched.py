@@ -17,6 +17,7 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.experiments.datasets import Dataset
+from liftednn.graphs import WARM_UP, recorded
 
 __all__ = ["Method", "Schedule", "Together", "clock", "epoch_seconds", "train_together"]
 
@@ -24,7 +25,6 @@ Method = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine"]
 
 _ROWS = 2000  # rows evaluated at a time
-_WARM_UP = 3
 
 
 class Together:
@@ -74,9 +74,6 @@ class Together:
     def anneal(self, progress: float) -> None:
         """Set the rates that fall, `progress` of the way through training; in place, so that a recorded step sees it."""
         torch.add(self.steady, self.falling, alpha=(1 + math.cos(math.pi * progress)) / 2, out=self.rates)
-
-    def _of(self, whole: Tensor, variant: int) -> Tensor:
-        return whole[variant * self.seeds : (variant + 1) * self.seeds]
 
     def states(self, x: Tensor) -> list[Tensor]:
         """Inputs of every layer and the scores, (V S, rows, width), from rows (V S, rows, in)."""
@@ -129,7 +126,7 @@ def train_together(
     """Train for so many epochs; `after(epoch, scores)` is called before the first (epoch 0) and after each."""
     if after:
         after(0, networks.scores())
-    step, falls = _stepper(networks, batch) if epochs else networks.step, bool(networks.falling.any())
+    step, falls = recorded(networks.step, networks.data.x.device), bool(networks.falling.any())
     for epoch in range(1, epochs + 1):
         orders = list(_orders(networks, batch, seeds, epoch))
         for number, rows in enumerate(orders):
@@ -142,9 +139,9 @@ def train_together(
 
 def epoch_seconds(networks: Together, batch: int) -> float:
     """Wall time of one epoch, evaluation aside, once everything is loaded and recorded."""
-    step = _stepper(networks, batch)
+    step = recorded(networks.step, networks.data.x.device)
     orders = [list(_orders(networks, batch, range(networks.seeds), epoch)) for epoch in (0, 1)]
-    for rows in orders[0][:_WARM_UP]:
+    for rows in orders[0][:WARM_UP]:
         step(rows)
     started = clock(networks.data.x)
     for rows in orders[1]:
@@ -160,37 +157,6 @@ def _orders(networks: Together, batch: int, seeds: Sequence[int], epoch: int) ->
         [torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)) for seed in seeds]
     )
     yield from torch.split(orders[:, : count // batch * batch].to(networks.data.x.device), batch, 1)
-
-
-def _stepper(networks: Together, batch: int) -> Callable[[Tensor], None]:
-    batch = min(batch, len(networks.data.x))
-    return _recorded(networks, batch) if networks.data.x.is_cuda else networks.step
-
-
-def _recorded(networks: Together, batch: int) -> Callable[[Tensor], None]:
-    """A step as a CUDA graph: the rows' numbers are copied in, and the graph is replayed. Warming it up changes nothing."""
-    rows = torch.zeros(networks.seeds, batch, dtype=torch.long, device=networks.data.x.device)
-    kept = networks.values.clone()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP):
-            networks.step(rows)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        networks.step(rows)
-    networks.values.copy_(kept)
-    for memory in networks.optimiser.state.values():
-        for part in memory.values():
-            if isinstance(part, Tensor):  # the momentum of plain gradients is None
-                part.zero_()
-
-    def replay(chosen: Tensor) -> None:
-        rows.copy_(chosen)
-        graph.replay()
-
-    return replay
 
 
 def clock(like: Tensor) -> float:

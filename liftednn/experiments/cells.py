@@ -51,7 +51,7 @@ class Plan:
 
     rates          of the standard networks: the paper's two, and two beyond
     more_rates     at which He's weights are also given the lifted phase's time as further epochs
-    literal_rates  of the runs with everything as printed: stochastic gradients and sigma^2 = 0.1
+    literal_rates  of the paper's columns by stochastic gradients, as printed and at rates that give its figures
     passes         of the mini-batch lifted phase
     trials         of the search for lam and sweeps, one search for each architecture
     held           last training rows, which the search scores on and never trains on
@@ -61,7 +61,7 @@ class Plan:
     out: Path
     architectures: tuple[Sizes, ...] = ARCHITECTURES
     rates: tuple[float, ...] = (1e-5, 1e-6, 1e-4, 1e-3)
-    more_rates: tuple[float, ...] = (1e-4, 1e-3)
+    more_rates: tuple[float, ...] = (1e-5, 1e-6, 1e-4, 1e-3)
     literal_rates: tuple[float, ...] = (1e-5, 1e-6)
     seeds: int = 5
     epochs: int = 17
@@ -75,7 +75,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """First weights of one architecture, for all rates and seeds. `phase`: they are a model by themselves, whose accuracy is kept too."""
+    """First weights of one architecture, for all rates and seeds. `phase`: they are a model by themselves, whose accuracy is kept too;
+    `scale`: what the rates are multiplied by."""
 
     architecture: Sizes
     name: str
@@ -85,6 +86,7 @@ class Group:
     method: Method = "adam"
     settings: dict[str, Any] = field(default_factory=dict)
     phase: bool = False
+    scale: float = 1.0
 
     def files(self, plan: Plan) -> dict[tuple[float | None, int], Path]:
         """By rate and seed; the rate of a phase is None."""
@@ -99,7 +101,8 @@ class Group:
         own = {"architecture": named(self.architecture), "start": self.name, **self.settings}
         if rate is None:
             return own
-        return own | {"rate": rate, "epochs": self.epochs, "batch": plan.batch, "method": self.method}
+        own |= {"rate": rate, "epochs": self.epochs, "batch": plan.batch, "method": self.method}
+        return own | ({"scale": self.scale} if self.scale != 1 else {})
 
     def done(self, plan: Plan) -> bool:
         """Whether every file is there and of these very parameters."""
@@ -115,7 +118,8 @@ class Group:
         pairs = [made(self.start, layout, seed, data) for seed in range(plan.seeds)]
         starts, start_seconds = zip(*pairs, strict=True)
         rates = self.rates or (0.0,)
-        networks = Together([[weights] * len(rates) for weights in starts], rates, data, self.method)
+        taken = [self.scale * rate for rate in rates]
+        networks = Together([[weights] * len(rates) for weights in starts], taken, data, self.method)
         curves: list[Tensor] = []
         started = time.perf_counter()
         train_together(networks, self.epochs, plan.batch, range(plan.seeds), lambda _, seen: curves.append(seen.cpu()))

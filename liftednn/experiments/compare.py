@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from liftednn.experiments import datasets
 from liftednn.experiments.arena import Arena
@@ -22,13 +23,14 @@ from liftednn.start import check_device
 __all__ = ["CHOICES", "arenas", "compare", "contests", "table"]
 
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
+_REGRESSION: dict[str, Any] = {"epochs": 40, "passes": None, "clock": "cpu"}
 _CONTESTS: dict[str, list[Contest]] = {
     "mnist": [Contest("mnist", (300,)), Contest("mnist", (500, 200, 100))],
     "fashion": [Contest("fashion", (300,)), Contest("fashion", (500, 200, 100))],
     "cifar10": [Contest("cifar10", (300,)), Contest("cifar10", (500, 200, 100))],
-    "adult": [Contest("adult", (100,)), Contest("adult", (100, 50))],
-    "uci": [Contest(name, (100,) if "protein" in name else (50,), epochs=40) for name in _UCI],
-    "california": [Contest("california", (100,), epochs=40), Contest("california", (100, 50), epochs=40)],
+    "adult": [Contest("adult", hidden, clock="cpu") for hidden in ((100,), (100, 50))],
+    "uci": [Contest(name, (100,) if "protein" in name else (50,), **_REGRESSION) for name in _UCI],
+    "california": [Contest("california", hidden, **_REGRESSION) for hidden in ((100,), (100, 50))],
 }
 CHOICES = tuple(_CONTESTS)
 _QUICK_ROWS, _SPLITS = 600, 5
@@ -104,7 +106,7 @@ def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
 def _choices(arena: Arena) -> list[str]:
     through = statistics.median(read(arena.file("alone"))["seconds"]["through"])
     chosen = [arena.tested(start) for start in STARTS]
-    return [f"{through:.2f} s", *(f"{each.recipe}: {each.seconds:.2f} s" for each in chosen)]
+    return [f"{through:.2f} s", *(f"{each.told}: {each.seconds:.2f} s" for each in chosen)]
 
 
 def _footer(arena: Arena) -> str:

@@ -27,8 +27,12 @@ RANDOM: dict[str, Start] = {"Xavier": starts.xavier, "He": starts.he, "LSUV": st
 STARTS = (*RANDOM, CONTROL, LIFTED)
 BATCH, SMALL = 100, 1e-5
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+_MORE_RATES = (*RATES, 1e-1)  # regression on small sets often takes the largest there is
+_USUAL = 1e-3  # torch's own for Adam, which stays constant
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
-TUNING = 100  # choices are made with seeds from here on, tests with those from 0 on
+TUNING = (
+    100  # choices are made with seeds from here on, tests with those from 0 on; the rest by it is the number of a split
+)
 _HELD, _SHARE = 10_000, 6  # rows held back: at most so many, and one in so many
 
 Stage = Literal["tune", "test"]
@@ -43,7 +47,15 @@ class Recipe(NamedTuple):
     epochs: int
 
     def __str__(self) -> str:
-        return f"{short(self.rate)} {self.schedule}, batch {self.batch}, {self.epochs} epochs"
+        return f"{self.step}, {self.length}"
+
+    @property
+    def step(self) -> str:
+        return f"{short(self.rate)} {self.schedule}"
+
+    @property
+    def length(self) -> str:
+        return f"batch {self.batch}, {self.epochs} epochs"
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,10 @@ class Contest:
     rows        training rows, drawn anew for each seed; None for all
     precision   of the standard networks' training: weights, optimiser and all
     batches     sizes that a recipe may have
-    passes      of the lifted phase
+    passes      of the lifted phase; None for as many as `lifted_` takes by itself
     clock       whose seconds the budget counts: of the machine's own device, or of two threads of its CPU
     standard    whether all starts are given inputs whose columns are standardised
+    tuned       whether recipes are chosen; if not, all train with torch's usual rate
     """
 
     data: str
@@ -67,18 +80,20 @@ class Contest:
     rows: int | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     batches: tuple[int, ...] = (BATCH,)
-    passes: int = 3
+    passes: int | None = 3
     clock: Literal["own", "cpu"] = "own"
     standard: bool = False
+    tuned: bool = True
 
     @property
     def title(self) -> str:
         """As a folder's name."""
         parts = [self.data.replace("/", "-"), named(self.hidden), f"{self.epochs}-epochs"]
-        parts += [f"{self.passes}-passes"] if self.passes != 3 else []
+        parts += [f"{self.passes or 'auto'}-passes"] if self.passes != 3 else []
         parts += [f"{self.rows}-rows"] if self.rows else []
         parts += [self.precision] if self.precision != "float32" else []
         parts += ["standardised"] if self.standard else []
+        parts += ["untuned"] if not self.tuned else []
         return "_".join([*parts, *(["cpu-clock"] if self.clock == "cpu" else [])])
 
     @property
@@ -90,6 +105,12 @@ class Contest:
     def split(self) -> bool:
         """Whether every seed has training rows of its own."""
         return self.real or self.rows is not None
+
+    def tuning_seeds(self, tests: int, choices: int) -> list[int]:
+        """Of the choice: so many for all tests or, where each seed's test rows are others' training rows, for each."""
+        if not self.real:
+            return list(range(TUNING, TUNING + choices))
+        return [TUNING * again + split for split in range(tests) for again in range(1, choices + 1)]
 
     def rows_of(self, stage: Stage, seed: int, device: str) -> tuple[Dataset, float]:
         """To train on and to score on; real responses are standardised, and what 1 then is in their own units comes with them."""
@@ -117,8 +138,10 @@ class Contest:
 
     def recipes(self, start_seconds: float, budget: float, epoch_seconds: dict[int, float]) -> list[Recipe]:
         """All that a start may choose from. What it has left of the budget is rounded up to whole epochs."""
+        rates = (_MORE_RATES if self.real else RATES) if self.tuned else (_USUAL,)
+        schedules = SCHEDULES if self.tuned else SCHEDULES[:1]
         counts = {b: max(1, math.ceil((budget - start_seconds) / epoch_seconds[b] - 1e-9)) for b in self.batches}
-        return [Recipe(rate, s, b, counts[b]) for b in self.batches for rate in RATES for s in SCHEDULES]
+        return [Recipe(rate, s, b, counts[b]) for b in self.batches for rate in rates for s in schedules]
 
 
 @cache

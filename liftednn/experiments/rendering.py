@@ -14,12 +14,16 @@ from liftednn.files import beside
 __all__ = [
     "ALONE",
     "COLUMNS",
+    "DOUBLED",
     "EUCLIDEAN",
     "FENCHEL",
     "LITERAL",
     "MORE",
     "PAPER",
     "PHASES",
+    "READINGS",
+    "SCALE",
+    "SCALED",
     "SCORES",
     "STYLES",
     "best_trials",
@@ -33,7 +37,12 @@ __all__ = [
 ]
 
 ALONE, EUCLIDEAN, FENCHEL, MORE = "Our Model", "Lifted (euclidean)", "Lifted (Fenchel)", "He, more epochs"
-LITERAL = ", literal"
+LITERAL, SCALED = ", literal", ", scaled"
+READINGS = {
+    LITERAL: "As printed: stochastic gradients, sigma^2 = 0.1, rate {rate}",
+    SCALED: "Stochastic gradients at {scale:g} times the rate {rate}, sigma = 0.1",
+}
+SCALE, DOUBLED = 250.0, "sigma^2-scale, doubled"
 COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
 PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
 _PAPER_COLUMNS = ("Normal", "Xavier", "sigma^2-scale", EUCLIDEAN)
@@ -104,7 +113,7 @@ def table(stored: Stored) -> str:
     sections = ["# Table 1", _preface(trained)]
     sections += [_accuracies(stored, rate) for rate in found]
     sections += [_first_epoch(trained, rate) for rate in found]
-    sections += [_seconds(trained), _search(stored), _literal(stored)]
+    sections += [_seconds(trained), _search(stored), *(_reading(stored, name) for name in READINGS)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -194,16 +203,17 @@ def _search(stored: Stored) -> str:
     )
 
 
-def _literal(stored: Stored) -> str:
-    """With stochastic gradients and sigma^2 = 0.1, as printed in the paper."""
-    own = [c for c in stored if c["kind"] == "cell" and c["parameters"]["start"].endswith(LITERAL)]
-    sections = []
+def _reading(stored: Stored, suffix: str) -> str:
+    """The paper's columns in another reading of its protocol."""
+    own = [c for c in stored if c["kind"] == "cell" and c["parameters"]["start"].endswith(suffix)]
+    found = {c["parameters"]["start"].removesuffix(suffix) for c in own}
+    columns, sections = [name for name in (*_PAPER_COLUMNS[:3], DOUBLED, EUCLIDEAN) if name in found], []
     for rate in rates(own):
         rows = [
-            (net, {n: (_values(own, net, n + LITERAL, rate), _printed(own, net, n, rate)) for n in _PAPER_COLUMNS})
+            (net, {n: (_values(own, net, n + suffix, rate), _printed(own, net, n, rate)) for n in columns})
             for net in nets(own)
         ]
-        sections.append(f"## As printed: stochastic gradients, sigma^2 = 0.1, rate {short(rate)}\n\n" + _grid(rows))
+        sections.append(f"## {READINGS[suffix].format(rate=short(rate), scale=SCALE)}\n\n" + _grid(rows))
     return "\n\n".join(sections)
 
 
@@ -211,7 +221,7 @@ def _printed(stored: Stored, net: str, name: str, rate: float | None) -> float |
     """The paper's figure, where these were made from as many rows and epochs as it says."""
     trained = [cell for cell in stored if cell["kind"] == "cell"]
     alike = all(c["rows"] == _PAPER_ROWS and c["parameters"]["epochs"] >= _PAPER_EPOCHS for c in trained)
-    return PAPER.get((net, name, rate)) if alike else None
+    return PAPER.get((net, "sigma^2-scale" if name == DOUBLED else name, rate)) if alike else None
 
 
 def nets(stored: Stored) -> list[str]:

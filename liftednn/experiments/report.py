@@ -19,10 +19,13 @@ from typing import Any
 from liftednn.experiments.cells import cells, read, short
 from liftednn.experiments.rendering import (
     COLUMNS,
+    DOUBLED,
     EUCLIDEAN,
     LITERAL,
     PAPER,
     PHASES,
+    READINGS,
+    SCALED,
     SCORES,
     STYLES,
     best_trials,
@@ -46,7 +49,13 @@ _STYLES = {
     "Xavier" + LITERAL: ("#0072B2", "14 4"),
     "sigma^2-scale" + LITERAL: ("#0072B2", "14 3 2 3 2 3"),
     EUCLIDEAN + LITERAL: ("#E69F00", "14 4"),
+    "Normal" + SCALED: ("#999999", "3 6"),
+    "Xavier" + SCALED: ("#0072B2", "3 6"),
+    "sigma^2-scale" + SCALED: ("#0072B2", "6 6"),
+    DOUBLED + SCALED: ("#0072B2", "12 6"),
+    EUCLIDEAN + SCALED: ("#E69F00", "3 6"),
 }
+_READINGS = tuple(READINGS)
 _OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
 
 
@@ -121,14 +130,14 @@ def _stored(run: Path) -> list[dict[str, Any]]:
 def _summary(stored: Stored) -> dict[str, Any]:
     trained, phases = (_entries(stored, kind) for kind in ("cell", "phase"))
     starts = _in_order((entry["start"] for entry in trained), _STYLES)
-    plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(LITERAL))]
+    plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(_READINGS))]
     return {
         "architectures": nets(stored),
         "rates": [_told(rate) for rate in rates(stored)],
         "starts": [_drawn(name) for name in starts],
         "phases": PHASES,
         "columns": plain,
-        "literal": [name for name in starts if name.endswith(LITERAL)],
+        "literal": [name for name in starts if name.endswith(_READINGS)],
         "cells": trained,
         "alone": [entry for entry in phases if entry["start"] in PHASES],
         "settings": _settings(stored),
@@ -149,7 +158,11 @@ def _entries(stored: Stored, kind: str) -> list[dict[str, Any]]:
 def _entry(net: str, start: str, rate: float | None, own: Stored) -> dict[str, Any]:
     mean, deviation = _moments([cell["accuracy"] for cell in own])
     facts: dict[str, Any] = {"net": net, "start": start, "rate": None if rate is None else _told(rate), "n": len(own)}
-    facts |= {"mean": mean, "sd": deviation, "paper": PAPER.get((net, start.removesuffix(LITERAL), rate))}
+    facts |= {
+        "mean": mean,
+        "sd": deviation,
+        "paper": PAPER.get((net, start.removesuffix(LITERAL).removesuffix(SCALED), rate)),
+    }
     facts["start_seconds"] = _median(own, "start_seconds")
     return facts if rate is None else facts | _curve(own)
 
@@ -220,7 +233,7 @@ def _drawn(name: str) -> dict[str, Any]:
     # By the sum of its letters, so that a name keeps its colour from page to page.
     other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], _DASHES["dashdot"])
     colour, dash = _STYLES.get(name, other)
-    return {"name": name, "colour": colour, "dash": dash, "heavy": "Lifted" in name, "off": name.endswith(LITERAL)}
+    return {"name": name, "colour": colour, "dash": dash, "heavy": "Lifted" in name, "off": name.endswith(_READINGS)}
 
 
 def _in_order(found: Iterable[str], known: Iterable[str]) -> list[str]:

@@ -14,13 +14,22 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.bcd import BCD
-from liftednn.choices import automatic
+from liftednn.choices import automatic, first_passes
 from liftednn.experiments.datasets import Dataset
 from liftednn.minibatch import MiniBatch
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 
-__all__ = ["STARTS", "Sizes", "Start", "euclidean", "fenchel", "fitted_head", "literal_normal"]
+__all__ = [
+    "STARTS",
+    "Sizes",
+    "Start",
+    "doubled_variance_scale",
+    "euclidean",
+    "fenchel",
+    "fitted_head",
+    "literal_normal",
+]
 
 Sizes = tuple[int, ...]
 Start = Callable[[Sizes, int, Dataset], list[Affine]]
@@ -58,6 +67,11 @@ def xavier(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
 def variance_scale(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
     """Variance scaling: 1 / in."""
     return _random(sizes, seed, lambda p, q: math.sqrt(1 / p), 0.1)
+
+
+def doubled_variance_scale(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
+    """Variance scaling with factor 2, the default of the paper's time in Tensorflow: 2 / in."""
+    return _random(sizes, seed, lambda p, q: math.sqrt(2 / p), 0.1)
 
 
 def he(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
@@ -130,11 +144,11 @@ def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, sweeps: int) -
     return _whole(solution.weights, solution.status)
 
 
-def fenchel(sizes: Sizes, seed: int, data: Dataset, passes: int) -> list[Affine]:
-    """Mini-batch lifted training with the Fenchel divergence, lam and rho chosen from the data."""
+def fenchel(sizes: Sizes, seed: int, data: Dataset, passes: int | None) -> list[Affine]:
+    """Mini-batch lifted training with the Fenchel divergence, lam and rho chosen from the data; passes too, where None."""
     given = LiftedNetwork.mlp(sizes, activation="fenchel_relu", loss=_loss(data))
     network = automatic(given, data.x, data.y, seed)
-    fit = MiniBatch(max_iter=passes, seed=seed).run(network, data.x, data.y)
+    fit = MiniBatch(max_iter=passes or first_passes(len(data.x)), seed=seed).run(network, data.x, data.y)
     return _whole(fit.weights, fit.status)
 
 

@@ -62,7 +62,7 @@ def _groups(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
     given[rendering.FENCHEL] = partial(_fenchel, plan, architecture)
     if plan.more_rates:
         given[rendering.MORE] = partial(_more, plan, architecture)
-    return given | (_literal(plan, architecture) if plan.literal else {})
+    return given | (_readings(plan, architecture) if plan.literal else {})
 
 
 def _alone(plan: Plan, architecture: Sizes) -> Group:
@@ -87,16 +87,28 @@ def _more(plan: Plan, architecture: Sizes) -> Group:
     return Group(architecture, rendering.MORE, starts.he, plan.more_rates, epochs)
 
 
-def _literal(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
-    """The paper's columns with stochastic gradients, and normal weights of variance 0.1: all as printed."""
-    random = {"Normal": starts.literal_normal, "Xavier": starts.xavier, "sigma^2-scale": starts.variance_scale}
+def _readings(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
+    """The paper's columns by stochastic gradients: all as printed, then with sigma = 0.1 and rates that give its figures."""
+    random = {"Xavier": starts.xavier, "sigma^2-scale": starts.variance_scale}
+    literal = {"Normal": starts.literal_normal} | random
+    scaled = {"Normal": starts.normal} | random | {rendering.DOUBLED: starts.doubled_variance_scale}
     given: dict[str, Callable[[], Group]] = {}
-    for name, start in random.items():
-        told = name + rendering.LITERAL
-        given[told] = partial(Group, architecture, told, start, plan.literal_rates, plan.epochs, "sgd")
-    told, rates = rendering.EUCLIDEAN + rendering.LITERAL, plan.literal_rates
-    given[told] = lambda: replace(_euclidean(plan, architecture), name=told, rates=rates, method="sgd", phase=False)
+    for reading, columns, scale in ((rendering.LITERAL, literal, 1.0), (rendering.SCALED, scaled, rendering.SCALE)):
+        for name, start in columns.items():
+            given[name + reading] = partial(
+                _by_gradients, plan, Group(architecture, name, start, (), 0), reading, scale
+            )
+        given[rendering.EUCLIDEAN + reading] = partial(_lifted_by_gradients, plan, architecture, reading, scale)
     return given
+
+
+def _lifted_by_gradients(plan: Plan, architecture: Sizes, reading: str, scale: float) -> Group:
+    return _by_gradients(plan, _euclidean(plan, architecture), reading, scale)
+
+
+def _by_gradients(plan: Plan, group: Group, reading: str, scale: float) -> Group:
+    group = replace(group, name=group.name + reading, rates=plan.literal_rates, epochs=plan.epochs)
+    return replace(group, method="sgd", phase=False, scale=scale)
 
 
 def run(plan: Plan, data: Dataset) -> int:
