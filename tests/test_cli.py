@@ -513,6 +513,12 @@ def test_help_gives_an_example(command: str) -> None:
     assert no_control(shown.output)
 
 
+def test_the_package_is_a_program_too() -> None:
+    order = [sys.executable, "-m", "liftednn", "--version"]
+    done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"liftednn {lnn.__version__}\n"
+
+
 def test_demo_runs_the_demonstration(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("liftednn.experiments.demo.main", seen.append)
