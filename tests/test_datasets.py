@@ -242,6 +242,12 @@ def test_a_missing_folder_says_where_it_was_looked_for(monkeypatch: pytest.Monke
         datasets.folder("no-such-set")
 
 
+def test_a_variable_that_names_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIFTEDNN_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"LIFTEDNN_DATA is .*nowhere, which is no folder: name the one"):
+        datasets.folder("mnist")
+
+
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sequences").mkdir()
     monkeypatch.setenv("LIFTEDNN_DATA", str(tmp_path))

@@ -96,6 +96,10 @@ class Dataset(NamedTuple):
 def folder(name: str) -> Path:
     """Where the files of a data set lie; an error that says where they were looked for."""
     given = os.environ.get("LIFTEDNN_DATA")
+    if given and not Path(given).is_dir():
+        raise FileNotFoundError(
+            f"LIFTEDNN_DATA is {given}, which is no folder: name the one that holds the data, or unset it"
+        )
     places = ([Path(given)] if given else []) + [Path.cwd() / "data", Path(__file__).parents[2] / "data"]
     for place in places:
         if (place / name).is_dir():
