@@ -253,17 +253,16 @@ def figure1(
 
 @app.command(epilog="Example:  liftednn report results/table1 results/compare results/regimes --out report.html")
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `liftednn table1` wrote.")],
-    others: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders of `compare` and `regimes`.")
-    ] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of `table1`, `compare` and `regimes`, in any order.")
+    ],
     out: Annotated[Path, typer.Option(help="The page, .html.")] = Path("report.html"),
 ) -> None:
     """One page to look through: tables beside the paper's, curves, the search, and what was run. It needs no network."""
     from liftednn.experiments.report import report as write
 
     _check_place(out, ending=".html")
-    typer.echo(str(write(run, out, others or ())))
+    typer.echo(str(write(runs, out)))
 
 
 def _version(asked: bool) -> None:

@@ -28,16 +28,17 @@ EVIL = "</script><script>alert(1)</script><!-- & <b>"
 
 
 def cell(net: str, start: str, rate: float, seed: int, curve: list[float], **more: Any) -> dict[str, Any]:
-    parameters = {"architecture": net, "start": start, "rate": rate, "epochs": len(curve) - 1, "batch": 100}
+    parameters = {"architecture": net, "start": start, "rate": rate, "epochs": 17, "batch": 100}
     facts = {"kind": "cell", "parameters": parameters | {"method": "adam"} | more, "seed": seed, "versions": VERSIONS}
     times = {"start_seconds": 1.5 + seed, "epoch_seconds_alone": 0.25, "seconds_alone": 3.0}
-    return facts | {"accuracy": curve[-1], "curve": curve} | times
+    times["group_training_seconds"] = 9.0
+    return facts | {"accuracy": curve[-1], "curve": curve, "rows": 60_000} | times
 
 
 def phase(net: str, start: str, seed: int, accuracy: float, **settings: Any) -> dict[str, Any]:
     parameters = {"architecture": net, "start": start, **settings}
     facts = {"kind": "phase", "parameters": parameters, "seed": seed, "versions": VERSIONS}
-    return facts | {"accuracy": accuracy, "start_seconds": 2.0}
+    return facts | {"accuracy": accuracy, "rows": 60_000, "start_seconds": 2.0}
 
 
 def trial(net: str, number: int, after: float) -> dict[str, Any]:
@@ -80,21 +81,81 @@ def script(text: str) -> str:
     return re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)[-1]
 
 
-def test_tables_of_other_commands_stand_below(run: Path, tmp_path: Path) -> None:
+OTHER = f"""# Other
+
+Words before.
+{EVIL}
+
+## First
+
+|  | a | b |
+| --- | --- | --- |
+| x | **1** | 2 |
+| y | 3 | 4 |
+
+Words between.
+
+## Second
+| c |
+| --- |
+
+liftednn 0.1.
+"""
+BLOCKS = [
+    {"text": f"Words before.\n{EVIL}"},
+    {"heading": "First"},
+    {"head": ["", "a", "b"], "rows": [["x", "**1**", "2"], ["y", "3", "4"]]},
+    {"text": "Words between."},
+    {"heading": "Second"},
+    {"head": ["c"], "rows": []},
+    {"text": "liftednn 0.1."},
+]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A folder as `liftednn compare` leaves it, with files that are no cells."""
     folder = tmp_path / "compare"
-    folder.mkdir()
-    with pytest.raises(FileNotFoundError, match="has no tables: make them with  liftednn compare"):
-        report(run, tmp_path / "page.html", [folder])
-    body = "|  | a | b |\n| --- | --- | --- |\n| x | **1** | 2 |\n| y | 3 | 4 |"
-    (folder / "other.md").write_text(f"# Other\n\nWords.\n\n## First\n\n{body}\n\n## Second\n\n| c |\n| --- |\n")
-    text = report(run, tmp_path / "page.html", [folder]).read_text()
-    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
-    first = {"title": "First", "head": ["", "a", "b"], "rows": [["x", "**1**", "2"], ["y", "3", "4"]]}
-    assert facts["others"] == [{"title": "Other", "tables": [first, {"title": "Second", "head": ["c"], "rows": []}]}]
+    cells.write(folder / "fashion_300" / "times.json", {"kind": "times"})
+    (folder / "other.md").write_text(OTHER)
+    return folder
+
+
+def test_texts_and_tables_of_other_commands_stand_below_in_any_order(run: Path, other: Path, tmp_path: Path) -> None:
+    first, second = (report(order, tmp_path / "r.html").read_text() for order in ([run, other], [other, run]))
+    assert first == second
+    assert embedded(first)["others"] == [{"title": "Other", "blocks": BLOCKS}]
+    assert EVIL not in first
+    shown = 'get("others").children.map((each) => [each.name, each.textContent])'
+    assert played(first, shown)[:3] == [["h3", "Other"], ["p", f"Words before.\n{EVIL}"], ["h4", "First"]]
+
+
+def test_other_commands_make_a_page_of_their_own(other: Path, tmp_path: Path) -> None:
+    text = report([other], tmp_path / "r.html").read_text()
+    assert embedded(text) == {"others": [{"title": "Other", "blocks": BLOCKS}]}
+    hidden = '["choice", "own", "elsewhere"].map((id) => get(id).hidden)'
+    assert played(text, hidden) == [True, True, False]
+
+
+def test_a_second_table1_stands_below_as_its_tables(run: Path, tmp_path: Path) -> None:
+    facts = embedded(report([run, made_up(tmp_path / "again")], tmp_path / "r.html").read_text())
+    (below,) = facts["others"]
+    assert (facts["run"], below["title"]) == ("made-up", "Table 1, again")
+    assert {"heading": "Accuracy, rate 1e-5"} in below["blocks"]
+
+
+def test_nothing_to_report_on_is_refused_in_words(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty has nothing to show: name a folder with cells of  liftednn table1"):
+        report([run, tmp_path / "empty"], tmp_path / "r.html")
+    with pytest.raises(ValueError, match="no folder is given to report on"):
+        report([], tmp_path / "r.html")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere: make it with"):
+        report([tmp_path / "nowhere"], tmp_path / "r.html")
 
 
 def test_the_numbers_of_the_page_are_those_of_the_cells(run: Path, tmp_path: Path) -> None:
-    facts = embedded(report(run, tmp_path / "r.html").read_text())
+    facts = embedded(report([run], tmp_path / "r.html").read_text())
     files = [json.loads(path.read_text()) for path in run.glob("*/*.json")]
     assert len(facts["cells"]) == len(NETS) * len(STARTS) * len(RATES)
     for entry in facts["cells"]:
@@ -109,11 +170,12 @@ def test_the_numbers_of_the_page_are_those_of_the_cells(run: Path, tmp_path: Pat
         np.testing.assert_allclose(entry["sds"], curves.std(0, ddof=1), atol=1e-6)
         assert (entry["n"], entry["mean"], entry["sd"]) == (SEEDS, entry["means"][-1], entry["sds"][-1])
         assert entry["start_seconds"] == np.median([f["start_seconds"] for f in own])
-        assert entry["paper"] == rendering.PAPER.get((entry["net"], entry["start"], float(entry["rate"])))
+        paper = rendering.PAPER.get((entry["net"], entry["start"], float(entry["rate"])))
+        assert entry["paper"] == (None if paper is None else str(paper))
     for entry in facts["alone"]:
         own = [f["accuracy"] for f in files if f["kind"] == "phase" and f["parameters"]["architecture"] == entry["net"]]
         np.testing.assert_allclose([entry["mean"], entry["sd"]], [np.mean(own), np.std(own, ddof=1)], atol=1e-6)
-        assert entry["paper"] == rendering.PAPER[entry["net"], rendering.ALONE, None]
+        assert entry["paper"] == str(rendering.PAPER[entry["net"], rendering.ALONE, None])
 
 
 def test_search_choices_and_versions_are_told(run: Path) -> None:
@@ -150,7 +212,15 @@ def test_what_is_trained_as_printed_is_beside_the_papers_figures(tmp_path: Path)
     facts = summary(run)
     assert facts["literal"] == ["Xavier" + rendering.LITERAL]
     assert facts["literal"][0] not in facts["columns"]
-    assert facts["cells"][0]["paper"] == 0.923
+    assert facts["cells"][0]["paper"] == "0.923 ± 0.005"
+
+
+def test_quick_figures_stand_without_the_papers(tmp_path: Path) -> None:
+    quick = cell("300", "Xavier", 1e-5, 0, [0.1, 0.5]) | {"rows": 6000}
+    text = page(summary(store(tmp_path / "r", quick)))
+    assert embedded(text)["cells"][0]["paper"] is None
+    assert "brackets" not in played(text, 'get("reading").textContent')
+    assert "brackets" in played(page(summary(made_up(tmp_path / "m"))), 'get("reading").textContent')
 
 
 def test_nothing_in_a_cell_becomes_a_part_of_the_page(run: Path) -> None:
@@ -183,17 +253,18 @@ def test_a_folder_without_cells_is_refused_in_words(
 ) -> None:
     run = tmp_path / "empty"
     if there:
-        store(run, trial("300", 0, 0.9))
+        cells.write(store(run, trial("300", 0, 0.9)) / "plan.json", {})
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", str(run), "--out", str(tmp_path / "r.html")])
     assert ended.value.code == 2
-    assert f"liftednn table1 --out {run}" in capsys.readouterr().err
+    told = f"{run} has nothing to show: name a folder with cells" if there else f"there is no folder {run}: make it"
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
 
 
 def test_a_file_that_is_no_cell_is_refused_in_words(tmp_path: Path) -> None:
     odd = {"kind": "cell", "parameters": {"architecture": "300", "start": "He", "rate": 1e-5}}
-    with pytest.raises(ValueError, match="has a file that is no cell of liftednn table1"):
+    with pytest.raises(ValueError, match=r"00000.json is not whole, it lacks epochs, batch"):
         summary(store(tmp_path / "r", odd))
 
 
@@ -202,7 +273,7 @@ def test_the_command_writes_the_page(run: Path, tmp_path: Path, capsys: pytest.C
         cli.main(["report", str(run), "--out", str(tmp_path / "r.html")])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"
-    assert (tmp_path / "r.html").read_text() == page(summary(run))
+    assert (tmp_path / "r.html").read_text() == page(summary(run) | {"others": []})
 
 
 # As much of a document as the script uses, for where no browser is at hand.
@@ -259,13 +330,42 @@ def test_tables_are_those_of_the_cells(run: Path) -> None:
     for name, *figures in rows:
         for net, shown in zip(NETS, figures, strict=True):
             entry = entries[net, name, None if name == rendering.ALONE else "1e-5"]
-            paper = f" [{entry['paper']:.3f}]" if entry["paper"] else ""
+            paper = f" [{entry['paper']}]" if entry["paper"] else ""
             assert shown == f"{entry['mean']:.4f} ± {entry['sd']:.4f}{paper}"
     bold = played(page(summary(run)), 'get("tables").all("strong").map((b) => b.textContent)')
     tops = [
         max(e["mean"] for (net, _, rate), e in entries.items() if net == n and rate in (None, "1e-5")) for n in NETS
     ]
     assert sorted(each[:6] for each in bold) == sorted(f"{top:.4f}" for top in tops)
+
+
+def test_accuracies_after_one_epoch_are_those_of_the_cells(run: Path) -> None:
+    store(run, *(cell("300", rendering.MORE, 1e-5, seed, [0.5] * 7) for seed in range(SEEDS)))
+    facts = summary(run)
+    head, *rows = played(page(facts), 'lines("first")')
+    assert head == ["First weights", *NETS]
+    entries = {(e["start"], e["net"]): e for e in facts["cells"] if e["rate"] == "1e-5"}
+    expected = [(entries[start, net]["means"][1], entries[start, net]["sds"][1]) for start in STARTS for net in NETS]
+    assert [figure for row in rows for figure in row[1:]] == [f"{mean:.4f} ± {sd:.4f}" for mean, sd in expected]
+
+
+def test_the_scale_begins_near_the_ends_or_shows_all(tmp_path: Path) -> None:
+    """Ends at 0.90 and 0.95: the scale begins at 0.85, and the first guess at 0.1 lies below the picture."""
+    curves = {"He": [0.1, 0.7, 0.9], rendering.FENCHEL: [0.94, 0.95, 0.95]}
+    run = store(tmp_path / "r", *(cell("300", start, 1e-5, 0, curve) for start, curve in curves.items()))
+    scenario = """(() => ["ends", "accuracy"].map((scale) => {
+      choose("scale", scale);
+      const lines = get("figure").all("polyline").map((each) => each.attributes.points.split(" ").map((p) => +p.split(",")[1]));
+      const marks = get("figure").all("text").map((each) => each.textContent);
+      return [marks[1], lines, get("figure").all("svg").length];
+    }))()"""
+    ends, whole = played(page(summary(run)), scenario)
+    assert (ends[0], whole[0]) == ("0.86", "0.2")
+    low, top = ends[1][0][-1], ends[1][1][-1]
+    assert (top, low) == (26, 153)  # of a picture from 26 down to 280
+    assert ends[1][0][0] > 280
+    assert whole[1][0][0] == 280
+    assert ends[2] == 2  # the inner one ends at its edges
 
 
 def test_seconds_are_those_of_the_cells(run: Path) -> None:

@@ -45,8 +45,10 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """The page of a made-up run. What it should never do is a failure at the end: complain, or ask for another file."""
     page, wrong = browser.new_page(viewport={"width": 1280, "height": 800}), []
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "o.md").write_text("# Other\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n")
-    out = report(made_up(tmp_path / "run"), tmp_path / "r.html", [tmp_path / "other"])
+    (tmp_path / "other" / "o.md").write_text(
+        "# Other\n\nWords.\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n"
+    )
+    out = report([made_up(tmp_path / "run"), tmp_path / "other"], tmp_path / "r.html")
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url != out.as_uri() else None)
@@ -58,7 +60,8 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
 def pointed(page: Any, place: int, epoch: int) -> str:
     """The text that pointing at an epoch of a line of the first picture gives."""
-    drawing = page.locator("#figure svg").first
+    page.select_option("#scale", "accuracy")  # all of it
+    drawing = page.locator("#figure > svg").first
     drawing.scroll_into_view_if_needed()
     points = drawing.locator("polyline").nth(place).get_attribute("points")
     x, y = map(float, points.split()[epoch].split(","))
@@ -70,14 +73,17 @@ def pointed(page: Any, place: int, epoch: int) -> str:
 
 
 def test_it_opens_and_draws(opened: Any) -> None:
-    assert opened.title() == "Lifted neural networks: Table 1 and Figure 1"
-    assert opened.locator("#figure svg").count() == len(NETS)
+    assert opened.title() == "Lifted neural networks: the experiments"
+    assert opened.input_value("#scale") == "ends"
+    assert opened.locator("#figure > svg").count() == len(NETS)
     assert opened.locator("#figure polyline").count() == 4 * len(NETS)
     assert not opened.locator("#tip").is_visible()
 
 
 def test_tables_of_other_commands_are_shown(opened: Any) -> None:
     assert opened.inner_text("#others h3") == "Other"
+    assert opened.inner_text("#others p") == "Words."
+    assert opened.inner_text("#others h4") == "Under"
     assert opened.inner_text("#others td strong") == "1"
 
 
@@ -93,7 +99,7 @@ def test_pointing_at_a_line_tells_its_value(opened: Any, tmp_path: Path) -> None
         f"sd {entry['sds'][2]:.4f} (3 seeds)",
     ]
     opacities = (
-        opened.locator("#figure svg")
+        opened.locator("#figure > svg")
         .first.locator("polyline")
         .evaluate_all("lines => lines.map((line) => line.getAttribute('opacity'))")
     )
@@ -104,13 +110,19 @@ def test_pointing_at_a_line_tells_its_value(opened: Any, tmp_path: Path) -> None
 
 def test_every_choice_changes_the_picture(opened: Any) -> None:
     seen = [opened.inner_html("#figure")]
-    for name, value in (("net", "500-150"), ("rate", "1e-4"), ("across", "seconds"), ("scale", "error")):
+    for name, value in (
+        ("net", "500-150"),
+        ("rate", "1e-4"),
+        ("across", "seconds"),
+        ("scale", "accuracy"),
+        ("scale", "error"),
+    ):
         opened.select_option(f"#{name}", value)
         seen.append(opened.inner_html("#figure"))
     opened.locator("#legend button").first.click()
     seen.append(opened.inner_html("#figure"))
-    assert len(set(seen)) == 6
-    assert opened.locator("#figure svg").count() == 1
+    assert len(set(seen)) == 7
+    assert opened.locator("#figure > svg").count() == 1
     assert opened.locator("#figure polyline").count() == 3
     assert opened.locator("#tables th[scope=col]").all_inner_texts() == ["First weights", "500-150"]
 
@@ -136,8 +148,22 @@ def test_nothing_is_wider_than_the_window_or_hard_to_read(opened: Any, width: in
 def test_no_name_is_run(browser: Any, tmp_path: Path) -> None:
     page, asked = browser.new_page(), []
     page.on("dialog", lambda dialog: asked.append(dialog.message) or dialog.dismiss())  # type: ignore[func-returns-value]
-    out = report(store(tmp_path / "run", cell("300", EVIL, 1e-5, 0, [0.1, 0.2])), tmp_path / "r.html")
+    run = store(tmp_path / "run", cell("300", EVIL, 1e-5, 0, [0.1, 0.2]))
+    (run / "plan.json").write_text("{}")
+    out = report([run], tmp_path / "r.html")
     page.goto(out.as_uri())
     assert page.locator("#legend button").all_inner_texts() == [EVIL]
     assert asked == []
+    page.close()
+
+
+def test_a_page_without_table1_shows_the_others_alone(browser: Any, tmp_path: Path) -> None:
+    page, wrong = browser.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    (tmp_path / "o.md").write_text("# Other\n\nWords.\n")
+    page.goto(report([tmp_path], tmp_path / "r.html").as_uri())
+    assert page.inner_text("#others p") == "Words."
+    assert not page.locator("#choice").is_visible()
+    assert not page.locator("#own").is_visible()
+    assert wrong == []
     page.close()

@@ -257,8 +257,40 @@ def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
     cells.settle(tiny(tmp_path), synthetic())
     with pytest.raises(ValueError, match=r"holds figures with epochs 2, and these would have 3: name another folder"):
         cells.settle(tiny(tmp_path, epochs=3), synthetic())
+    with pytest.raises(ValueError, match=r"figures with trials 5, and these would have 1: name another folder"):
+        cells.settle(tiny(tmp_path, trials=1), synthetic())
     with pytest.raises(ValueError, match="400 rows cannot be held back of 300"):
         search.split(tiny(tmp_path, held=400), synthetic())
+
+
+def test_a_plan_that_tells_no_trials_has_the_default_ones(tmp_path: Path) -> None:
+    cells.settle(tiny(tmp_path, trials=10), synthetic())
+    plan = cells.read(tmp_path / "plan.json")
+    assert plan.pop("trials") == 10
+    cells.write(tmp_path / "plan.json", plan)
+    with pytest.raises(ValueError, match="figures with trials 10, and these would have 3"):
+        cells.settle(tiny(tmp_path, trials=3), synthetic())
+    cells.settle(tiny(tmp_path, trials=10), synthetic())
+
+
+def test_a_file_that_is_not_whole_is_refused_in_words(tmp_path: Path) -> None:
+    plan, again = tiny(tmp_path), "remove it, and run the same command again"
+    made_up(tmp_path)
+    cells.write(tmp_path / "300" / "odd.json", {})
+    with pytest.raises(ValueError, match=r"odd.json is no figure of liftednn table1: name another folder"):
+        rendering.write_table(tmp_path)
+    cells.write(tmp_path / "300" / "odd.json", {"kind": "phase", "parameters": {"start": "He"}, "accuracy": 1})
+    with pytest.raises(ValueError, match=rf"odd.json is not whole, it lacks architecture, seed, .*: {again}"):
+        rendering.write_table(tmp_path)
+    (tmp_path / "300" / "odd.json").write_text("3")
+    with pytest.raises(ValueError, match=rf"odd.json is damaged: {again}"):
+        rendering.write_table(tmp_path)
+    cells.write(search.trial_file(plan, (8,), 0), {})
+    with pytest.raises(ValueError, match=r"trial0.json is not whole, it lacks lam, sweeps, accuracy_after_epoch"):
+        search.trial(plan, synthetic(), (8,), 1)
+    cells.write(cells.timing_file(plan, (8,), "adam"), {})
+    with pytest.raises(ValueError, match=r"timing-adam.json is not whole, it lacks epoch_seconds_alone"):
+        cells.Group((8,), "He", starts.he, (1e-2,), 1).compute(plan, synthetic())
 
 
 def test_cells_of_another_choice_or_damaged_ones_are_made_again(tmp_path: Path) -> None:
@@ -274,7 +306,9 @@ def test_cells_of_another_choice_or_damaged_ones_are_made_again(tmp_path: Path) 
     assert len(stored["curve"]) == 2
     assert stored["seconds_alone"] == pytest.approx(stored["epoch_seconds_alone"] + stored["start_seconds"])
     assert stored["versions"]["torch"] == torch.__version__
-    file.write_text(file.read_text()[:40])
+    cells.write(file, {})
+    assert not group.done(plan)
+    file.write_text("{")
     assert not group.done(plan)
     with pytest.raises(ValueError, match=r"he-1e-2-seed1.json is damaged: remove it"):
         list(cells.cells(tmp_path))
@@ -301,6 +335,7 @@ def test_the_search_resumes_and_chooses_twice(tmp_path: Path) -> None:
     past = [cells.read(search.trial_file(plan, (8,), number)) for number in range(5)]
     assert search.proposal(past) == search.proposal(past) == (stored["lam"], stored["sweeps"])
     assert stored["rows"] == 150
+    assert stored["seconds"] > 0
     five = replace(plan, trials=5)
     assert search.best(five, (8,), "accuracy_after_epoch") == (0.1, 1)
     assert search.best(five, (8,), "accuracy_alone") == (10.0, 1)
@@ -328,8 +363,15 @@ def store(out: Path, net: str, start: str, rate: float | None, seed: int, curve:
         cells.write(out / net / f"{start}-phase-{seed}.json", facts | {"kind": "phase", "parameters": parameters})
         return
     facts |= {"kind": "cell", "curve": curve, "seconds_alone": 19.0, "epoch_seconds_alone": 1.0}
+    facts["group_training_seconds"] = 5.0
     facts["parameters"] = parameters | {"rate": rate, "epochs": 17, "batch": 100}
     cells.write(out / net / f"{start}-{rate}-{seed}.json", facts)
+
+
+def store_trial(out: Path, number: int, **more: Any) -> None:
+    facts = {"kind": "trial", "parameters": {"architecture": "300"}, "number": number, "seed": 0, "rows": 50_000}
+    facts |= {"lam": 0.1234, "sweeps": 2, "accuracy_alone": 0.8, "accuracy_after_epoch": 0.9, "versions": {}}
+    cells.write(out / "search" / f"300-trial{number}.json", facts | more)
 
 
 def made_up(out: Path) -> None:
@@ -343,34 +385,46 @@ def made_up(out: Path) -> None:
 
 def test_the_table_is_what_the_files_say(tmp_path: Path) -> None:
     made_up(tmp_path)
-    cells.write(
-        tmp_path / "search" / "300-trial0.json",
-        {"kind": "trial", "parameters": {"architecture": "300"}, "number": 0, "lam": 0.1234, "sweeps": 2}
-        | {"accuracy_alone": 0.8, "accuracy_after_epoch": 0.9},
-    )
+    store_trial(tmp_path, 0)
     text = rendering.write_table(tmp_path)
     assert (tmp_path / "table1.md").read_text() == text
     blank = "  |" * 5
-    accuracy = "| 300 | 0.8000 ± 0.0000 [0.898] |  |  |  |  | 0.9100 ± 0.0141 |  |  |  |  | **0.9500 ± 0.0000** [0.962] |  |  |"
+    accuracy = "| 300 | 0.8000 ± 0.0000 [0.898 ± 0.005] |  |  |  |  | 0.9100 ± 0.0141 |  |  |  |  "
+    accuracy += "| **0.9500 ± 0.0000** [0.962 ± 0.003] |  |  |"
     assert text.count(accuracy) == 1
     assert "| 300 |  |  |  | 0.5000 ± 0.0000 |" in text
     assert f"| 300 |{'  |' * 3} 19.00 |{blank[: 3 * 4]} 19.00 |  |  |" in text
     assert "| 300 | lam 0.123, sweeps 2, 0.9000 | lam 0.123, sweeps 2, 0.8000 |" in text
     assert "## As printed: stochastic gradients, sigma^2 = 0.1, rate 1e-5" in text
-    assert "| 300 | **0.3000 ± 0.0000** [0.923] |\n" in text
-    assert "over 2 seeds" in text
+    assert "| 300 | **0.3000 ± 0.0000** [0.923 ± 0.005] |\n" in text
+    assert "mean ± standard deviation over 2 seeds; the best of a row in bold, the paper's figure in brackets" in text
+
+
+def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
+    made_up(tmp_path)
+    # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
+    store_trial(tmp_path, 0)
+    told = "first weights 32 s, training of whole groups 30 s."
+    assert f"took 62 s: search 0 s, beside 1 of 1 trials whose time is not stored, {told}" in rendering.write_table(
+        tmp_path
+    )
+    store_trial(tmp_path, 0, seconds=3.0)
+    assert f"took 65 s: search 3 s, {told}" in rendering.write_table(tmp_path)
 
 
 def test_figures_of_fewer_rows_stand_without_the_paper_s(tmp_path: Path) -> None:
     made_up(tmp_path)
-    few = [cell | {"rows": 6000} for cell in cells.cells(tmp_path)]
-    assert "[0." not in rendering.table(few)
+    few = [cell | {"rows": 6000} for cell in cells.cells(tmp_path) if cell["seed"] == 0]
+    text = rendering.table(few)
+    assert "[0." not in text
+    assert "batch 100; one seed; the best of a row in bold. Our Model" in text
     assert "No cell is stored yet" in rendering.table([])
 
 
 def test_the_paper_s_table_is_whole() -> None:
     assert len(rendering.PAPER) == 5 + 2 * 5 * 4
-    assert rendering.PAPER["400-200-100-50", rendering.EUCLIDEAN, 1e-6] == 0.959
+    assert rendering.PAPER["400-200-100-50", rendering.EUCLIDEAN, 1e-6] == (0.959, 0.003)
+    assert str(rendering.PAPER["300", "Xavier", 1e-5]) == "0.923 ± 0.005"
 
 
 def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +441,8 @@ def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.
     assert curve.deviation == pytest.approx([0, 0, 0.0141421], abs=1e-6)
     assert curve.seconds == [2.0, 3.0, 4.0]
     assert set(rendering.STYLES) == set(rendering.COLUMNS)
+    for told in ([dashes for _, dashes in rendering.STYLES.values()], figure1._MARKS.values()):
+        assert len(set(told)) == len(rendering.COLUMNS)  # grey print has nothing else to tell them apart
     assert figure1.figure1(run, tmp_path / "f.png") == [tmp_path / "f.png", tmp_path / "f.svg"]
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "Lifted (euclidean)" in (tmp_path / "f.svg").read_text()
@@ -428,6 +484,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().err == ""
     assert command("figure1", tmp_path / "run", "--out", tmp_path / "f.png") == 2
     assert "no cells of 300 at rate 1e-5" in capsys.readouterr().err
+    assert command("table1", *order[:-1], tmp_path / "run" / "table1.md") == 2
+    assert "table1.md is no folder and cannot be made one (File exists): name another" in capsys.readouterr().err
+    cells.write(tmp_path / "run" / "search" / "odd.json", {})
+    assert command("table1", *order) == 2
+    assert "odd.json is no figure of liftednn table1" in capsys.readouterr().err
     made_up(tmp_path / "made")
     assert command("figure1", tmp_path / "made", "--out", tmp_path / "f.png") == 0
     assert (tmp_path / "f.svg").exists()

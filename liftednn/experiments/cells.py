@@ -13,7 +13,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,14 @@ __all__ = [
 ]
 
 ARCHITECTURES: tuple[Sizes, ...] = ((300,), (300, 100), (500, 150), (500, 200, 100), (400, 200, 100, 50))
+# What a file must hold, by its kind, to be counted; parameters and facts alike.
+_FIELDS = {
+    "cell": "architecture start rate epochs batch seed rows versions start_seconds group_training_seconds "
+    "epoch_seconds_alone seconds_alone accuracy curve",
+    "phase": "architecture start seed rows versions start_seconds accuracy",
+    "trial": "architecture number seed lam sweeps accuracy_alone accuracy_after_epoch rows versions",
+    "timing": "architecture method versions epoch_seconds_alone",
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class Group:
         """Whether every file is there and of these very parameters."""
         try:
             files = self.files(plan).items()
-            return all(read(path)["parameters"] == self.parameters(plan, rate) for (rate, _), path in files)
+            return all(read(path).get("parameters") == self.parameters(plan, rate) for (rate, _), path in files)
         except (ValueError, FileNotFoundError):
             return False
 
@@ -135,7 +143,7 @@ class Group:
                 write(path, facts | {"kind": "cell", "accuracy": curve[-1], "curve": curve})
 
     def _alone(self, plan: Plan, start_seconds: float) -> dict[str, float]:
-        epoch = float(read(timing_file(plan, self.architecture, self.method))["epoch_seconds_alone"])
+        epoch = _epoch_seconds(plan, self.architecture, self.method)
         return {"epoch_seconds_alone": epoch, "seconds_alone": self.epochs * epoch + start_seconds}
 
 
@@ -156,9 +164,13 @@ def measure(plan: Plan, data: Dataset, architecture: Sizes, method: Method) -> N
 
 def extra_epochs(plan: Plan, architecture: Sizes, phase: Group) -> int:
     """How many epochs of one network take as long as the phase, the median over seeds."""
-    epoch = float(read(timing_file(plan, architecture, "adam"))["epoch_seconds_alone"])
-    seconds = [float(read(path)["start_seconds"]) for (rate, _), path in phase.files(plan).items() if rate is None]
-    return math.ceil(statistics.median(seconds) / epoch)
+    paths = [path for (rate, _), path in phase.files(plan).items() if rate is None]
+    seconds = [float(read(path, "start_seconds")["start_seconds"]) for path in paths]
+    return math.ceil(statistics.median(seconds) / _epoch_seconds(plan, architecture, "adam"))
+
+
+def _epoch_seconds(plan: Plan, architecture: Sizes, method: Method) -> float:
+    return float(read(timing_file(plan, architecture, method), "epoch_seconds_alone")["epoch_seconds_alone"])
 
 
 def settle(plan: Plan, data: Dataset) -> None:
@@ -167,12 +179,14 @@ def settle(plan: Plan, data: Dataset) -> None:
         "epochs": plan.epochs,
         "batch": plan.batch,
         "passes": plan.passes,
+        "trials": plan.trials,
         "rows": len(data.x),
         "held": plan.held,
     }
     facts |= {"search_rows": plan.search_rows, "device": data.x.device.type}
     path = plan.out / "plan.json"
-    stored = read(path) if path.exists() else facts
+    # What was stored before trials were told is of as many as there are by default.
+    stored = {"trials": Plan.trials} | read(path) if path.exists() else facts
     for name, value in facts.items():
         if stored.get(name) != value:
             raise ValueError(
@@ -182,17 +196,30 @@ def settle(plan: Plan, data: Dataset) -> None:
 
 
 def cells(out: Path) -> Iterator[dict[str, Any]]:
-    """Everything that is stored, in the order of the files' names."""
+    """Everything that is stored, in the order of the files' names; a file that is not whole is refused in words."""
     for path in sorted(out.glob("*/*.json")):
-        yield read(path)
+        found = read(path)
+        kind, given = str(found.get("kind")), found.get("parameters")
+        if kind not in _FIELDS or not isinstance(given, dict):
+            raise ValueError(f"{path} is no figure of liftednn table1: name another folder, or remove the file")
+        _check_whole(path, found | given, _FIELDS[kind].split())
+        yield found
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, *needed: str) -> dict[str, Any]:
+    """A stored file; one that is damaged, or lacks a field that is needed, is refused in words."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        found: dict[str, Any] = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: remove it, and run the same command again") from error
+    _check_whole(path, found, needed)
     return found
+
+
+def _check_whole(path: Path, found: dict[str, Any], needed: Sequence[str]) -> None:
+    missing = ", ".join(name for name in needed if name not in found)
+    if missing:
+        raise ValueError(f"{path} is not whole, it lacks {missing}: remove it, and run the same command again")
 
 
 def write(path: Path, facts: dict[str, Any]) -> None:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from liftednn.experiments.cells import cells, short
-from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES
+from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES, over_seeds
 from liftednn.files import beside, check_place
 
 __all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1"]
 
 ARCHITECTURES = ("300", "500-200-100")
 RATE = 1e-5
+# Where lines lie on each other, and in grey print, a mark at every seventh epoch tells them apart.
+_MARKS = dict(zip(STYLES, "osv^D<>XpP*", strict=True))
+_EVERY = 7
 
 
 class Curve(NamedTuple):
@@ -49,11 +52,9 @@ def curves(run: Path, architecture: str, rate: float) -> list[Curve]:
 def _curve(name: str, own: list[dict[str, Any]]) -> Curve | None:
     if not own:
         return None
-    by_epoch = list(zip(*(cell["curve"] for cell in own), strict=True))
-    deviation = [statistics.stdev(seen) if len(seen) > 1 else 0.0 for seen in by_epoch]
+    means, deviations = over_seeds(own)
     start, epoch = (statistics.median(cell[key] for cell in own) for key in ("start_seconds", "epoch_seconds_alone"))
-    seconds = [start + number * epoch for number in range(len(by_epoch))]
-    return Curve(name, [statistics.mean(seen) for seen in by_epoch], deviation, seconds)
+    return Curve(name, means, deviations, [start + number * epoch for number in range(len(means))])
 
 
 def figure1(
@@ -77,7 +78,7 @@ def _draw(drawn: dict[str, list[Curve]], rate: float) -> Any:
     # Without pyplot, which would choose a window system and keep the figure.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5 * len(drawn), 7.5), layout="constrained")
+    figure = Figure(figsize=(5 * len(drawn), 9), layout="constrained")
     panels = figure.subplots(2, len(drawn), squeeze=False)
     for column, (architecture, shown) in enumerate(drawn.items()):
         for row, label in enumerate(("epoch", "seconds, the making of the first weights included")):
@@ -89,7 +90,7 @@ def _draw(drawn: dict[str, list[Curve]], rate: float) -> Any:
             panel.grid(alpha=0.3)
         panels[0][column].xaxis.get_major_locator().set_params(integer=True)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, handlelength=4)
     return figure
 
 
@@ -99,9 +100,17 @@ def _lowest(shown: Sequence[Curve]) -> float:
 
 
 def _line(panel: Any, curve: Curve, across: Sequence[float]) -> None:
-    colour, style = STYLES[curve.name]  # what is lifted is drawn heavier
-    heavy = 2.4 if curve.name in (EUCLIDEAN, FENCHEL) else 1.4
-    panel.plot(across, curve.mean, color=colour, linestyle=style, linewidth=heavy, label=curve.name)
+    colour, dashes = STYLES[curve.name]
+    heavy = 2.4 if curve.name in (EUCLIDEAN, FENCHEL) else 1.4  # what is lifted is drawn heavier
+    marks = {
+        "marker": _MARKS[curve.name],
+        "markevery": (list(STYLES).index(curve.name) % _EVERY, _EVERY),
+        "markersize": 5.5,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+    }
+    line = {"color": colour, "linestyle": (0, dashes) if dashes else "solid", "linewidth": heavy}
+    panel.plot(across, curve.mean, label=curve.name, **line, **marks)
     edges = ([m + sign * 2 * d for m, d in zip(curve.mean, curve.deviation, strict=True)] for sign in (-1, 1))
     panel.fill_between(across, *edges, color=colour, alpha=0.15, linewidth=0)
 

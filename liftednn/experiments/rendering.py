@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from liftednn.experiments.cells import ARCHITECTURES, cells, named, short
 from liftednn.experiments.starts import STARTS
@@ -26,9 +27,12 @@ __all__ = [
     "SCALED",
     "SCORES",
     "STYLES",
+    "Printed",
     "best_trials",
     "markdown",
     "nets",
+    "over_seeds",
+    "printed",
     "rates",
     "spread",
     "table",
@@ -47,55 +51,67 @@ COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
 PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
 _PAPER_COLUMNS = ("Normal", "Xavier", "sigma^2-scale", EUCLIDEAN)
 
-# Table 1 of the paper: Our Model; then NN[Normal], NN[Xavier], NN[sigma^2-scale], NN[Lifted] by rate.
-_PAPER_ALONE = (0.898, 0.875, 0.865, 0.853, 0.770)
+# Table 1 of the paper, means and deviations: Our Model; then NN[Normal], NN[Xavier], NN[sigma^2-scale], NN[Lifted] by rate.
+_PAPER_ALONE = ((0.898, 0.005), (0.875, 0.005), (0.865, 0.005), (0.853, 0.003), (0.770, 0.015))
 _PAPER_CELLS = {
     1e-5: (
-        (0.915, 0.923, 0.924, 0.962),
-        (0.919, 0.932, 0.931, 0.969),
-        (0.927, 0.936, 0.935, 0.970),
-        (0.927, 0.939, 0.935, 0.958),
-        (0.919, 0.938, 0.936, 0.919),
+        ((0.915, 0.004), (0.923, 0.005), (0.924, 0.003), (0.962, 0.003)),
+        ((0.919, 0.003), (0.932, 0.003), (0.931, 0.003), (0.969, 0.004)),
+        ((0.927, 0.003), (0.936, 0.004), (0.935, 0.005), (0.970, 0.005)),
+        ((0.927, 0.001), (0.939, 0.005), (0.935, 0.003), (0.958, 0.008)),
+        ((0.919, 0.005), (0.938, 0.003), (0.936, 0.006), (0.919, 0.030)),
     ),
     1e-6: (
-        (0.800, 0.836, 0.844, 0.875),
-        (0.792, 0.838, 0.842, 0.899),
-        (0.824, 0.850, 0.858, 0.890),
-        (0.821, 0.857, 0.848, 0.926),
-        (0.751, 0.838, 0.815, 0.959),
+        ((0.800, 0.011), (0.836, 0.008), (0.844, 0.011), (0.875, 0.022)),
+        ((0.792, 0.013), (0.838, 0.007), (0.842, 0.009), (0.899, 0.021)),
+        ((0.824, 0.007), (0.850, 0.004), (0.858, 0.002), (0.890, 0.018)),
+        ((0.821, 0.017), (0.857, 0.007), (0.848, 0.011), (0.926, 0.053)),
+        ((0.751, 0.045), (0.838, 0.017), (0.815, 0.020), (0.959, 0.003)),
     ),
 }
 _PAPER_EPOCHS, _PAPER_ROWS = 17, 60_000
+
+
+class Printed(NamedTuple):
+    """A figure of the paper."""
+
+    mean: float
+    deviation: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.deviation:.3f}"
+
+
 # By architecture, column and rate; the rate of the model alone is None.
-PAPER: dict[tuple[str, str, float | None], float] = {
-    **{(named(net), ALONE, None): value for net, value in zip(ARCHITECTURES, _PAPER_ALONE, strict=True)},
+PAPER: dict[tuple[str, str, float | None], Printed] = {
+    **{(named(net), ALONE, None): Printed(*pair) for net, pair in zip(ARCHITECTURES, _PAPER_ALONE, strict=True)},
     **{
-        (named(net), column, rate): value
+        (named(net), column, rate): Printed(*pair)
         for rate, rows in _PAPER_CELLS.items()
         for net, row in zip(ARCHITECTURES, rows, strict=True)
-        for column, value in zip(_PAPER_COLUMNS, row, strict=True)
+        for column, pair in zip(_PAPER_COLUMNS, row, strict=True)
     },
 }
 
-# Okabe and Ito's colours, told apart by the colour-blind; line styles tell them apart in print too.
-STYLES: dict[str, tuple[str, Literal["solid", "dashed", "dotted", "dashdot"]]] = {
-    "Normal": ("#999999", "dotted"),
-    "Xavier": ("#56B4E9", "solid"),
-    "sigma^2-scale": ("#56B4E9", "dashed"),
-    "He": ("#000000", "solid"),
-    "He + fitted head": ("#000000", "dashed"),
-    "PCA": ("#CC79A7", "dashdot"),
-    "orthogonal": ("#009E73", "solid"),
-    "LSUV": ("#009E73", "dashed"),
-    EUCLIDEAN: ("#E69F00", "solid"),
-    FENCHEL: ("#D55E00", "solid"),
-    MORE: ("#000000", "dotted"),
+# Okabe and Ito's colours, told apart by the colour-blind; no two have the same dashes and gaps, so that grey print tells them apart too.
+STYLES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "Normal": ("#999999", (1, 2)),
+    "Xavier": ("#56B4E9", (10, 2)),
+    "sigma^2-scale": ("#56B4E9", (4, 2)),
+    "He": ("#000000", (14, 2, 2, 2)),
+    "He + fitted head": ("#000000", (5, 2, 5, 2, 1, 2)),
+    "PCA": ("#CC79A7", (6, 2, 1, 2)),
+    "orthogonal": ("#009E73", (8, 2, 1, 2, 1, 2)),
+    "LSUV": ("#009E73", (3, 3)),
+    EUCLIDEAN: ("#E69F00", (16, 1)),
+    FENCHEL: ("#D55E00", ()),
+    MORE: ("#000000", (1, 4)),
 }
 
 SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
 
 Stored = Sequence[dict[str, Any]]
-Row = tuple[str, dict[str, tuple[list[float], float | None]]]
+Row = tuple[str, dict[str, tuple[list[float], Printed | None]]]
 
 
 def write_table(out: Path) -> str:
@@ -113,7 +129,7 @@ def table(stored: Stored) -> str:
     sections = ["# Table 1", _preface(trained)]
     sections += [_accuracies(stored, rate) for rate in found]
     sections += [_first_epoch(trained, rate) for rate in found]
-    sections += [_seconds(trained), _search(stored), *(_reading(stored, name) for name in READINGS)]
+    sections += [_seconds(trained), _work(stored), _search(stored), *(_reading(stored, name) for name in READINGS)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -138,13 +154,14 @@ def _preface(trained: Stored) -> str:
     if not trained:
         return "No cell is stored yet."
     count = len({cell["seed"] for cell in trained})
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    seeds = f"mean ± standard deviation over {count} seeds" if count > 1 else "one seed"
+    paper = ", the paper's figure in brackets" if _alike(trained) else ""
     epochs = min(cell["parameters"]["epochs"] for cell in trained)
     known = trained[0]["versions"]
     return (
-        f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; mean ± "
-        f"standard deviation over {seeds}; the best of a row in bold, the paper's figure in brackets. {ALONE} and "
-        f"{PHASES[FENCHEL]}: the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
+        f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; "
+        f"{seeds}; the best of a row in bold{paper}. {ALONE} and {PHASES[FENCHEL]}: "
+        f"the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
         f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
     )
 
@@ -152,8 +169,8 @@ def _preface(trained: Stored) -> str:
 def _accuracies(stored: Stored, rate: float) -> str:
     rows = []
     for net in nets(stored):
-        phases = {told: (_phase(stored, net, name), _printed(stored, net, name, None)) for name, told in PHASES.items()}
-        starts = {name: (_values(stored, net, name, rate), _printed(stored, net, name, rate)) for name in COLUMNS}
+        phases = {told: (_phase(stored, net, name), printed(stored, net, name, None)) for name, told in PHASES.items()}
+        starts = {name: (_values(stored, net, name, rate), printed(stored, net, name, rate)) for name in COLUMNS}
         rows.append((net, phases | starts))
     return f"## Accuracy, rate {short(rate)}\n\n" + _grid(rows)
 
@@ -175,6 +192,26 @@ def _seconds(trained: Stored) -> str:
         rows.append([net, *(f"{statistics.median(each):.2f}" if each else "" for each in found)])
     head = "## Seconds, the phase included\n\nOf one network trained alone: its epochs and the making of its first weights, median.\n\n"
     return head + markdown(["Architecture", *COLUMNS], rows)
+
+
+def _work(stored: Stored) -> str:
+    """The seconds of all that is stored. The cells of a group share its training and, by seed, its first weights: each counts once."""
+    if not stored:
+        return ""
+    made = {(*_group(c), c["seed"], c["start_seconds"]) for c in stored if c["kind"] in ("cell", "phase")}
+    groups = {(*_group(c), c["group_training_seconds"]) for c in stored if c["kind"] == "cell"}
+    starts, training = (sum(each[-1] for each in found) for found in (made, groups))
+    times = [cell.get("seconds") for cell in stored if cell["kind"] == "trial"]
+    search, untold = sum(filter(None, times)), times.count(None)
+    beside = f", beside {untold} of {len(times)} trials whose time is not stored" if untold else ""
+    return (
+        f"All that is stored took {search + starts + training:.0f} s: search {search:.0f} s{beside}, "
+        f"first weights {starts:.0f} s, training of whole groups {training:.0f} s."
+    )
+
+
+def _group(cell: dict[str, Any]) -> tuple[str, str]:
+    return cell["parameters"]["architecture"], cell["parameters"]["start"]
 
 
 def _search(stored: Stored) -> str:
@@ -210,18 +247,23 @@ def _reading(stored: Stored, suffix: str) -> str:
     columns, sections = [name for name in (*_PAPER_COLUMNS[:3], DOUBLED, EUCLIDEAN) if name in found], []
     for rate in rates(own):
         rows = [
-            (net, {n: (_values(own, net, n + suffix, rate), _printed(own, net, n, rate)) for n in columns})
+            (net, {n: (_values(own, net, n + suffix, rate), printed(own, net, n, rate)) for n in columns})
             for net in nets(own)
         ]
         sections.append(f"## {READINGS[suffix].format(rate=short(rate), scale=SCALE)}\n\n" + _grid(rows))
     return "\n\n".join(sections)
 
 
-def _printed(stored: Stored, net: str, name: str, rate: float | None) -> float | None:
-    """The paper's figure, where these were made from as many rows and epochs as it says."""
+def printed(stored: Stored, net: str, name: str, rate: float | None) -> Printed | None:
+    """The paper's figure for a start in any reading, where what is stored was made from as many rows and epochs as the paper says."""
+    plain = name.removesuffix(LITERAL).removesuffix(SCALED)
+    found = PAPER.get((net, "sigma^2-scale" if plain == DOUBLED else plain, rate))
+    return found if found and _alike(stored) else None
+
+
+def _alike(stored: Stored) -> bool:
     trained = [cell for cell in stored if cell["kind"] == "cell"]
-    alike = all(c["rows"] == _PAPER_ROWS and c["parameters"]["epochs"] >= _PAPER_EPOCHS for c in trained)
-    return PAPER.get((net, "sigma^2-scale" if name == DOUBLED else name, rate)) if alike else None
+    return all(c["rows"] == _PAPER_ROWS and c["parameters"]["epochs"] >= _PAPER_EPOCHS for c in trained)
 
 
 def nets(stored: Stored) -> list[str]:
@@ -256,11 +298,19 @@ def _grid(rows: Sequence[Row]) -> str:
     return markdown(["Architecture", *(rows[0][1] if rows else ())], lines)
 
 
-def _entry(values: list[float], paper: float | None, best: bool) -> str:
+def _entry(values: list[float], paper: Printed | None, best: bool) -> str:
     if not values:
         return ""
     told = f"**{spread(values)}**" if best else spread(values)
-    return told if paper is None else f"{told} [{paper:.3f}]"
+    return told if paper is None else f"{told} [{paper}]"
+
+
+def over_seeds(own: Stored) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation (nan of one seed) by epoch, up to the last that all seeds have: a run with more time for some of them
+    may have left longer ones behind."""
+    by_epoch = list(zip(*(cell["curve"] for cell in own), strict=False))
+    deviations = [statistics.stdev(seen) if len(seen) > 1 else math.nan for seen in by_epoch]
+    return [statistics.mean(seen) for seen in by_epoch], deviations
 
 
 def spread(values: Sequence[float]) -> str:

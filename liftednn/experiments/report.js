@@ -3,7 +3,7 @@
   const byId = (id) => document.getElementById(id);
   const facts = JSON.parse(byId("facts").textContent);
   const space = byId("space").namespaceURI;
-  const hidden = new Set(facts.starts.filter((start) => start.off).map((start) => start.name));
+  const hidden = new Set((facts.starts ?? []).filter((start) => start.off).map((start) => start.name));
   const W = 480, H = 320, LEFT = 50, RIGHT = 470, TOP = 26, BOTTOM = 280;
 
   // Text reaches the page through append and textContent alone, never as HTML.
@@ -24,6 +24,7 @@
   const nets = () => chosen("net", facts.architectures);
   const rates = () => chosen("rate", facts.rates);
   const timed = () => byId("across").value === "seconds";
+  const cut = () => byId("scale").value === "ends";
   const logarithmic = () => byId("scale").value === "error";
   const find = (net, start, rate) =>
     facts.cells.find((cell) => cell.net === net && cell.start === start && cell.rate === rate);
@@ -32,7 +33,8 @@
     const kind = (name) => ({ scope: "col", ...(texts.includes(name) ? { class: "text" } : {}) });
     const heads = tag("tr", {}, ...head.map((name) => tag("th", kind(name), name)));
     const lines = rows.map(([name, ...cells]) => tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
-    const made = tag("table", {}, tag("caption", {}, tag("span", {}, title)), tag("thead", {}, heads), tag("tbody", {}, ...lines));
+    const caption = title ? [tag("caption", {}, tag("span", {}, title))] : [];
+    const made = tag("table", {}, ...caption, tag("thead", {}, heads), tag("tbody", {}, ...lines));
     return tag("div", { class: "scroll" }, made);
   }
 
@@ -42,22 +44,21 @@
     const told = spread(cell), made = tag("td", { title: several(cell.n, "seed") });
     made.append(cell.mean === top ? tag("strong", {}, told) : told);
     if (cell.n < most) made.append(tag("small", {}, " (" + several(cell.n, "seed") + ")"));
-    if (beside) made.append(tag("span", { class: "paper" }, cell.paper === null ? "" : " [" + fixed(cell.paper, 3) + "]"));
+    if (beside) made.append(tag("span", { class: "paper" }, cell.paper === null ? "" : " [" + cell.paper + "]"));
     return made;
   }
 
-  // One row for each start, since there are many, and one column for each architecture.
-  function accuracies(rate, starts, phases) {
+  // One row for each start, since there are many, and one column for each architecture. `seen` is what is shown of a cell.
+  function accuracies(title, rate, starts, phases, seen = (cell) => cell) {
     const most = Math.max(...facts.cells.map((cell) => cell.n));
     const alone = (name) => nets().map((net) => facts.alone.find((cell) => cell.net === net && cell.start === name));
-    const trained = (name) => nets().map((net) => find(net, name, rate));
+    const trained = (name) => nets().map((net) => find(net, name, rate)).map((cell) => cell && seen(cell));
     const rows = [...phases.map((name) => [facts.phases[name], ...alone(name)]),
       ...starts.map((name) => [name, ...trained(name)])].filter(([, ...cells]) => cells.some(Boolean));
     const tops = nets().map((_, place) => Math.max(...rows.map((row) => row[place + 1]?.mean ?? -1)));
     const beside = rows.some(([, ...cells]) => cells.some((cell) => cell && cell.paper !== null));
     const told = (cell, place) => entry(cell, tops[place], most, beside);
     const shown = rows.map(([name, ...cells]) => [name, ...cells.map(told)]);
-    const title = "Rate " + rate + (phases.length ? "" : ", as printed: stochastic gradients, sigma^2 = 0.1");
     return grid(title, ["First weights", ...nets()], shown);
   }
 
@@ -76,8 +77,10 @@
     const literal = rates().filter((rate) =>
       facts.cells.some((cell) => cell.rate === rate && facts.literal.includes(cell.start)));
     byId("tables").replaceChildren(
-      ...rates().map((rate) => accuracies(rate, facts.columns, Object.keys(facts.phases))),
-      ...literal.map((rate) => accuracies(rate, facts.literal, [])));
+      ...rates().map((rate) => accuracies("Rate " + rate, rate, facts.columns, Object.keys(facts.phases))),
+      ...literal.map((rate) => accuracies("Rate " + rate + ", by stochastic gradients", rate, facts.literal, [])));
+    const after = (cell) => ({ ...cell, mean: cell.means[1] ?? null, sd: cell.sds[1] ?? null, paper: null });
+    byId("first").replaceChildren(...rates().map((rate) => accuracies("Rate " + rate, rate, facts.early, [], after)));
   }
 
   // Round numbers, about five of them, that lie between two values.
@@ -97,13 +100,20 @@
     return seen.filter((point) => point.mean !== null);
   }
 
-  function scales(all) {
+  // The ends take the upper half: what is far below them, as most first guesses are, would press them together.
+  function floor(lines) {
+    const ends = lines.flatMap(({ seen }) => seen.slice(-1)).map((point) => point.mean), low = Math.min(...ends);
+    return low - Math.max(0.02, Math.max(...ends) - low);
+  }
+
+  function scales(lines) {
+    const all = lines.flatMap(({ seen }) => seen);
     const far = Math.max(...all.map((point) => point.x)) || 1;
-    const low = Math.max(0, Math.min(...all.map((point) => point.low)));
+    const low = Math.max(0, Math.min(...all.map((point) => point.low)), cut() ? floor(lines) : 0);
     // Where all are right, an error of one in 10,000 is as near to none as a logarithm gets.
-    const high = Math.max(low + 0.01, Math.min(logarithmic() ? 0.9999 : 1, Math.max(...all.map((point) => point.high))));
-    const within = (value) => Math.min(Math.max(value, low), high);
-    const level = (value) => (logarithmic() ? -Math.log(1 - within(value)) : within(value));
+    const most = logarithmic() ? 0.9999 : 1;
+    const high = Math.max(low + 0.01, Math.min(most, Math.max(...all.map((point) => point.high))));
+    const level = (value) => (logarithmic() ? -Math.log(1 - Math.min(value, most)) : value);
     return {
       far, low, high,
       x: (value) => LEFT + (value / far) * (RIGHT - LEFT),
@@ -155,12 +165,15 @@
       drawing.append(shape("text", { x: W / 2, y: H / 2, "text-anchor": "middle" }, "nothing to show"));
       return drawing;
     }
-    const scale = scales(all);
+    const scale = scales(lines);
     axes(drawing, scale);
     drawing.append(shape("text", { x: (LEFT + RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, label));
     const curves = new Map(lines.map(({ start, seen }) => [start.name, line(start, seen, scale)]));
-    drawing.append(...[...curves.values()].flat());
-    hover(drawing, all, scale, curves);
+    // A drawing in the drawing, which ends at its edges: what lies outside the scale is not shown.
+    const [width, height] = [RIGHT - LEFT, BOTTOM - TOP];
+    const inner = { x: LEFT, y: TOP, width, height, viewBox: `${LEFT} ${TOP} ${width} ${height}` };
+    drawing.append(shape("svg", inner, ...[...curves.values()].flat()));
+    hover(drawing, all.filter((point) => point.mean >= scale.low), scale, curves);
     return drawing;
   }
 
@@ -241,13 +254,15 @@
     byId("trials").replaceChildren(records("In the order in which they were run", own(facts.trials), best));
   }
 
-  // Tables of other commands, as they were rendered: two stars around a cell make it bold.
+  // Texts and tables of other commands, as they were rendered: two stars around a cell make it bold.
   function others(documents) {
     const cell = (told) => tag("td", /\d/.test(told) ? {} : { class: "text" },
       told.startsWith("**") ? tag("strong", {}, told.slice(2, -2)) : told);
-    const made = (table) => grid(table.title, table.head, table.rows.map(([name, ...rest]) => [name, ...rest.map(cell)]));
+    const table = (head, rows) => grid("", head, rows.map(([name, ...rest]) => [name, ...rest.map(cell)]));
+    const made = ({ heading, text, head, rows }) =>
+      (heading ? tag("h4", {}, heading) : text ? tag("p", {}, text) : table(head, rows));
     byId("elsewhere").hidden = !documents.length;
-    byId("others").append(...documents.flatMap((each) => [tag("h3", {}, each.title), ...each.tables.map(made)]));
+    byId("others").append(...documents.flatMap((each) => [tag("h3", {}, each.title), ...each.blocks.map(made)]));
   }
 
   function options(id, names, first) {
@@ -255,21 +270,30 @@
     byId(id).value = first;
   }
 
-  const count = facts.cells.reduce((sum, cell) => sum + cell.n, 0);
-  byId("about").textContent =
-    `Run ${facts.run}: ${several(count, "standard network")} in ${several(facts.architectures.length, "architecture")}, ` +
-    `trained at ${several(facts.rates.length, "rate")} from ${several(facts.starts.length, "kind")} of first weights.`;
-  byId("reading").textContent =
-    "After the last epoch: mean ± standard deviation over seeds, the best of a column in bold, the paper's figure in " +
-    "brackets. " + Object.values(facts.phases).join(" and ") +
-    ": the lifted phase with no epoch after it.";
-  options("net", facts.architectures, "all");
-  options("rate", facts.rates, facts.rates[0]);
-  legend();
+  function about() {
+    const count = facts.cells.reduce((sum, cell) => sum + cell.n, 0);
+    const paper = [...facts.cells, ...facts.alone].some((cell) => cell.paper !== null);
+    byId("about").textContent =
+      `Run ${facts.run}: ${several(count, "standard network")} in ${several(facts.architectures.length, "architecture")}, ` +
+      `trained at ${several(facts.rates.length, "rate")} from ${several(facts.starts.length, "kind")} of first weights.`;
+    byId("reading").textContent = "After the last epoch: mean ± standard deviation over seeds, the best of a column in bold" +
+      (paper ? ", the paper's figure in brackets. " : ". ") +
+      Object.values(facts.phases).join(" and ") + ": the lifted phase with no epoch after it.";
+  }
+
+  function table1() {
+    about();
+    options("net", facts.architectures, "all");
+    options("rate", facts.rates, facts.rates[0]);
+    legend();
+    byId("versions").append(records("Versions, devices and seeds", facts.versions));
+    if (Object.keys(facts.plan).length) byId("versions").append(records("Plan", [facts.plan]));
+    const draw = () => { tables(); seconds(); details(); picture(); };
+    for (const id of ["net", "rate", "across", "scale"]) byId(id).addEventListener("change", draw);
+    draw();
+  }
+
   others(facts.others ?? []);
-  byId("versions").append(records("Versions, devices and seeds", facts.versions));
-  if (Object.keys(facts.plan).length) byId("versions").append(records("Plan", [facts.plan]));
-  const draw = () => { tables(); seconds(); details(); picture(); };
-  for (const id of ["net", "rate", "across", "scale"]) byId(id).addEventListener("change", draw);
-  draw();
+  if (facts.cells) table1();
+  else for (const id of ["choice", "own"]) byId(id).hidden = true;
 })();

@@ -1,5 +1,5 @@
-"""Table 1 and Figure 1 (sec. 7) as one page to look through: `liftednn report RUNS --out report.html`, from the files of table1 alone;
-with the tables of compare and regimes below, where their folders are given too.
+"""Table 1 and Figure 1 (sec. 7) as one page to look through: `liftednn report RUN... --out report.html`, from the files of table1 alone;
+with the text and tables of compare and regimes below, where their folders are given too.
 
 Statistics are made here and put into the page as JSON; report.js, a part of the page, draws them. The page needs no network: its style,
 its script and its numbers are in it. No text of a file is ever written as HTML, so that no name in it can become a part of the page.
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from liftednn.experiments.rendering import (
     DOUBLED,
     EUCLIDEAN,
     LITERAL,
-    PAPER,
+    MORE,
     PHASES,
     READINGS,
     SCALED,
@@ -30,7 +30,10 @@ from liftednn.experiments.rendering import (
     STYLES,
     best_trials,
     nets,
+    over_seeds,
+    printed,
     rates,
+    table,
     trials,
 )
 from liftednn.files import beside, check_place
@@ -41,10 +44,12 @@ Stored = Sequence[dict[str, Any]]
 
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
 _DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
-# As SVG has the line styles; black is the page's own colour, which turns white on a dark one.
-_DASHES = {"solid": "", "dashed": "7 4", "dotted": "2 3", "dashdot": "8 3 2 3"}
+# As SVG has the dashes; black is the page's own colour, which turns white on a dark one.
 _STYLES = {
-    **{n: ("currentColor" if colour == "#000000" else colour, _DASHES[style]) for n, (colour, style) in STYLES.items()},
+    **{
+        name: ("currentColor" if colour == "#000000" else colour, " ".join(map(str, dashes)))
+        for name, (colour, dashes) in STYLES.items()
+    },
     "Normal" + LITERAL: ("#999999", "14 4"),
     "Xavier" + LITERAL: ("#0072B2", "14 4"),
     "sigma^2-scale" + LITERAL: ("#0072B2", "14 3 2 3 2 3"),
@@ -56,14 +61,18 @@ _STYLES = {
     EUCLIDEAN + SCALED: ("#E69F00", "3 6"),
 }
 _READINGS = tuple(READINGS)
+_NOTHING = "{} has nothing to show: name a folder with cells of  liftednn table1  or with tables of  liftednn compare  or  regimes"
 _OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
 
 
-def report(run: Path, out: Path = Path("report.html"), others: Sequence[Path] = ()) -> Path:
-    """Write the page of a folder of `liftednn table1`, and of others of `compare` or `regimes`."""
+def report(runs: Sequence[Path], out: Path = Path("report.html")) -> Path:
+    """Write the page of folders of `liftednn table1`, `compare` and `regimes`, in any order. The first of table1 has its curves drawn."""
     check_place(out)
-    documents = [document for other in others for document in _documents(other)]
-    text = page(summary(run) | ({"others": documents} if documents else {}))
+    if not runs:
+        raise ValueError("no folder is given to report on: name one of  liftednn table1, compare  or  regimes")
+    own = [run for run in runs if _is_table1(run)]
+    others = [document for run in runs if run not in own[:1] for document in _documents(run)]
+    text = page((summary(own[0]) if own else {}) | {"others": others})
     with beside(out) as part:
         part.write_text(text, encoding="utf-8")
     return out
@@ -88,30 +97,49 @@ def _embedded(facts: dict[str, Any]) -> str:
 
 def summary(run: Path) -> dict[str, Any]:
     """All that the page shows; an error that says how to make what is missing."""
-    stored = _stored(run)
     plan = run / "plan.json"
-    try:
-        return _summary(stored) | {"run": run.name, "plan": read(plan) if plan.exists() else {}}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{run} has a file that is no cell of liftednn table1 ({error}): take it away") from error
+    return _summary(_stored(run)) | {"run": run.name, "plan": read(plan) if plan.exists() else {}}
+
+
+def _is_table1(folder: Path) -> bool:
+    """By its plan, which is the first file that the command writes."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: make it with  liftednn table1, compare  or  regimes")
+    return (folder / "plan.json").exists()
 
 
 def _documents(folder: Path) -> list[dict[str, Any]]:
-    """The tables of every .md file of a folder, with the headings that they stand under."""
+    """Every .md file of a folder; of table1's, the table of its cells."""
+    if _is_table1(folder):
+        return [_document(table(_stored(folder))) | {"title": f"Table 1, {folder.name}"}]
     found = sorted(folder.glob("*.md"))
     if not found:
-        raise FileNotFoundError(f"{folder} has no tables: make them with  liftednn compare  or  liftednn regimes")
+        raise ValueError(_NOTHING.format(folder))
     return [_document(path.read_text(encoding="utf-8")) for path in found]
 
 
 def _document(text: str) -> dict[str, Any]:
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)
-    tables = re.findall(r"^## (.+)\n\n((?:\|.*\n?)+)", text, re.MULTILINE)
-    rows = [(name, [_fields(line) for line in body.splitlines()]) for name, body in tables]
-    return {
-        "title": title[1] if title else "",
-        "tables": [{"title": name, "head": lines[0], "rows": lines[2:]} for name, lines in rows],
-    }
+    """Its title, then headings, paragraphs and tables in their order."""
+    title, blocks = "", list[dict[str, Any]]()
+    for kind, group in groupby(text.splitlines(), _kind):
+        lines = list(group)
+        if kind == "title":
+            title = lines[0].removeprefix("# ")
+        elif kind == "heading":
+            blocks += [{"heading": line.lstrip("# ")} for line in lines]
+        elif kind == "table":
+            fields = [_fields(line) for line in lines]
+            blocks.append({"head": fields[0], "rows": fields[2:]})
+        elif kind == "text":
+            blocks.append({"text": "\n".join(lines)})
+    return {"title": title, "blocks": blocks}
+
+
+def _kind(line: str) -> str:
+    for start, kind in {"# ": "title", "#": "heading", "|": "table"}.items():
+        if line.startswith(start):
+            return kind
+    return "text" if line.strip() else ""
 
 
 def _fields(line: str) -> list[str]:
@@ -119,11 +147,9 @@ def _fields(line: str) -> list[str]:
 
 
 def _stored(run: Path) -> list[dict[str, Any]]:
-    if not run.is_dir():
-        raise FileNotFoundError(f"there is no folder {run}: make it with  liftednn table1 --out {run}")
-    stored = [cell for cell in cells(run) if isinstance(cell, dict) and "kind" in cell]
+    stored = list(cells(run))
     if not any(cell["kind"] == "cell" for cell in stored):
-        raise ValueError(f"{run} has no cells to report on: make them with  liftednn table1 --out {run}")
+        raise ValueError(_NOTHING.format(run))
     return stored
 
 
@@ -137,6 +163,7 @@ def _summary(stored: Stored) -> dict[str, Any]:
         "starts": [_drawn(name) for name in starts],
         "phases": PHASES,
         "columns": plain,
+        "early": [name for name in plain if name != MORE],
         "literal": [name for name in starts if name.endswith(_READINGS)],
         "cells": trained,
         "alone": [entry for entry in phases if entry["start"] in PHASES],
@@ -152,32 +179,28 @@ def _entries(stored: Stored, kind: str) -> list[dict[str, Any]]:
     for cell in (cell for cell in stored if cell["kind"] == kind):
         given = cell["parameters"]
         groups.setdefault((given["architecture"], given["start"], given.get("rate")), []).append(cell)
-    return [_entry(*key, own) for key, own in groups.items()]
+    return [_entry(*key, own) | {"paper": _paper(stored, *key)} for key, own in groups.items()]
 
 
 def _entry(net: str, start: str, rate: float | None, own: Stored) -> dict[str, Any]:
-    mean, deviation = _moments([cell["accuracy"] for cell in own])
+    (mean,), (deviation,) = _moments([{"curve": [cell["accuracy"]]} for cell in own])
     facts: dict[str, Any] = {"net": net, "start": start, "rate": None if rate is None else _told(rate), "n": len(own)}
-    facts |= {
-        "mean": mean,
-        "sd": deviation,
-        "paper": PAPER.get((net, start.removesuffix(LITERAL).removesuffix(SCALED), rate)),
-    }
-    facts["start_seconds"] = _median(own, "start_seconds")
-    return facts if rate is None else facts | _curve(own)
+    facts |= {"mean": mean, "sd": deviation, "start_seconds": _median(own, "start_seconds")}
+    if rate is None:
+        return facts
+    means, deviations = _moments(own)
+    return facts | {"means": means, "sds": deviations, "epoch_seconds": _median(own, "epoch_seconds_alone")}
 
 
-def _curve(own: Stored) -> dict[str, Any]:
-    """By epoch, up to the last that all seeds have: a run with more time for some of them may have left longer ones behind."""
-    by_epoch = [_moments(seen) for seen in zip(*(cell["curve"] for cell in own), strict=False)]
-    means, deviations = [list(each) for each in zip(*by_epoch, strict=True)] or ([], [])
-    return {"means": means, "sds": deviations, "epoch_seconds": _median(own, "epoch_seconds_alone")}
+def _paper(stored: Stored, net: str, start: str, rate: float | None) -> str | None:
+    found = printed(stored, net, start, rate)
+    return str(found) if found else None
 
 
-def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of the sample; one seed has no deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return _rounded(statistics.mean(values)), _rounded(deviation)
+def _moments(own: Stored) -> tuple[list[float | None], list[float | None]]:
+    """By epoch; one seed has no deviation."""
+    means, deviations = ([_rounded(value) for value in each] for each in over_seeds(own))
+    return means, deviations
 
 
 def _median(own: Stored, key: str) -> float:
@@ -231,7 +254,7 @@ def _versions(stored: Stored) -> list[dict[str, Any]]:
 def _drawn(name: str) -> dict[str, Any]:
     """How a start is drawn. What is lifted is heavier; what is trained as printed is there to be switched on."""
     # By the sum of its letters, so that a name keeps its colour from page to page.
-    other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], _DASHES["dashdot"])
+    other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], "8 3 2 3")
     colour, dash = _STYLES.get(name, other)
     return {"name": name, "colour": colour, "dash": dash, "heavy": "Lifted" in name, "off": name.endswith(_READINGS)}
 

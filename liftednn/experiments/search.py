@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from liftednn.experiments.batched import Together, train_together
+from liftednn.experiments.batched import Together, clock, train_together
 from liftednn.experiments.cells import Plan, named, read, sizes, versions, write
 from liftednn.experiments.datasets import Dataset
 from liftednn.experiments.starts import Sizes, euclidean
@@ -26,6 +26,7 @@ CPU_ROWS = 20_000  # rows that a trial trains on where there is no GPU
 _LAM, _SWEEPS = (1e-3, 1e3), (1, 5)
 _RATE = 1e-5  # the paper's, at which the first score is taken
 _SEED = 0
+_SCORES = ("accuracy_after_epoch", "accuracy_alone")
 
 
 class Choice(NamedTuple):
@@ -48,8 +49,8 @@ def trial_file(plan: Plan, architecture: Sizes, number: int) -> Path:
 
 def trial(plan: Plan, data: Dataset, architecture: Sizes, number: int) -> None:
     """Run and write trial `number`; those before it are there."""
-    past = [read(trial_file(plan, architecture, earlier)) for earlier in range(number)]
-    choice, rows, curve = proposal(past), split(plan, data), []
+    started = clock(data.x)
+    choice, rows, curve = proposal(_past(plan, architecture, number)), split(plan, data), []
     weights = euclidean(sizes(architecture, data), _SEED, rows, *choice)
 
     def keep(epoch: int, seen: Tensor) -> None:
@@ -58,7 +59,13 @@ def trial(plan: Plan, data: Dataset, architecture: Sizes, number: int) -> None:
     train_together(Together([[weights]], [_RATE], rows), 1, plan.batch, [_SEED], keep)
     facts = {"kind": "trial", "parameters": {"architecture": named(architecture)}, "number": number, "seed": _SEED}
     scores = {"accuracy_alone": curve[0], "accuracy_after_epoch": curve[1], "rows": len(rows.x)}
+    scores["seconds"] = clock(data.x) - started
     write(trial_file(plan, architecture, number), facts | choice._asdict() | scores | {"versions": versions(data)})
+
+
+def _past(plan: Plan, architecture: Sizes, count: int) -> list[dict[str, Any]]:
+    files = [trial_file(plan, architecture, number) for number in range(count)]
+    return [read(file, *Choice._fields, *_SCORES) for file in files]
 
 
 def split(plan: Plan, data: Dataset) -> Dataset:
@@ -100,6 +107,5 @@ def proposal(past: list[dict[str, Any]]) -> Choice:
 
 def best(plan: Plan, architecture: Sizes, score: str) -> Choice:
     """The choice with the highest `accuracy_alone` or `accuracy_after_epoch`; the earliest of equal ones."""
-    past = [read(trial_file(plan, architecture, number)) for number in range(plan.trials)]
-    top = max(past, key=lambda each: float(each[score]))
+    top = max(_past(plan, architecture, plan.trials), key=lambda each: float(each[score]))
     return Choice(top["lam"], top["sweeps"])

@@ -114,12 +114,19 @@ def _by_gradients(plan: Plan, group: Group, reading: str, scale: float) -> Group
 def run(plan: Plan, data: Dataset) -> int:
     """Do what is left to do, then write and print the table. The exit code: 130 if it was interrupted."""
     search.check_installed()
-    plan.out.mkdir(parents=True, exist_ok=True)
+    _make_folder(plan.out)
     settle(plan, data)
     if not do(parts(plan, data), plan.out):
         return 130
     print(rendering.write_table(plan.out))
     return 0
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{out} is no folder and cannot be made one ({error.strerror}): name another") from error
 
 
 def plan_of(
