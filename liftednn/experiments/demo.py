@@ -11,26 +11,27 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 import liftednn as lnn
 from liftednn.bcd import Record
+from liftednn.experiments.batched import Together, train_together
+from liftednn.experiments.cells import named
 from liftednn.experiments.datasets import Dataset, mnist
+from liftednn.experiments.rendering import ALONE, EUCLIDEAN, PAPER
+from liftednn.experiments.starts import he
+from liftednn.files import beside, check_place
 from liftednn.minibatch import Pass
 
 __all__ = ["NEXT", "main"]
 
-_SIZES = [784, 300, 10]
-_SWEEPS, _PASSES, _EPOCHS, _RATE = 6, 8, 3, 1e-4
-# Table 1 of the paper, 300 hidden units: "Our Model", and NN[Xavier] and NN[Lifted] after 17 epochs at rate 1e-5.
-_PAPER = "0.898 ± 0.005 lifted alone; standard network from Xavier 0.923 ± 0.005, from lifted 0.962 ± 0.003 (17 epochs at 1e-5)"
+_SIZES = (784, 300, 10)
+_SWEEPS, _PASSES, _EPOCHS, _BATCH, _RATE = 6, 8, 3, 100, 1e-4
+_ENDINGS = (".png", ".svg", ".pdf")
 # What to run next, and what it gives.
 NEXT = {
     "table1 --quick": "Table 1 of the paper, small: one architecture, one seed",
@@ -44,17 +45,20 @@ NEXT = {
 def main(arguments: Sequence[str] = ()) -> None:
     if find_spec("matplotlib") is None:
         raise ValueError("the demonstration draws with matplotlib, which is not installed: pip install matplotlib")
-    console, started = Console(), time.perf_counter()
     out = Path(arguments[0] if arguments else "demo.png")
+    if out.suffix not in _ENDINGS:
+        raise ValueError(f"the picture {out} must end in one of {', '.join(_ENDINGS)}, the kinds that are drawn")
+    check_place(out)
+    console, started = Console(), time.perf_counter()
     data = mnist()
     runs = {name: _lifted(name, lam, data, console) for name, lam in (("relu", 1.0), ("fenchel_relu", 1.0))}
     fitted = lnn.BCD().init(runs["relu"][0], data.x, data.y).weights
-    starts = {"He": _he(), "He + fitted head": fitted}
+    starts = {"He": he(_SIZES, 0, data), "He + fitted head": fitted}
     starts |= {f"lifted, {name}": solution.weights for name, (_, solution) in runs.items()}
     starts["lifted, mini-batch"] = _minibatch(data, console).weights
-    curves = {name: _standard(weights, data, name) for name, weights in starts.items()}
+    curves = _standard(starts, data, console)
     console.print(_summary(runs, curves, data))
-    console.print(f"the paper's row (300): {_PAPER}")
+    console.print(_paper())
     _draw({name: solution.history for name, (_, solution) in runs.items()}, curves, out)
     console.print(f"picture: {out}; {time.perf_counter() - started:.0f} s in all")
     console.print(_next(), soft_wrap=True, highlight=False)
@@ -70,6 +74,12 @@ def _program() -> str:
     """How this very installation is called: by its name where the shell finds it, by its path elsewhere."""
     own = Path(sys.executable).with_name("liftednn")
     return "liftednn" if shutil.which("liftednn") or not own.exists() else os.path.relpath(own)
+
+
+def _paper() -> str:
+    alone, xavier, lifted = (PAPER["300", *key] for key in ((ALONE, None), ("Xavier", 1e-5), (EUCLIDEAN, 1e-5)))
+    trained = f"from Xavier {xavier}, from lifted {lifted} (17 epochs at 1e-5)"
+    return f"the paper's row (300): {alone} lifted alone; standard network {trained}"
 
 
 def _accuracy(scores: Tensor, y: Tensor) -> float:
@@ -101,38 +111,24 @@ def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
     return lnn.MiniBatch(max_iter=_PASSES).run(network, data.x, data.y, callback=say)
 
 
-def _he() -> list[lnn.Affine]:
-    """Random weights as torch users would draw them."""
-    torch.manual_seed(0)
-    weights = []
-    for p, q in pairwise(_SIZES):
-        w = torch.empty(q, p)
-        nn.init.kaiming_normal_(w, nonlinearity="relu")
-        weights.append(lnn.Affine(w, torch.zeros(q)))
-    return weights
+def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Console) -> dict[str, list[float]]:
+    """Test accuracy of standard networks, one from each start, before and after each epoch of Adam."""
+    curves: dict[str, list[float]] = {name: [] for name in starts}
 
+    def keep(epoch: int, scores: Tensor) -> None:
+        console.print(f"standard networks from {len(starts)} starts: epoch {epoch} of {_EPOCHS} of Adam")
+        for curve, score in zip(curves.values(), scores[0].tolist(), strict=True):
+            curve.append(score)
 
-def _standard(weights: Sequence[lnn.Affine], data: Dataset, name: str) -> list[float]:
-    """Test accuracy of the standard network before and after each epoch of Adam, batch 100."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))
-    for place, part in zip((0, 2), weights, strict=True):
-        module[place].load_state_dict({"weight": part.w, "bias": part.b})
-    optimiser = torch.optim.Adam(module.parameters(), _RATE)
-    curve = [_accuracy(module(data.x_test), data.y_test)]
-    for _ in track(range(_EPOCHS), description=f"Adam from {name}"):
-        for rows in torch.split(torch.randperm(len(data.x)), 100):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(module(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        curve.append(_accuracy(module(data.x_test), data.y_test))
-    return curve
+    networks = Together([list(starts.values())], [_RATE] * len(starts), data)
+    train_together(networks, _EPOCHS, _BATCH, [0], keep)
+    return curves
 
 
 def _summary(
     runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Solution]], curves: dict[str, list[float]], data: Dataset
 ) -> Table:
-    table = Table(title="784-300-10 on MNIST, test accuracy, one seed")
+    table = Table(title=f"{named(_SIZES)} on MNIST, test accuracy, one seed")
     for column in (
         "model",
         "sweep 0",
@@ -183,7 +179,8 @@ def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], ou
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)
     axes[2].set_ylim(0.85, 1.0)
-    figure.savefig(out, dpi=130)
+    with beside(out) as part:
+        figure.savefig(part, format=out.suffix[1:], dpi=130)
     plt.close(figure)
 
 
