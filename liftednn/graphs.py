@@ -17,7 +17,7 @@ Step = Callable[..., None]
 def recorded(step: Step, device: torch.device) -> Step:
     """The step, a function of tensors and None's that changes others in place; on a CUDA device its recording.
 
-    The first calls, `WARM_UP` of them, are plain steps, and so are those with other shapes than the last of these had.
+    The first calls, `WARM_UP` of them, are plain steps, and so are those with other shapes than the first had.
     """
     return _Recorded(step) if device.type == "cuda" else step
 
@@ -27,18 +27,21 @@ class _Recorded:
         self.step, self.calls = step, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[Tensor | None] = []
+        self.shapes: list[torch.Size | None] = []
 
     def __call__(self, *given: Tensor | None) -> None:
-        if self.graph is not None and _shapes(given) == _shapes(self.kept):
-            for place, new in zip(self.kept, given, strict=True):
-                if place is not None and new is not None:
-                    place.copy_(new)
-            self.graph.replay()
+        shapes = [None if part is None else part.shape for part in given]
+        self.shapes = self.shapes or shapes
+        if self.graph is None or shapes != self.shapes:
+            self.step(*given)
+            self.calls += 1
+            if self.calls >= WARM_UP and shapes == self.shapes:
+                self._record(given)
             return
-        self.step(*given)
-        self.calls += 1
-        if self.calls == WARM_UP:
-            self._record(given)
+        for place, new in zip(self.kept, given, strict=True):
+            if place is not None and new is not None:
+                place.copy_(new)
+        self.graph.replay()
 
     def _record(self, given: tuple[Tensor | None, ...]) -> None:
         """Recording does not run the step."""
@@ -46,7 +49,3 @@ class _Recorded:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.step(*self.kept)
-
-
-def _shapes(given: tuple[Tensor | None, ...] | list[Tensor | None]) -> list[torch.Size | None]:
-    return [None if part is None else part.shape for part in given]

@@ -86,7 +86,7 @@ def test_few_rows_are_drawn_anew_for_each_seed() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_columns_are_standardised_by_the_rows_trained_on() -> None:
-    data, _ = Contest("mnist", (5,), standard=True).rows_of("tune", TUNING, "cpu")
+    data, _ = Contest("mnist", (5,)).rows_of("tune", TUNING, "cpu", "standardised")
     torch.testing.assert_close(data.x.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
     torch.testing.assert_close(data.x.std(0), torch.ones(6))
     plain, _ = Contest("mnist", (5,)).rows_of("tune", TUNING, "cpu")
@@ -160,7 +160,12 @@ def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest
     """Its rows alone are asked: what is best on another split's held-back rows may be a test row of this one."""
     monkeypatch.setattr(Arena, "measure", made_up)
     asked: list[int] = []
-    monkeypatch.setattr(contests, "_loaded", lambda name, split: (asked.append(split), curve())[1])
+
+    def loaded(name: str, split: int) -> Dataset:
+        asked.append(split)
+        return curve()
+
+    monkeypatch.setattr(contests, "_loaded", loaded)
     own = Arena(tmp_path, Contest("california", (8,), epochs=2), seeds=3, choices=2)
     for part in own.tuning():
         part.work()
@@ -215,6 +220,26 @@ def test_falling_rates_and_real_responses_are_torch_s_own() -> None:
             assert float(together.scores()[s, v]) == pytest.approx(float(error), rel=1e-7)
 
 
+def test_the_last_rows_of_an_epoch_are_trained_on_too() -> None:
+    """130 rows are three batches of 50, 50 and 30."""
+    data = Dataset(*(part[:130].double() for part in curve()))
+    first = starts.he((3, 6, 1), 0, data)
+    together = Together([[first]], [1e-2], data)
+    train_together(together, 2, 50, [0])
+    linears = [nn.Linear(p, q).double() for p, q in ((3, 6), (6, 1))]
+    for linear, (w, b) in zip(linears, first, strict=True):
+        linear.load_state_dict({"weight": w.double(), "bias": b.double()})
+    net = nn.Sequential(linears[0], nn.ReLU(), linears[1])
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    for epoch in (1, 2):
+        order = torch.randperm(130, generator=torch.Generator().manual_seed(epoch))
+        for rows in torch.split(order, 50):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(net(data.x[rows])[:, 0], data.y[rows]).backward()
+            optimiser.step()
+    torch.testing.assert_close(together.parameters[0][0], linears[0].weight.detach())
+
+
 def test_low_precision_is_that_of_the_whole_training() -> None:
     data = clusters()
     contest = Contest("mnist", (8,), precision="bfloat16")
@@ -250,7 +275,7 @@ def test_what_a_file_was_written_without_has_its_default(tmp_path: Path) -> None
     own = Arena(tmp_path, Contest("mnist", (8,)))
     own.check()
     stored = json.loads(own.file("contest").read_text())
-    del stored["standard"]
+    del stored["inputs"]
     own.file("contest").write_text(json.dumps(stored))
     own.check()
     stored["clock"] = "cpu"
@@ -259,10 +284,42 @@ def test_what_a_file_was_written_without_has_its_default(tmp_path: Path) -> None
         own.check()
 
 
-def test_standardised_inputs_have_the_budget_of_plain_ones(tmp_path: Path) -> None:
-    plain, standard = (Arena(tmp_path, Contest("mnist", (8,), standard=each)) for each in (False, True))
-    assert plain._times == standard._times == plain.file("times")
-    assert plain.file("tune-he") != standard.file("tune-he")
+@pytest.mark.usefixtures("small")
+def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    wide = clusters()
+    wide = Dataset(1000 * wide.x, wide.y, 1000 * wide.x_test, wide.y_test)
+    monkeypatch.setattr(contests, "_loaded", lambda name, split: wide)
+    contest = Contest("mnist", (8,), epochs=2, inputs=contests.ANY_INPUTS)
+    own = Arena(tmp_path, contest, seeds=2, choices=1)
+    for part in (*own.tuning(), *own.testing()):
+        part.work()
+    own.check()
+    assert len(own.tried("He")) == 2 * 4
+    recipe = own.tested("He").recipes[0]
+    assert recipe.inputs == "standardised"
+    assert "standardised inputs" in own.tested("He").told
+    data, _ = contest.rows_of("test", 0, "cpu", "standardised")
+    network = Together([[starts.he((6, 8, 4), 1, data)]], [recipe.rate], data, schedules=[recipe.schedule])
+    train_together(network, recipe.epochs, recipe.batch, [1])
+    assert own.tested("He").scores[1] == pytest.approx(float(network.scores()))
+
+
+@pytest.mark.usefixtures("small")
+def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "measure", made_up)
+    own = Arena(tmp_path, Contest("mnist", (8,), epochs=2), seeds=1, choices=1)
+    for part in own.tuning():
+        part.work()
+    own.check()
+    times = json.loads(own.file("times").read_text())
+    times["epoch_seconds"]["100"] = 0.1
+    own.file("times").write_text(json.dumps(times))
+    with pytest.raises(ValueError, match=r"tune-xavier.json was chosen under other times, or among other recipes"):
+        own.check()
+    own.file("times").unlink()
+    with pytest.raises(ValueError, match=r"remove it, and the file of its test"):
+        own.check()
 
 
 @pytest.mark.parametrize("name", ["compare", "regimes"])
@@ -290,13 +347,86 @@ def test_every_contest_has_a_folder_of_its_own() -> None:
     assert len({contest.title for contest in every}) == len(every)
 
 
-def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
+def outcomes(**scores: list[float]) -> Any:
     recipe = Recipe(1e-3, "constant", 100, 1)
-    ours, theirs = Outcome((recipe,), [0.9, 0.92], 1.0), Outcome((recipe,), [0.8, 0.82], 1.0)
-    gap, deviations = regimes.lead(ours, theirs)
-    assert gap == pytest.approx(0.1)
-    assert deviations == pytest.approx(0.1 / math.hypot(ours.deviation, theirs.deviation))
-    assert regimes.lead(Outcome((recipe,), [0.9], 1.0), Outcome((recipe,), [0.8], 1.0))[1] == math.inf
+    return lambda start: Outcome((recipe,), scores.get(start, scores["other"]), 1.0)
+
+
+def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
+    own = Arena(Path(), Contest("mnist", (8,)))
+    rival, lead, deviations = own.standing(outcomes(Lifted=[0.9, 0.92], LSUV=[0.8, 0.84], other=[0.7, 0.71]))
+    assert rival == "LSUV"
+    assert lead == pytest.approx(0.09)
+    assert deviations == pytest.approx(0.09 / math.sqrt(0.0002 + 0.0008))
+    assert own.standing(outcomes(Lifted=[0.9], other=[0.8])).deviations == math.inf
+    assert arena.beyond(2.1) == "**+2.1**"
+    assert arena.beyond(-1.94) == "-1.9"
+
+
+def test_where_seeds_are_splits_a_lead_is_told_in_deviations_of_the_differences() -> None:
+    own = Arena(Path(), Contest("california", (8,)))
+    scores = {"Lifted": [1.0, 3.0, 5.0], "LSUV": [1.1, 3.2, 5.3], "other": [9.0, 9.0, 9.0]}
+    rival, lead, deviations = own.standing(outcomes(**scores))
+    assert rival == "LSUV"  # of errors, the least
+    assert lead == pytest.approx(0.2)
+    assert deviations == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("deviations", "led"), [(2.1, True), (2.0, False), (-3.0, False), (math.nan, False)])
+def test_what_leads_by_two_deviations_is_tested(deviations: float, led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "standing", lambda self, outcome: arena.Standing("He", 0.1, deviations))
+    assert regimes.promising(Arena(Path(), Contest("mnist", (8,)))) is led
+
+
+@pytest.mark.parametrize("contest", [Contest("mnist", (8,)), Contest("california", (8,))], ids=["classes", "real"])
+def test_no_seed_of_a_choice_is_one_of_the_test(contest: Contest) -> None:
+    seeds = contest.tuning_seeds(5, 3)
+    assert not set(seeds) & set(range(5))
+    assert len(set(seeds)) == len(seeds) == (15 if contest.real else 3)
+
+
+def test_a_recipe_that_runs_away_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = (
+        Outcome((Recipe(rate, "constant", 100, 1),), [score], 1.0) for rate, score in ((1.0, 0.3), (9.0, math.nan))
+    )
+    monkeypatch.setattr(Arena, "tried", lambda self, start: [bad, good, bad])
+    own = Arena(Path(), Contest("mnist", (8,)), choices=1)
+    assert own.chosen("He").recipes == good.recipes
+
+
+def test_a_cpu_s_seconds_are_those_of_two_threads() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with arena._clock("cpu") as device:
+            assert device == "cpu"
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+        with arena._clock("own") as device:
+            assert device is None
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("small")
+def test_trained_through_is_as_many_passes_as_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    plain = starts.fenchel
+
+    def counted(layout: starts.Sizes, seed: int, data: Dataset, passes: int) -> Any:
+        seen.append(passes)
+        return plain(layout, seed, data, passes)
+
+    monkeypatch.setattr(starts, "fenchel", counted)
+    Arena(tmp_path, Contest("mnist", (8,), epochs=7, passes=2), seeds=1).alone()
+    assert seen == [2, 7, 2, 2, 7, 7]
+
+
+def test_quick_contests_have_few_epochs() -> None:
+    for name in compare.CHOICES:
+        [contest] = compare.contests(name, quick=True)
+        recipes = contest.recipes(0.0, 1000.0, {100: 0.001})
+        assert {recipe.epochs for recipe in recipes} == {20}
 
 
 @pytest.mark.usefixtures("small")

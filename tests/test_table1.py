@@ -404,7 +404,7 @@ def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> No
     made_up(tmp_path)
     # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
     store_trial(tmp_path, 0)
-    told = "first weights 32 s, training of whole groups 30 s."
+    told = "first weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
     assert f"took 62 s: search 0 s, beside 1 of 1 trials whose time is not stored, {told}" in rendering.write_table(
         tmp_path
     )

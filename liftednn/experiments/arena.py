@@ -10,12 +10,13 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,9 +28,10 @@ from liftednn.experiments.contests import BATCH, LIFTED, SMALL, STARTS, TUNING, 
 from liftednn.experiments.datasets import Dataset
 from liftednn.experiments.parts import Part, unless_there
 
-__all__ = ["Arena", "Outcome"]
+__all__ = ["DEVIATIONS", "Arena", "Outcome", "Standing", "beyond"]
 
 _THREADS = 2
+DEVIATIONS = 2.0  # beyond which a lead is more than noise
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ class Outcome:
     @property
     def deviation(self) -> float:
         return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+class Standing(NamedTuple):
+    """The best of the other starts, how far the lifted weights are ahead of it, and that in standard deviations: of the difference of
+    two runs or, where seeds are splits that both have, of their differences."""
+
+    rival: str
+    lead: float
+    deviations: float
 
 
 @dataclass(frozen=True)
@@ -91,11 +102,17 @@ class Arena:
                     "name another folder"
                 )
         write(self.file("contest"), facts)
+        for start in STARTS:
+            self._check_choice(self._stage_file("tune", start), start)
 
-    @property
-    def _times(self) -> Path:
-        """Standardised inputs cost no time: such a contest has the budget of the one without."""
-        return self.out / replace(self.contest, standard=False).title / "times.json"
+    def _check_choice(self, file: Path, start: str) -> None:
+        """Refuse a choice that was made under other times, or among other recipes, than the ones there are."""
+        if not file.exists():
+            return
+        stored = [each.recipes[0] for each in self.tried(start)] if self.file("times").exists() else []
+        if not stored or stored != self.recipes(start):
+            told = f"{file} was chosen under other times, or among other recipes, than {self.file('times')} gives"
+            raise ValueError(f"{told}: remove it, and the file of its test")
 
     def _stage_file(self, stage: Stage, start: str) -> Path:
         return self.file(f"{stage}-{start.lower().replace(' + ', '-').replace(' ', '-')}")
@@ -103,7 +120,7 @@ class Arena:
     def tuning(self) -> Iterator[Part]:
         """The work up to the choices."""
         title = self.contest.title
-        yield Part(f"{title}, times", unless_there(self._times, self.measure))
+        yield Part(f"{title}, times", unless_there(self.file("times"), self.measure))
         for start in STARTS:
             file = self._stage_file("tune", start)
             yield Part(f"{title}, choose for {start}", unless_there(file, partial(self._play, "tune", start)))
@@ -129,7 +146,7 @@ class Arena:
             kinds = {name: self.contest.start(name) for name in STARTS}
             spent = {name: min(made(kind, layout, TUNING, data)[1] for _ in range(2)) for name, kind in kinds.items()}
         facts = {"kind": "times", "contest": asdict(self.contest), "versions": versions(data)}
-        write(self._times, facts | {"start_seconds": spent, "epoch_seconds": epochs})
+        write(self.file("times"), facts | {"start_seconds": spent, "epoch_seconds": epochs})
 
     def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:
         return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
@@ -140,7 +157,7 @@ class Arena:
 
     def recipes(self, start: str) -> list[Recipe]:
         """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
-        times = read(self._times)
+        times = read(self.file("times"))
         epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
         budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
         return self.contest.recipes(times["start_seconds"][start], budget, epochs)
@@ -151,9 +168,11 @@ class Arena:
         seeds = list(dict.fromkeys(seed for _, own in plan for seed in own))
         for together in [[seed] for seed in seeds] if self.contest.split else [seeds]:
             recipes = list(dict.fromkeys(recipe for recipe, own in plan if together[0] in own))
-            data, unit = self.contest.rows_of(stage, together[0], self.device)
-            for recipe, scores in zip(recipes, self._train(start, recipes, together, data), strict=True):
-                found |= {(recipe, seed): unit * score for seed, score in zip(together, scores, strict=True)}
+            for inputs in dict.fromkeys(recipe.inputs for recipe in recipes):
+                data, unit = self.contest.rows_of(stage, together[0], self.device, inputs)
+                alike = [recipe for recipe in recipes if recipe.inputs == inputs]
+                scores = self._train(start, alike, together, data)
+                found |= {run: unit * score for run, score in scores.items()}
         rows = [recipe._asdict() | {"scores": [found[recipe, seed] for seed in own]} for recipe, own in plan]
         facts = {"kind": stage, "contest": asdict(self.contest), "start": start, "seeds": seeds}
         write(self._stage_file(stage, start), facts | {"versions": versions(data), "recipes": rows})
@@ -170,19 +189,21 @@ class Arena:
         ]
         return plan + [(Recipe(SMALL, "constant", BATCH, self.contest.epochs), every)] * self.small
 
-    def _train(self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset) -> list[list[float]]:
-        """Scores of each recipe, by seed: those of one batch size and length are trained together."""
+    def _train(
+        self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset
+    ) -> dict[tuple[Recipe, int], float]:
+        """Scores by recipe and seed: those of one batch size and length are trained together."""
         layout = sizes(self.contest.hidden, data)
         first = [made(self.contest.start(start), layout, seed, data)[0] for seed in seeds]
         rows = self._cast(data)
-        found: dict[Recipe, list[float]] = {}
+        found: dict[tuple[Recipe, int], float] = {}
         for kind in dict.fromkeys((r.batch, r.epochs) for r in recipes):
             own = [r for r in recipes if (r.batch, r.epochs) == kind]
             rates, schedules = [r.rate for r in own], [r.schedule for r in own]
             networks = Together([[weights] * len(own) for weights in first], rates, rows, schedules=schedules)
             train_together(networks, kind[1], kind[0], seeds)
-            found |= dict(zip(own, networks.scores().T.tolist(), strict=True))
-        return [found[recipe] for recipe in recipes]
+            found |= dict(zip(product(own, seeds), networks.scores().T.flatten().tolist(), strict=True))
+        return found
 
     def alone(self) -> None:
         """Write what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
@@ -208,9 +229,9 @@ class Arena:
     def tried(self, start: str, stage: Stage = "tune") -> list[Outcome]:
         """Everything of a stage that is stored."""
         rows: list[dict[str, Any]] = read(self._stage_file(stage, start))["recipes"]
-        times, outcomes = read(self._times), []
+        times, outcomes = read(self.file("times")), []
         for row in rows:
-            recipe = Recipe(*(row[name] for name in Recipe._fields))
+            recipe = Recipe(**{name: row[name] for name in Recipe._fields if name in row})
             seconds = times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)]
             outcomes.append(Outcome((recipe,), row["scores"], seconds))
         return outcomes
@@ -230,6 +251,22 @@ class Arena:
 
     def tested_small(self, start: str) -> Outcome:
         return self.tried(start, "test")[-1]
+
+    def standing(self, outcome: Callable[[str], Outcome]) -> Standing:
+        """How the lifted weights stand against the best of the others, by `chosen` or `tested`."""
+        sign = -1 if self.contest.real else 1
+        rival = max((start for start in STARTS if start != LIFTED), key=lambda start: sign * outcome(start).mean)
+        ours, theirs = outcome(LIFTED), outcome(rival)
+        noise = math.hypot(ours.deviation, theirs.deviation)
+        if self.contest.real and len(ours.scores) > 1:
+            noise = statistics.stdev(a - b for a, b in zip(ours.scores, theirs.scores, strict=True))
+        gap = sign * (ours.mean - theirs.mean)
+        return Standing(rival, gap, gap / noise if noise else math.copysign(math.inf, gap))
+
+
+def beyond(deviations: float) -> str:
+    """In bold what is more than noise, either way."""
+    return f"**{deviations:+.1f}**" if abs(deviations) > DEVIATIONS else f"{deviations:+.1f}"
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:

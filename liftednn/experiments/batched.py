@@ -150,13 +150,12 @@ def epoch_seconds(networks: Together, batch: int) -> float:
 
 
 def _orders(networks: Together, batch: int, seeds: Sequence[int], epoch: int) -> Iterator[Tensor]:
-    """Rows of each batch, (S, batch), drawn on the CPU so that all devices agree; a last, smaller batch is left out."""
+    """Rows of each batch, (S, batch), drawn on the CPU so that all devices agree; the last one may be smaller."""
     count = len(networks.data.x)
-    batch = min(batch, count)
     orders = torch.stack(
         [torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)) for seed in seeds]
     )
-    yield from torch.split(orders[:, : count // batch * batch].to(networks.data.x.device), batch, 1)
+    yield from torch.split(orders.to(networks.data.x.device), batch, 1)
 
 
 def clock(like: Tensor) -> float:

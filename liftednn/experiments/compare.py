@@ -7,14 +7,15 @@ rate for the same total time. Settings are chosen on held-back training rows.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from liftednn.experiments import datasets
-from liftednn.experiments.arena import Arena
+from liftednn.experiments.arena import Arena, Outcome, beyond
 from liftednn.experiments.cells import named, read, short
-from liftednn.experiments.contests import SMALL, STARTS, Contest
+from liftednn.experiments.contests import ANY_INPUTS, SMALL, STARTS, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
@@ -25,15 +26,16 @@ __all__ = ["CHOICES", "arenas", "compare", "contests", "table"]
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
 _REGRESSION: dict[str, Any] = {"epochs": 40, "passes": None, "clock": "cpu"}
 _CONTESTS: dict[str, list[Contest]] = {
-    "mnist": [Contest("mnist", (300,)), Contest("mnist", (500, 200, 100))],
-    "fashion": [Contest("fashion", (300,)), Contest("fashion", (500, 200, 100))],
-    "cifar10": [Contest("cifar10", (300,)), Contest("cifar10", (500, 200, 100))],
+    **{
+        name: [Contest(name, hidden, inputs=ANY_INPUTS) for hidden in ((300,), (500, 200, 100))]
+        for name in ("mnist", "fashion", "cifar10")
+    },
     "adult": [Contest("adult", hidden, clock="cpu") for hidden in ((100,), (100, 50))],
     "uci": [Contest(name, (100,) if "protein" in name else (50,), **_REGRESSION) for name in _UCI],
     "california": [Contest("california", hidden, **_REGRESSION) for hidden in ((100,), (100, 50))],
 }
 CHOICES = tuple(_CONTESTS)
-_QUICK_ROWS, _SPLITS = 600, 5
+_QUICK_ROWS, _QUICK_EPOCHS, _SPLITS = 600, 20, 5
 
 
 def contests(data: str, quick: bool = False) -> list[Contest]:
@@ -43,7 +45,8 @@ def contests(data: str, quick: bool = False) -> list[Contest]:
     found = _CONTESTS[data]
     if not quick:
         return found
-    return [Contest(found[0].data, (20,), epochs=2, rows=None if found[0].real else _QUICK_ROWS)]
+    rows = None if found[0].real else _QUICK_ROWS
+    return [replace(found[0], hidden=(20,), epochs=2, rows=rows, cap=_QUICK_EPOCHS, inputs=("given",))]
 
 
 def arenas(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> list[Arena]:
@@ -72,13 +75,13 @@ def compare(out: Path | None, data: str, device: str = "cpu", quick: bool = Fals
 def table(own: Sequence[Arena], data: str) -> str:
     """From the files alone, in Markdown."""
     score = "root mean squared error, lower is better" if own[0].contest.real else "accuracy"
-    head = ["", "lifted alone", "trained through", *STARTS]
+    head = ["", "lifted alone", "trained through", *STARTS, "lead over the best other", "deviations"]
     sections = [
         f"# {data}: test {score}, mean ± standard deviation over {own[0].seeds} seeds",
         f"## Rate {short(SMALL)}, the same epochs",
-        markdown(head, [_row(arena, [arena.tested_small(s).scores for s in STARTS]) for arena in own]),
+        markdown(head, [_row(arena, arena.tested_small) for arena in own]),
         "## Tuned, the same total time",
-        markdown(head, [_row(arena, [arena.tested(s).scores for s in STARTS]) for arena in own]),
+        markdown(head, [_row(arena, arena.tested) for arena in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
         markdown(["", "trained through", *STARTS], [[_title(a), *_choices(a)] for a in own]),
         _footer(own[0]),
@@ -91,9 +94,11 @@ def _title(arena: Arena) -> str:
     return f"{name}, {named(arena.contest.hidden)}"
 
 
-def _row(arena: Arena, scores: list[list[float]]) -> list[str]:
-    alone = read(arena.file("alone"))["scores"]
-    return [_title(arena), spread(alone["phase"]), spread(alone["through"]), *marked(scores, arena.contest.real)]
+def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
+    alone, scores = read(arena.file("alone"))["scores"], [outcome(start).scores for start in STARTS]
+    models = [spread(alone["phase"]), spread(alone["through"]), *marked(scores, arena.contest.real)]
+    _, lead, deviations = arena.standing(outcome)
+    return [_title(arena), *models, f"{lead:+.4f}", beyond(deviations)]
 
 
 def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:

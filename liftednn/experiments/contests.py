@@ -1,8 +1,9 @@
 """Contests of first weights at equal total time (beyond sec. 7: other data, tuned rates): what is fought over, and with which rows.
 
 A contest is a data set, an architecture and a budget: the seconds in which lifted weights are made and then trained for so many epochs
-of batch 100. Every start may spend them as it likes: its recipe, a rate, a schedule and a batch size, with as many epochs as fit, is
-chosen on training rows that are held back. Then, once, with seeds that no choice has seen, it is run on the test rows. arena.py does it.
+of batch 100. Every start may spend them as it likes: its recipe, a rate, a schedule, a batch size, the scaling of inputs and as many
+epochs as fit, is chosen on training rows that are held back. Then, once, with seeds that no choice has seen, it is run on the test rows.
+arena.py does it.
 """
 
 from __future__ import annotations
@@ -33,25 +34,28 @@ SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
 TUNING = (
     100  # choices are made with seeds from here on, tests with those from 0 on; the rest by it is the number of a split
 )
+ANY_INPUTS: tuple[Inputs, ...] = ("given", "standardised")
 _HELD, _SHARE = 10_000, 6  # rows held back: at most so many, and one in so many
 
 Stage = Literal["tune", "test"]
+Inputs = Literal["given", "standardised"]
 
 
 class Recipe(NamedTuple):
-    """How to train: the rate of Adam, what becomes of it, rows per step, passes over them."""
+    """How to train: the rate of Adam, what becomes of it, rows per step, passes over them, and how columns of inputs are scaled."""
 
     rate: float
     schedule: Schedule
     batch: int
     epochs: int
+    inputs: Inputs = "given"
 
     def __str__(self) -> str:
         return f"{self.step}, {self.length}"
 
     @property
     def step(self) -> str:
-        return f"{short(self.rate)} {self.schedule}"
+        return f"{short(self.rate)} {self.schedule}" + ", standardised inputs" * (self.inputs == "standardised")
 
     @property
     def length(self) -> str:
@@ -70,8 +74,9 @@ class Contest:
     batches     sizes that a recipe may have
     passes      of the lifted phase; None for as many as `lifted_` takes by itself
     clock       whose seconds the budget counts: of the machine's own device, or of two threads of its CPU
-    standard    whether all starts are given inputs whose columns are standardised
-    tuned       whether recipes are chosen; if not, all train with torch's usual rate
+    inputs      that a recipe may have
+    tuned       whether rates and schedules are chosen; if not, all train with torch's usual rate
+    cap         of a recipe's epochs, where there is one
     """
 
     data: str
@@ -82,8 +87,9 @@ class Contest:
     batches: tuple[int, ...] = (BATCH,)
     passes: int | None = 3
     clock: Literal["own", "cpu"] = "own"
-    standard: bool = False
+    inputs: tuple[Inputs, ...] = ("given",)
     tuned: bool = True
+    cap: int | None = None
 
     @property
     def title(self) -> str:
@@ -92,7 +98,7 @@ class Contest:
         parts += [f"{self.passes or 'auto'}-passes"] if self.passes != 3 else []
         parts += [f"{self.rows}-rows"] if self.rows else []
         parts += [self.precision] if self.precision != "float32" else []
-        parts += ["standardised"] if self.standard else []
+        parts += ["any-inputs"] if len(self.inputs) > 1 else []
         parts += ["untuned"] if not self.tuned else []
         return "_".join([*parts, *(["cpu-clock"] if self.clock == "cpu" else [])])
 
@@ -112,7 +118,7 @@ class Contest:
             return list(range(TUNING, TUNING + choices))
         return [TUNING * again + split for split in range(tests) for again in range(1, choices + 1)]
 
-    def rows_of(self, stage: Stage, seed: int, device: str) -> tuple[Dataset, float]:
+    def rows_of(self, stage: Stage, seed: int, device: str, inputs: Inputs = "given") -> tuple[Dataset, float]:
         """To train on and to score on; real responses are standardised, and what 1 then is in their own units comes with them."""
         data = _loaded(self.data, seed % TUNING if self.real else 0)
         order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed if self.split else 0))
@@ -122,7 +128,7 @@ class Contest:
         if stage == "tune":
             data = data._replace(x_test=data.x[back], y_test=data.y[back])
         data = data._replace(x=data.x[kept], y=data.y[kept])
-        if self.standard:
+        if inputs == "standardised":
             mean, scale = data.x.mean(0), data.x.std(0)
             scale[scale == 0] = 1.0
             data = data._replace(x=(data.x - mean) / scale, x_test=(data.x_test - mean) / scale)
@@ -141,7 +147,8 @@ class Contest:
         rates = (_MORE_RATES if self.real else RATES) if self.tuned else (_USUAL,)
         schedules = SCHEDULES if self.tuned else SCHEDULES[:1]
         counts = {b: max(1, math.ceil((budget - start_seconds) / epoch_seconds[b] - 1e-9)) for b in self.batches}
-        return [Recipe(rate, s, b, counts[b]) for b in self.batches for rate in rates for s in schedules]
+        lengths = [(batch, min(count, self.cap or count)) for batch, count in counts.items()]
+        return [Recipe(r, s, b, n, i) for i in self.inputs for b, n in lengths for r in rates for s in schedules]
 
 
 @cache

@@ -1,38 +1,37 @@
 """Where lifted weights help most, at tuned rates and equal total time: `liftednn regimes`.
 
-Settings of several kinds are tried on held-back training rows: few epochs, by the seconds of a GPU or of a CPU, inputs standardised for
-all, nothing tuned, deep and narrow networks, few rows, low precision. Those where the lifted weights lead the best of the others by more
+Settings of several kinds are tried on held-back training rows: few epochs, by the seconds of a GPU or of a CPU, nothing
+tuned, deep and narrow networks, few rows, low precision. Those where the lifted weights lead the best of the others by more
 than two standard deviations are then run once on the test rows, with fresh seeds. All that was tried is shown.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from liftednn.experiments.arena import Arena, Outcome
+from liftednn.experiments.arena import DEVIATIONS, Arena, Outcome, beyond
 from liftednn.experiments.cells import named
-from liftednn.experiments.contests import LIFTED, STARTS, Contest
+from liftednn.experiments.contests import ANY_INPUTS, LIFTED, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
 from liftednn.start import check_device
 
-__all__ = ["REGIMES", "arenas", "lead", "promising", "regimes", "table", "write_table"]
+__all__ = ["REGIMES", "arenas", "promising", "regimes", "table", "write_table"]
 
-_DEVIATIONS = 2.0
 _BATCHES = (100, 500)
 _NETS = ((300,), (500, 200, 100))
 _DEEP = (100,) * 10
 _IMAGES = ("mnist", "fashion", "cifar10")
-_ON_A_CPU = [Contest(data, hidden, 1, batches=_BATCHES, clock="cpu") for data in _IMAGES for hidden in _NETS]
 REGIMES: dict[str, list[Contest]] = {
     "few epochs": [Contest(data, hidden, 1, batches=_BATCHES) for data in ("mnist", "fashion") for hidden in _NETS],
-    "few epochs on a CPU": [*_ON_A_CPU, *(replace(each, passes=10) for each in _ON_A_CPU[:4])],
-    "standardised, on a CPU": [replace(each, standard=True) for each in _ON_A_CPU],
+    "few epochs on a CPU": [
+        Contest(data, hidden, 1, batches=_BATCHES, clock="cpu", inputs=ANY_INPUTS)
+        for data in _IMAGES
+        for hidden in _NETS
+    ],
     "no tuning": [Contest(data, hidden, tuned=False) for data in _IMAGES for hidden in _NETS],
     "deep": [Contest(data, _DEEP, 3, batches=_BATCHES) for data in ("mnist", "fashion")],
     "narrow": [Contest(data, (20, 20), 3, batches=_BATCHES) for data in ("mnist", "fashion")],
@@ -84,21 +83,9 @@ def arenas(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int 
     return {kind: [Arena(out, contest, device, seeds, choices) for contest in all_] for kind, all_ in wanted.items()}
 
 
-def rival(arena: Arena, outcome: Callable[[str], Outcome]) -> str:
-    """The best of the other starts."""
-    others = [start for start in STARTS if start != LIFTED]
-    return max(others, key=lambda start: outcome(start).mean)
-
-
-def lead(ours: Outcome, theirs: Outcome) -> tuple[float, float]:
-    """How far ahead, and that in standard deviations of a difference between two runs."""
-    gap, noise = ours.mean - theirs.mean, math.hypot(ours.deviation, theirs.deviation)
-    return gap, gap / noise if noise else math.copysign(math.inf, gap)
-
-
 def promising(arena: Arena) -> bool:
     """Whether the lifted weights lead on the held-back rows."""
-    return lead(arena.chosen(LIFTED), arena.chosen(rival(arena, arena.chosen)))[1] > _DEVIATIONS
+    return arena.standing(arena.chosen).deviations > DEVIATIONS
 
 
 def table(own: Arenas) -> str:
@@ -106,14 +93,14 @@ def table(own: Arenas) -> str:
     tried = {kind: [arena for arena in all_ if arena.whole("tune")] for kind, all_ in own.items()}
     held = {kind: [a for a in all_ if promising(a) and a.whole("test")] for kind, all_ in tried.items()}
     every, led = (list(chain.from_iterable(group.values())) for group in (tried, held))
-    won = [arena for arena in led if _judged(arena, arena.tested)[1] > _DEVIATIONS]
+    won = [arena for arena in led if arena.standing(arena.tested).deviations > DEVIATIONS]
     missing = sum(map(len, own.values())) - len(every)
     if not every:
         return "No setting is whole yet.\n"
     head = ["", "setting", "lifted", "best other", "", "lead", "deviations"]
     sections = [
         "# Where lifted weights help at tuned settings and equal total time",
-        f"{len(every)} settings, {len(led)} with a lead of more than {_DEVIATIONS:g} standard deviations on held-back rows, "
+        f"{len(every)} settings, {len(led)} with a lead of more than {DEVIATIONS:g} standard deviations on held-back rows, "
         f"{len(won)} of which have one on the test rows too." + f" {missing} more are not whole yet." * bool(missing),
         f"## Tried on held-back rows, {every[0].choices} seeds",
         markdown(head, [[kind, *_row(arena, arena.chosen)] for kind, all_ in tried.items() for arena in all_]),
@@ -125,19 +112,14 @@ def table(own: Arenas) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _judged(arena: Arena, outcome: Callable[[str], Outcome]) -> tuple[float, float]:
-    return lead(outcome(LIFTED), outcome(rival(arena, outcome)))
-
-
 def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
-    other, (gap, deviations) = rival(arena, outcome), _judged(arena, outcome)
-    ahead = f"**{deviations:+.1f}**" if abs(deviations) > _DEVIATIONS else f"{deviations:+.1f}"
+    other, lead, deviations = arena.standing(outcome)
     scores = [spread(outcome(LIFTED).scores), spread(outcome(other).scores)]
-    return [_title(arena.contest), *scores, other, f"{gap:+.4f}", ahead]
+    return [_title(arena.contest), *scores, other, f"{lead:+.4f}", beyond(deviations)]
 
 
 def _choices(arena: Arena) -> list[str]:
-    told = [arena.tested(start) for start in (LIFTED, rival(arena, arena.tested))]
+    told = [arena.tested(start) for start in (LIFTED, arena.standing(arena.tested).rival)]
     return [_title(arena.contest), *(f"{each.told}: {each.seconds:.2f} s" for each in told)]
 
 
@@ -146,5 +128,4 @@ def _title(contest: Contest) -> str:
     parts = [contest.data, hidden, f"{contest.epochs} epoch{'s' * (contest.epochs > 1)}"]
     parts += [f"{contest.passes} passes" if contest.passes else "more passes"] if contest.passes != 3 else []
     parts += [f"{contest.rows} rows"] if contest.rows else []
-    parts += ["standardised inputs"] if contest.standard else []
     return ", ".join([*parts, *([contest.precision] if contest.precision != "float32" else [])])

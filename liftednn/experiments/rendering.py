@@ -198,16 +198,21 @@ def _work(stored: Stored) -> str:
     """The seconds of all that is stored. The cells of a group share its training and, by seed, its first weights: each counts once."""
     if not stored:
         return ""
-    made = {(*_group(c), c["seed"], c["start_seconds"]) for c in stored if c["kind"] in ("cell", "phase")}
-    groups = {(*_group(c), c["group_training_seconds"]) for c in stored if c["kind"] == "cell"}
-    starts, training = (sum(each[-1] for each in found) for found in (made, groups))
+    starts, training = _spent(stored)
+    own = [c for c in stored if c["kind"] in ("cell", "phase") and _group(c)[1] in (ALONE, *_PAPER_COLUMNS)]
     times = [cell.get("seconds") for cell in stored if cell["kind"] == "trial"]
     search, untold = sum(filter(None, times)), times.count(None)
     beside = f", beside {untold} of {len(times)} trials whose time is not stored" if untold else ""
     return (
         f"All that is stored took {search + starts + training:.0f} s: search {search:.0f} s{beside}, "
-        f"first weights {starts:.0f} s, training of whole groups {training:.0f} s."
+        f"first weights {starts:.0f} s, training of whole groups {training:.0f} s; the paper's columns {sum(_spent(own)):.0f} s of it."
     )
+
+
+def _spent(stored: Stored) -> tuple[float, float]:
+    made = {(*_group(c), c["seed"], c["start_seconds"]) for c in stored if c["kind"] in ("cell", "phase")}
+    groups = {(*_group(c), c["group_training_seconds"]) for c in stored if c["kind"] == "cell"}
+    return sum(each[-1] for each in made), sum(each[-1] for each in groups)
 
 
 def _group(cell: dict[str, Any]) -> tuple[str, str]:
