@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.beyond import constraints, refit, regression, robust
@@ -15,6 +16,10 @@ from benchmarks.estimators import summary as default_estimators
 from benchmarks.report import RESULTS
 from benchmarks.stored import grid, machine, rows
 from benchmarks.training import NETWORKS, Cells, summary
+from liftednn.experiments import compare as experiment
+from liftednn.experiments.arena import beyond
+from liftednn.experiments.contests import LIFTED
+from liftednn.experiments.rendering import spread
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
@@ -34,6 +39,7 @@ DOCUMENTS = (
         )
     ),
 )
+SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 BEYOND = (robust, refit, constraints, regression)  # named by markers, as the functions below are
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -272,40 +278,51 @@ def init() -> list[str]:
     return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
 
 
+def tables(path: Path) -> dict[str, list[str]]:
+    """The tables of a rendered file by the headings they stand under, which go into their first cells."""
+    found = re.findall(r"## ([^\n]+)\n\n(\|.*?)\n(?:\n|\Z)", path.read_text(), re.DOTALL)
+    return {title: re.sub(r"\A\|[^|]*\|", f"| {title} |", body).splitlines() for title, body in found}
+
+
+def stacked(found: Iterable[list[str]]) -> list[str]:
+    return [line for body in found for line in (*body, "")][:-1]
+
+
 def table1() -> list[str]:
     """The tables of final accuracy, as `liftednn table1` renders them."""
-    text = (RESULTS / "table1" / "table1.md").read_text()
-    parts = re.findall(r"## Accuracy, rate (\S+)\n\n(.*?)\n\n", text, re.DOTALL)
-    tables = [
-        [line.replace("| Architecture |", f"| rate {rate} |") for line in body.splitlines()] for rate, body in parts
-    ]
-    return [line for body in tables for line in (*body, "")][:-1]
+    found = tables(RESULTS / "table1" / "table1.md").items()
+    return stacked(body for title, body in found if title.startswith("Accuracy, rate"))
 
 
-def tables(path: Path, *titles: str) -> list[str]:
-    """The tables under these headings of a rendered file; the heading goes into the first cell."""
-    found: list[str] = []
-    for title, body in re.findall(r"## ([^\n]+)\n\n(\|.*?)\n(?:\n|\Z)", path.read_text(), re.DOTALL):
-        if title in titles:
-            head, *rest = body.splitlines()
-            found += [head.replace("|  |", f"| {title} |", 1), *rest, ""]
-    return found
+def readings() -> list[str]:
+    """The paper's columns in other readings of its protocol."""
+    found = tables(RESULTS / "table1" / "table1.md").items()
+    return stacked(body for title, body in found if title.startswith(("As printed", "Stochastic gradients", "The random columns")))
 
 
 def compare() -> list[str]:
-    """As `liftednn compare` renders them, one data set after the other."""
-    found = []
-    for name in ("mnist", "fashion", "cifar10", "adult", "california", "uci"):
-        path = RESULTS / "compare" / f"{name}.md"
-        found += tables(path, *re.findall("## (.+)", path.read_text())) if path.exists() else []
-    return found[:-1]
+    """As `liftednn compare` renders them, the rows of all data sets under one head."""
+    found: dict[str, list[str]] = {}
+    for name in SETS:
+        for title, (head, rule, *rest) in tables(RESULTS / "compare" / f"{name}.md").items():
+            found.setdefault(title, [head, rule]).extend(rest)
+    return stacked(found.values())
 
 
 def regimes() -> list[str]:
     """As `liftednn regimes` renders them."""
-    path = RESULTS / "regimes" / "regimes.md"
-    titles = re.findall("## (.+)", path.read_text())
-    return tables(path, *titles)[:-1]
+    return stacked(tables(RESULTS / "regimes" / "regimes.md").values())
+
+
+def contests() -> list[str]:
+    """Where lifted weights stand at tuned settings: the README's table."""
+    body = []
+    for arena in (arena for name in SETS for arena in experiment.arenas(RESULTS / "compare", name)):
+        rival, lead, deviations = arena.standing(arena.tested)
+        scores = [spread(arena.tested(start).scores) for start in (LIFTED, rival)]
+        body.append([experiment.titled(arena), *scores, rival, f"{lead:+.4f}", beyond(deviations)])
+    head = "a standard network, all tuned, the same total time, 5 seeds"
+    return grid([head, "from lifted weights", "from the best other", "", "lead", "deviations"], body)
 
 
 def render(text: str) -> str:

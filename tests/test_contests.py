@@ -261,6 +261,7 @@ def test_times_are_measured(tmp_path: Path, clock: Any) -> None:
     assert set(times["epoch_seconds"]) == {"100", "500"}
     assert set(times["start_seconds"]) == set(STARTS)
     assert times["start_seconds"][LIFTED] > times["start_seconds"]["He"] > 0
+    assert times["versions"]["threads"] == str(2 if clock == "cpu" else threads)
     assert torch.get_num_threads() == threads
 
 

@@ -412,6 +412,16 @@ def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> No
     assert f"took 65 s: search 3 s, {told}" in rendering.write_table(tmp_path)
 
 
+def test_the_table_tells_how_close_the_random_columns_come(tmp_path: Path) -> None:
+    """Distances of means; an average over seeds and columns, and a count."""
+    for rate in (1e-5, 1e-6):
+        store(tmp_path, "300", "Xavier", rate, 0, [0.1, 0.5, rendering.PAPER["300", "Xavier", rate].mean + 0.01])
+        store(tmp_path, "300", "Normal", rate, 0, [0.1, 0.5, rendering.PAPER["300", "Normal", rate].mean - 0.03])
+    text = rendering.write_table(tmp_path)
+    assert "| Adam, sigma = 0.1 | 0.0200, 1 of 2 | 0.0200, 1 of 2 |" in text
+    assert "| as printed |" not in text
+
+
 def test_figures_of_fewer_rows_stand_without_the_paper_s(tmp_path: Path) -> None:
     made_up(tmp_path)
     few = [cell | {"rows": 6000} for cell in cells.cells(tmp_path) if cell["seed"] == 0]

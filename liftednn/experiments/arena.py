@@ -145,7 +145,8 @@ class Arena:
             epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
             kinds = {name: self.contest.start(name) for name in STARTS}
             spent = {name: min(made(kind, layout, TUNING, data)[1] for _ in range(2)) for name, kind in kinds.items()}
-        facts = {"kind": "times", "contest": asdict(self.contest), "versions": versions(data)}
+            known = versions(data) | {"threads": str(torch.get_num_threads())}
+        facts = {"kind": "times", "contest": asdict(self.contest), "versions": known}
         write(self.file("times"), facts | {"start_seconds": spent, "epoch_seconds": epochs})
 
     def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:

@@ -21,7 +21,7 @@ from liftednn.experiments.rendering import markdown, spread
 from liftednn.files import beside
 from liftednn.start import check_device
 
-__all__ = ["CHOICES", "arenas", "compare", "contests", "table"]
+__all__ = ["CHOICES", "arenas", "compare", "contests", "table", "titled"]
 
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
 _REGRESSION: dict[str, Any] = {"epochs": 40, "passes": None, "clock": "cpu"}
@@ -83,13 +83,14 @@ def table(own: Sequence[Arena], data: str) -> str:
         "## Tuned, the same total time",
         markdown(head, [_row(arena, arena.tested) for arena in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
-        markdown(["", "trained through", *STARTS], [[_title(a), *_choices(a)] for a in own]),
+        markdown(["", "trained through", *STARTS], [[titled(a), *_choices(a)] for a in own]),
         _footer(own[0]),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _title(arena: Arena) -> str:
+def titled(arena: Arena) -> str:
+    """The data set and the network of a contest."""
     name = arena.contest.data.removeprefix("uci/").replace("_", " ")
     return f"{name}, {named(arena.contest.hidden)}"
 
@@ -98,7 +99,7 @@ def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
     alone, scores = read(arena.file("alone"))["scores"], [outcome(start).scores for start in STARTS]
     models = [spread(alone["phase"]), spread(alone["through"]), *marked(scores, arena.contest.real)]
     _, lead, deviations = arena.standing(outcome)
-    return [_title(arena), *models, f"{lead:+.4f}", beyond(deviations)]
+    return [titled(arena), *models, f"{lead:+.4f}", beyond(deviations)]
 
 
 def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from liftednn.experiments.cells import ARCHITECTURES, cells, named, short
+from liftednn.experiments.paper import ALONE, CELLS, EPOCHS, EUCLIDEAN, PAPER, RANDOM, ROWS, Printed
 from liftednn.experiments.starts import STARTS
 from liftednn.files import beside
 
@@ -40,58 +41,16 @@ __all__ = [
     "write_table",
 ]
 
-ALONE, EUCLIDEAN, FENCHEL, MORE = "Our Model", "Lifted (euclidean)", "Lifted (Fenchel)", "He, more epochs"
+FENCHEL, MORE = "Lifted (Fenchel)", "He, more epochs"
 LITERAL, SCALED = ", literal", ", scaled"
 READINGS = {
     LITERAL: "As printed: stochastic gradients, sigma^2 = 0.1, rate {rate}",
     SCALED: "Stochastic gradients at {scale:g} times the rate {rate}, sigma = 0.1",
 }
 SCALE, DOUBLED = 250.0, "sigma^2-scale, doubled"
+_CLOSE = 0.015
 COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
 PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
-_PAPER_COLUMNS = ("Normal", "Xavier", "sigma^2-scale", EUCLIDEAN)
-
-# Table 1 of the paper, means and deviations: Our Model; then NN[Normal], NN[Xavier], NN[sigma^2-scale], NN[Lifted] by rate.
-_PAPER_ALONE = ((0.898, 0.005), (0.875, 0.005), (0.865, 0.005), (0.853, 0.003), (0.770, 0.015))
-_PAPER_CELLS = {
-    1e-5: (
-        ((0.915, 0.004), (0.923, 0.005), (0.924, 0.003), (0.962, 0.003)),
-        ((0.919, 0.003), (0.932, 0.003), (0.931, 0.003), (0.969, 0.004)),
-        ((0.927, 0.003), (0.936, 0.004), (0.935, 0.005), (0.970, 0.005)),
-        ((0.927, 0.001), (0.939, 0.005), (0.935, 0.003), (0.958, 0.008)),
-        ((0.919, 0.005), (0.938, 0.003), (0.936, 0.006), (0.919, 0.030)),
-    ),
-    1e-6: (
-        ((0.800, 0.011), (0.836, 0.008), (0.844, 0.011), (0.875, 0.022)),
-        ((0.792, 0.013), (0.838, 0.007), (0.842, 0.009), (0.899, 0.021)),
-        ((0.824, 0.007), (0.850, 0.004), (0.858, 0.002), (0.890, 0.018)),
-        ((0.821, 0.017), (0.857, 0.007), (0.848, 0.011), (0.926, 0.053)),
-        ((0.751, 0.045), (0.838, 0.017), (0.815, 0.020), (0.959, 0.003)),
-    ),
-}
-_PAPER_EPOCHS, _PAPER_ROWS = 17, 60_000
-
-
-class Printed(NamedTuple):
-    """A figure of the paper."""
-
-    mean: float
-    deviation: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.deviation:.3f}"
-
-
-# By architecture, column and rate; the rate of the model alone is None.
-PAPER: dict[tuple[str, str, float | None], Printed] = {
-    **{(named(net), ALONE, None): Printed(*pair) for net, pair in zip(ARCHITECTURES, _PAPER_ALONE, strict=True)},
-    **{
-        (named(net), column, rate): Printed(*pair)
-        for rate, rows in _PAPER_CELLS.items()
-        for net, row in zip(ARCHITECTURES, rows, strict=True)
-        for column, pair in zip(_PAPER_COLUMNS, row, strict=True)
-    },
-}
 
 # Okabe and Ito's colours, told apart by the colour-blind; no two have the same dashes and gaps, so that grey print tells them apart too.
 STYLES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -130,13 +89,14 @@ def table(stored: Stored) -> str:
     sections += [_accuracies(stored, rate) for rate in found]
     sections += [_first_epoch(trained, rate) for rate in found]
     sections += [_seconds(trained), _work(stored), _search(stored), *(_reading(stored, name) for name in READINGS)]
+    sections.append(_agreement(trained))
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def rates(stored: Stored) -> list[float]:
     """Of the cells: the paper's first, as in its table, then others from small to large."""
     found = {cell["parameters"]["rate"] for cell in stored if cell["kind"] == "cell"}
-    return [rate for rate in _PAPER_CELLS if rate in found] + sorted(found.difference(_PAPER_CELLS))
+    return [rate for rate in CELLS if rate in found] + sorted(found.difference(CELLS))
 
 
 def trials(stored: Stored, net: str) -> list[dict[str, Any]]:
@@ -199,7 +159,7 @@ def _work(stored: Stored) -> str:
     if not stored:
         return ""
     starts, training = _spent(stored)
-    own = [c for c in stored if c["kind"] in ("cell", "phase") and _group(c)[1] in (ALONE, *_PAPER_COLUMNS)]
+    own = [c for c in stored if c["kind"] in ("cell", "phase") and _group(c)[1] in (ALONE, *RANDOM, EUCLIDEAN)]
     times = [cell.get("seconds") for cell in stored if cell["kind"] == "trial"]
     search, untold = sum(filter(None, times)), times.count(None)
     beside = f", beside {untold} of {len(times)} trials whose time is not stored" if untold else ""
@@ -249,7 +209,7 @@ def _reading(stored: Stored, suffix: str) -> str:
     """The paper's columns in another reading of its protocol."""
     own = [c for c in stored if c["kind"] == "cell" and c["parameters"]["start"].endswith(suffix)]
     found = {c["parameters"]["start"].removesuffix(suffix) for c in own}
-    columns, sections = [name for name in (*_PAPER_COLUMNS[:3], DOUBLED, EUCLIDEAN) if name in found], []
+    columns, sections = [name for name in (*RANDOM, DOUBLED, EUCLIDEAN) if name in found], []
     for rate in rates(own):
         rows = [
             (net, {n: (_values(own, net, n + suffix, rate), printed(own, net, n, rate)) for n in columns})
@@ -257,6 +217,32 @@ def _reading(stored: Stored, suffix: str) -> str:
         ]
         sections.append(f"## {READINGS[suffix].format(rate=short(rate), scale=SCALE)}\n\n" + _grid(rows))
     return "\n\n".join(sections)
+
+
+def _agreement(trained: Stored) -> str:
+    """How close the random columns come to the paper's."""
+    doubled = [DOUBLED if name == "sigma^2-scale" else name for name in RANDOM]
+    readings = {"Adam, sigma = 0.1": RANDOM} | {
+        told: [name + suffix for name in columns]
+        for told, columns, suffix in (
+            ("as printed", RANDOM, LITERAL),
+            ("scaled gradients", RANDOM, SCALED),
+            ("scaled gradients, doubled", doubled, SCALED),
+        )
+    }
+    rows = [[told, *(_distance(trained, names, rate) for rate in CELLS)] for told, names in readings.items()]
+    told = f"mean distance, and how many are within {_CLOSE:g}"
+    head = ["", *(f"rate {short(rate)}: {told}" for rate in CELLS)]
+    kept = [row for row in rows if all(row)]
+    return f"## The random columns and the paper's\n\n{markdown(head, kept)}" if kept else ""
+
+
+def _distance(trained: Stored, names: Sequence[str], rate: float) -> str:
+    pairs = [
+        (_values(trained, n, name, rate), printed(trained, n, name, rate)) for n in nets(trained) for name in names
+    ]
+    gaps = [abs(statistics.mean(values) - paper.mean) for values, paper in pairs if values and paper]
+    return f"{statistics.mean(gaps):.4f}, {sum(gap <= _CLOSE for gap in gaps)} of {len(gaps)}" if gaps else ""
 
 
 def printed(stored: Stored, net: str, name: str, rate: float | None) -> Printed | None:
@@ -268,7 +254,7 @@ def printed(stored: Stored, net: str, name: str, rate: float | None) -> Printed 
 
 def _alike(stored: Stored) -> bool:
     trained = [cell for cell in stored if cell["kind"] == "cell"]
-    return all(c["rows"] == _PAPER_ROWS and c["parameters"]["epochs"] >= _PAPER_EPOCHS for c in trained)
+    return all(c["rows"] == ROWS and c["parameters"]["epochs"] >= EPOCHS for c in trained)
 
 
 def nets(stored: Stored) -> list[str]:
