@@ -3,7 +3,7 @@
 Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
 What is given up: the X-step lowers its block only where lam is large enough (see blocks/descent.py), and from one batch to the next
 nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward product per layer; a run
-that would diverge is noticed, taken back and goes on with half the step, and history says so.
+that would diverge, or lose what it knew, is noticed, taken back and goes on with half the step, and history says so.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from liftednn.monitor import Monitor, Pass, Status
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
+from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
 
 __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
@@ -39,10 +40,9 @@ __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
 _ROWS = 8192
 # Rows that the hidden layers' first Gram matrices are from.
 _FEW = 4096
-# A loss beyond this many times the first one is a run that diverges.
-_DIVERGED, _HALVINGS = 20.0, 8
+_HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "first_loss")
+_COUNTERS = ("taken", "per_pass", "halved", "seconds")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Run:
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.let_go(self.feed.source.x)
-        self.taken, self.halved, self.first_loss = 0, 0, math.inf
+        self.taken, self.halved, self.watch = 0, 0, Watch(self.descent.network)
         self.seconds = time.perf_counter() - started
         if stored:
             self._resume(*stored)
@@ -282,25 +282,17 @@ class Run:
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        """Go back to the last good weights and activations if the run diverges, and renew the geometry."""
+        """Go back to the last good weights and activations if the run goes astray, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
-        loss = float(inner.loss.value(scores, y).mean())
         if self.taken == 0:
-            self.first_loss = max(loss, self._constant_loss(scores, y))
-        if not loss <= _DIVERGED * max(self.first_loss, 1e-3):
-            self._go_back(loss)
+            self.watch.begin(scores, y)
+        if self.watch.astray(scores, y):
+            self._go_back(float(inner.loss.value(scores, y).mean()))
         else:
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
-
-    def _constant_loss(self, scores: Tensor, y: Tensor) -> float:
-        """Of one score for all rows, to which fear of uncertain inputs may rightly bring them; 0 where there is none."""
-        inner = self.descent.network
-        if all(layer.uncertainty is None for layer in inner.layers):
-            return 0.0
-        return float(inner.loss.value(scores.mean(0).expand_as(scores), y).mean())
 
     def _go_back(self, loss: float) -> None:
         self.halved += 1
@@ -330,13 +322,15 @@ class Run:
         tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
         tensors |= self.coordinates.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
-        self.checkpoint.save(tensors, facts | self.monitor.facts() | {"settings": self.identity})
+        facts |= self.watch.facts() | self.monitor.facts()
+        self.checkpoint.save(tensors, facts | {"settings": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.descent.load(tensors)
         self.learner.load(tensors)
         self.good.copy_(tensors["good"])
         self.monitor.load(facts, tensors, self.good)
+        self.watch.load(facts)
         for name in _COUNTERS:
             setattr(self, name, facts[name])
 

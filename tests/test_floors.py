@@ -34,6 +34,7 @@ FLOORS = {
     "choices": 6,
     "learning": 6,
     "monitor": 7,
+    "watch": 7,
     "minibatch": 8,
     "saving": 8,
     "init": 9,
@@ -42,6 +43,7 @@ FLOORS = {
     "experiments": 10,
     "jobs": 10,
     "cli": 11,
+    "__main__": 12,
 }
 CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
