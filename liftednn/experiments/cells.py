@@ -250,3 +250,8 @@ def versions(data: Dataset) -> dict[str, str]:
     device = torch.cuda.get_device_name(data.x.device) if data.x.is_cuda else f"cpu, {platform.machine()}"
     python = platform.python_version()
     return {"liftednn": lnn.__version__, "torch": str(torch.__version__), "python": python, "device": device}
+
+
+def told(known: dict[str, str]) -> str:
+    """Versions in words."""
+    return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}"

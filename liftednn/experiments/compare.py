@@ -14,7 +14,7 @@ from typing import Any
 
 from liftednn.experiments import datasets
 from liftednn.experiments.arena import Arena, Outcome, beyond
-from liftednn.experiments.cells import named, read, short
+from liftednn.experiments.cells import named, read, short, told
 from liftednn.experiments.contests import ANY_INPUTS, SMALL, STARTS, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
@@ -84,7 +84,7 @@ def table(own: Sequence[Arena], data: str) -> str:
         markdown(head, [_row(arena, arena.tested) for arena in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
         markdown(["", "trained through", *STARTS], [[titled(a), *_choices(a)] for a in own]),
-        _footer(own[0]),
+        told(read(own[0].file("alone"))["versions"]) + ".",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -113,8 +113,3 @@ def _choices(arena: Arena) -> list[str]:
     through = statistics.median(read(arena.file("alone"))["seconds"]["through"])
     chosen = [arena.tested(start) for start in STARTS]
     return [f"{through:.2f} s", *(f"{each.told}: {each.seconds:.2f} s" for each in chosen)]
-
-
-def _footer(arena: Arena) -> str:
-    known = read(arena.file("alone"))["versions"]
-    return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from liftednn.experiments.arena import DEVIATIONS, Arena, Outcome, beyond
-from liftednn.experiments.cells import named
+from liftednn.experiments.cells import named, read, told
 from liftednn.experiments.contests import ANY_INPUTS, LIFTED, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
@@ -108,6 +108,7 @@ def table(own: Arenas) -> str:
         markdown(head, [[kind, *_row(arena, arena.tested)] for kind, all_ in held.items() for arena in all_]),
         "## What was chosen for those tested, and seconds in all of one network alone",
         markdown(["", LIFTED, "best other"], [_choices(arena) for arena in led]),
+        f"Seconds: {'; '.join(sorted({told(read(arena.file('times'))['versions']) for arena in every}))}.",
     ]
     return "\n\n".join(sections) + "\n"
 

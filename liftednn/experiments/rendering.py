@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from liftednn.experiments.cells import ARCHITECTURES, cells, named, short
+from liftednn.experiments.cells import ARCHITECTURES, cells, named, short, told
 from liftednn.experiments.paper import ALONE, CELLS, EPOCHS, EUCLIDEAN, PAPER, RANDOM, ROWS, Printed
 from liftednn.experiments.starts import STARTS
 from liftednn.files import beside
@@ -117,12 +117,11 @@ def _preface(trained: Stored) -> str:
     seeds = f"mean ± standard deviation over {count} seeds" if count > 1 else "one seed"
     paper = ", the paper's figure in brackets" if _alike(trained) else ""
     epochs = min(cell["parameters"]["epochs"] for cell in trained)
-    known = trained[0]["versions"]
     return (
         f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; "
         f"{seeds}; the best of a row in bold{paper}. {ALONE} and {PHASES[FENCHEL]}: "
         f"the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
-        f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {known['device']}."
+        f"{told(trained[0]['versions'])}."
     )
 
 
