@@ -38,6 +38,8 @@ __all__ = [
 _ROWS = 4096
 # Taken for the number of rows where only a pass over the data could tell.
 _MANY = 50_000
+# Passes at most, and rows to see in all before they are fewer.
+_MOST, _SEEN = 200, 60_000
 # lam against the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would undo the residual.
 _STIFFNESS = 100.0
 # A lam at which the X-step is linear to many digits.
@@ -58,12 +60,12 @@ def batch_size(rows: int | None) -> int:
 
 def passes(rows: int) -> int:
     """Over the data: many where they are few."""
-    return max(30, min(60, 60_000 // rows))
+    return max(30, min(_MOST, _SEEN // rows))
 
 
 def first_passes(rows: int | None) -> int:
     """Over the data, for the first weights of a network that is then trained otherwise: three, more where rows are few."""
-    return max(3, min(60, 60_000 // (rows or _MANY)))
+    return max(3, min(_MOST, _SEEN // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int) -> float:

@@ -77,7 +77,7 @@ def lifted_(
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
-    sweeps   passes over the data; "auto": 3 from 20,000 rows on, more where they are fewer, at most 60
+    sweeps   passes over the data; "auto": 3 from 20,000 rows on, more where they are fewer, at most 200
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
     refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with

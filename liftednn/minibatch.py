@@ -287,9 +287,10 @@ class Run:
         scores = inner.scores(weights, x)
         if self.taken == 0:
             self.watch.begin(scores, y)
-        if self.watch.astray(scores, y):
+        verdict = self.watch.judge(scores, y)
+        if verdict == "away" or (verdict == "lost" and self.halved < _HALVINGS):
             self._go_back(float(inner.loss.value(scores, y).mean()))
-        else:
+        elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)

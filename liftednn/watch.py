@@ -1,54 +1,65 @@
-"""Notices a mini-batch run that goes astray: its loss runs away, or it has lost what it knew, as when every unit of a layer has died."""
+"""Notices a mini-batch run that goes astray: its loss runs away, or all its scores have become one, as when every unit of a layer died."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from liftednn.network import LiftedNetwork
 
-__all__ = ["Watch"]
+__all__ = ["Verdict", "Watch"]
+
+# "good" weights are worth going back to; a run that is "away" or "lost" should go back.
+Verdict = Literal["good", "doubtful", "lost", "away"]
 
 # A loss beyond this many times the first one has run away.
 _FAR = 20.0
 # Scores whose loss is below this share of that of one score for all rows tell the rows apart.
 _TELLING = 0.5
+# Shares of the first scores' variance below which scores are lost, and below which that is to be feared.
+_LOST, _FEARED = 0.01, 0.1
 
 
 @dataclass
 class Watch:
-    """What losses are held against.
+    """What a run is held against.
 
-    first   the loss that the run began with; where inputs are uncertain at least that of one score for all rows, to which fear may
-            rightly bring them
-    told    whether the first scores told the rows apart: to say no more than their own mean is then to have lost it
+    first    the loss that it began with; where inputs are uncertain at least that of one score for all rows, to which fear may rightly
+             bring them
+    spread   the variance of its first scores; 0 where they told nothing, and there is nothing to lose
     """
 
     network: LiftedNetwork
     first: float = math.inf
-    told: bool = False
+    spread: float = 0.0
 
     def begin(self, scores: Tensor, y: Tensor) -> None:
-        loss, constant = self._losses(scores, y)
+        loss, constant = self._loss(scores, y), self._loss(scores.mean(0).expand_as(scores), y)
         certain = all(layer.uncertainty is None for layer in self.network.layers)
         self.first = loss if certain else max(loss, constant)
-        self.told = certain and loss < _TELLING * constant
+        self.spread = _variance(scores) if certain and loss < _TELLING * constant else 0.0
 
-    def astray(self, scores: Tensor, y: Tensor) -> bool:
-        """Whether scores of a batch are those of a run to be taken back."""
-        loss, constant = self._losses(scores, y)
-        return not loss <= _FAR * max(self.first, 1e-3) or (self.told and loss >= constant)
+    def judge(self, scores: Tensor, y: Tensor) -> Verdict:
+        """Of the scores of a batch."""
+        if not self._loss(scores, y) <= _FAR * max(self.first, 1e-3):
+            return "away"
+        variance = _variance(scores)
+        if variance < _LOST * self.spread:
+            return "lost"
+        return "doubtful" if variance < _FEARED * self.spread else "good"
 
-    def _losses(self, scores: Tensor, y: Tensor) -> tuple[float, float]:
-        """The mean loss of the scores, and of their mean given to all rows."""
-        loss = self.network.loss
-        return float(loss.value(scores, y).mean()), float(loss.value(scores.mean(0).expand_as(scores), y).mean())
+    def _loss(self, scores: Tensor, y: Tensor) -> float:
+        return float(self.network.loss.value(scores, y).mean())
 
     def facts(self) -> dict[str, Any]:
-        return {"first_loss": self.first, "told": self.told}
+        return {"first_loss": self.first, "first_spread": self.spread}
 
     def load(self, facts: dict[str, Any]) -> None:
-        self.first, self.told = facts["first_loss"], facts.get("told", False)
+        self.first, self.spread = facts["first_loss"], facts.get("first_spread", 0.0)
+
+
+def _variance(scores: Tensor) -> float:
+    return float(scores.var(0, correction=0).sum())

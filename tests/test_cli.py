@@ -202,7 +202,7 @@ def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> 
     python = done.out.partition("python: \n")[2]
     linear = [f"nn.Linear(in_features={p}, out_features={q}, bias=True)" for p, q in ((7, 6), (6, 3))]
     assert f"\nmodule = nn.Sequential({linear[0]}, nn.ReLU(), {linear[1]})\n" in python
-    assert "passes: 60" in done.out
+    assert "passes: 150" in done.out
     script = f"{python}\nprint(tuple(module(x).shape), tuple(y.shape))"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout == "(400, 3) (400,)\n"
