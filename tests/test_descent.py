@@ -108,8 +108,26 @@ def test_curvatures_are_mean_diagonals_of_the_loss_s_bound_through_the_jacobian(
     truth = [0.5]
     for place in (2, 1):
         jacobian = (jacobian @ weights[place].w) * slopes[place - 1][:, None, :]
-        truth.insert(0, float(0.5 * jacobian.square().sum(1).mean()))
+        diagonal = 0.5 * jacobian.square().sum(1)
+        truth.insert(0, float(diagonal[:, diagonal.sum(0) > 1e-12].mean()))  # of units that feel anything
     torch.testing.assert_close(torch.tensor(found), torch.tensor(truth), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("counts", [None, torch.ones(40, dtype=torch.float64)], ids=["plain", "counted"])
+def test_units_that_have_died_are_no_part_of_a_curvature(counts: Tensor | None) -> None:
+    """With four dead units of ten, the curvatures are those of the network without them."""
+    network, weights = setup(1e3, "fenchel_relu", (10,))
+    weights[0].b[:4] = -100.0
+    without = LiftedNetwork.mlp([5, 6, 3], activation="fenchel_relu", lam=1e3, rho=0.01)
+    kept = [lnn.Affine(weights[0].w[4:], weights[0].b[4:]), lnn.Affine(weights[1].w[:, 4:], weights[1].b)]
+    probes = torch.sign(draw(2, 40, 3))
+    found = [
+        curvatures(net, given, recursion(net, given, X)[1], probes, counts)
+        for net, given in ((network, weights), (without, kept))
+    ]
+    torch.testing.assert_close(found[0], found[1])
+    weights[0].b.fill_(-100.0)
+    assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, counts)[0]) == torch.inf
 
 
 def test_a_whole_batch_is_the_full_batch_step() -> None:

@@ -98,7 +98,7 @@ def curvatures(
     counts: Tensor | None = None,
     y: Tensor | None = None,
 ) -> list[Tensor]:
-    """c of every layer, the mean over units and rows of the curvature in u of what the layer feels, as 0-dim tensors.
+    """c of every layer, the mean over rows, and over units that feel any, of the curvature in u of what comes after, as 0-dim tensors.
     That of the loss is its bound, or with responses y what it meets there.
 
     Probes (m, n, outputs) of the loss's curvature, random signs say, are sent backward as pulls; the mean square that arrives is the
@@ -111,11 +111,21 @@ def curvatures(
     if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
         rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
-    found = [torch.stack([_mean_square(pull, counts) for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
+    found = [
+        torch.stack([_mean_square(pull, counts) for pull in pulls]).mean() / _felt(pulls)
+        for pulls in zip(*arrived, strict=True)
+    ]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
     found = [torch.where(c < _FELT * top, torch.inf, c) for c in found]
     bounded = [torch.where(c.isinf(), c, c.clamp(max=limit)) for c, limit in zip(found, limits, strict=True)]
     return [*bounded[:-1], probes.new_full((), top)]
+
+
+def _felt(pulls: Sequence[Tensor]) -> Tensor:
+    """The share of units that a pull arrives at on any row. Those that have died must not lower a mean: steps are as long as it is
+    small, and longer ones let more units die."""
+    share = torch.stack([pull.any(0) for pull in pulls]).any(0).to(pulls[0]).mean()
+    return torch.where(share > 0, share, 1.0)
 
 
 def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
