@@ -32,7 +32,7 @@ __all__ = ["Answer", "Descent", "answer", "curvatures", "descent_refusal", "reac
 _TRUST = 0.3
 # A row this many times farther off than the mean one, in squares, counts for less.
 _REACH = 10.0
-# A layer that feels less than this share of the loss's curvature feels nothing.
+# A layer that feels less than this share of the loss's curvature feels nothing, nor does a unit beside one that feels so much more.
 _FELT = 1e-10
 
 
@@ -124,8 +124,8 @@ def curvatures(
 def _felt(pulls: Sequence[Tensor]) -> Tensor:
     """The share of units that a pull arrives at on any row. Those that have died must not lower a mean: steps are as long as it is
     small, and longer ones let more units die."""
-    share = torch.stack([pull.any(0) for pull in pulls]).any(0).to(pulls[0]).mean()
-    return torch.where(share > 0, share, 1.0)
+    arrived = torch.stack([pull.square().sum(0) for pull in pulls]).sum(0)
+    return torch.where(arrived.max() > 0, (arrived > _FELT * arrived.max()).to(arrived).mean(), 1.0)
 
 
 def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
