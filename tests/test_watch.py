@@ -45,10 +45,11 @@ def test_a_row_far_off_is_no_loss() -> None:
     assert watch.judge(Y, far) == "good"
 
 
-def test_scores_that_told_nothing_have_nothing_to_lose() -> None:
+def test_scores_that_told_little_may_shrink_but_not_to_one() -> None:
     watch = begun(0.1 * NOISE)
-    assert watch.spread == 0
-    assert watch.judge(torch.zeros_like(Y), Y) == "good"
+    assert not watch.told
+    assert watch.judge(0.01 * NOISE, Y) == "good"
+    assert watch.judge(torch.zeros_like(Y), Y) == "lost"
 
 
 @pytest.mark.parametrize("scores", [Y * 100, Y * math.inf, Y * math.nan], ids=["far", "infinite", "no number"])
@@ -68,7 +69,7 @@ def test_fear_may_bring_all_scores_together() -> None:
 def test_what_is_stored_comes_back_and_older_files_are_read() -> None:
     watch, other = begun(Y + 0.1), Watch(network())
     other.load(watch.facts())
-    assert (other.first, other.spread) == (watch.first, watch.spread)
+    assert (other.first, other.spread, other.told) == (watch.first, watch.spread, True)
     other.load({"first_loss": 2.0})
     assert (other.first, other.spread) == (2.0, 0.0)
 
