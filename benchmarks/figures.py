@@ -297,7 +297,9 @@ def table1() -> list[str]:
 def readings() -> list[str]:
     """The paper's columns in other readings of its protocol."""
     found = tables(RESULTS / "table1" / "table1.md").items()
-    return stacked(body for title, body in found if title.startswith(("As printed", "Stochastic gradients", "The random columns")))
+    return stacked(
+        body for title, body in found if title.startswith(("As printed", "Stochastic gradients", "The random columns"))
+    )
 
 
 def compare() -> list[str]:
