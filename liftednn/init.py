@@ -77,7 +77,7 @@ def lifted_(
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
-    sweeps   passes over the data; "auto": 3 from 20,000 rows on, more where they are fewer, at most 200
+    sweeps   passes over the data; "auto": 3, and where lam is chosen too more on fewer than 20,000 rows, at most 200
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
     refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
@@ -97,7 +97,8 @@ def lifted_(
     place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(chain, x, y, place)
     source = source_of(x, y)
-    few, passes = source.sample(_ROWS, seed)[:2], _passes(sweeps, source.rows)
+    few = source.sample(_ROWS, seed)[:2]
+    passes = _passes(sweeps, source.rows if isinstance(lam, str) else None)  # many passes forgive a given lam less
     chosen = _loss_for(chain, few[1] if y is None else y, _in_units(loss, few[1]))
     network = network_of(chain, chosen).with_penalty(penalty)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None

@@ -329,8 +329,8 @@ def test_a_module_that_is_frozen_altogether_is_returned_with_a_warning() -> None
 
 
 def test_lam_may_be_given() -> None:
-    automatic = filled(digits(), X[ROWS], Y[ROWS], sweeps=3)
-    loose, each = (filled(digits(), X[ROWS], Y[ROWS], lam=lam, sweeps=3) for lam in (1.0, [1.0, 1]))
+    automatic = filled(digits(), X[ROWS], Y[ROWS])
+    loose, each = filled(digits(), X[ROWS], Y[ROWS], lam=1.0), filled(digits(), X[ROWS], Y[ROWS], lam=[1.0, 1])
     assert same(loose, each)
     assert not same(loose, automatic)
     assert accuracy(loose) > GOOD
