@@ -57,7 +57,7 @@ def _descend(problem: _Smooth, states: States, step: float, tol: float, max_iter
 
 
 def _split(problem: _Copied, states: States, tol: float, max_iter: int) -> StateStep:
-    result = splitting(problem, torch.cat(list(states[1:-1]), 1), 1.0, tol, 50 * max_iter)
+    result = splitting(problem, torch.cat(list(states[1:-1]), 1), 1.0, tol, 50 * max_iter, problem.smooth.pull(states))
     return StateStep(problem.unstack(result.x), result.kkt, result.n_iter, "splitting")
 
 
@@ -81,6 +81,14 @@ class _Smooth:
         pulls = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
         layers = zip(self.network.layers[1:], self.weights[1:], pulls, pulls[1:], strict=False)
         return [layer.operator.adjoint(after, weights) - before for layer, weights, before, after in layers]
+
+    def pull(self, states: States) -> float:
+        """The largest of the terms that the gradient adds up: what its residual is measured against."""
+        x = list(states[1:-1])
+        terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
+        layers = zip(self.network.layers[1:], self.weights[1:], terms[1:], strict=True)
+        down = [layer.operator.adjoint(term, weights) for layer, weights, term in layers]
+        return max(float(each.abs().max()) for each in [*terms[:-1], *down]) or 1.0
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]

@@ -97,9 +97,10 @@ def _ball_at_once(layer: Layer, design: Design, z: Tensor, current: Affine) -> W
     for _ in range(60):
         share = (low + high) / 2
         low, high = (share, high) if spectrum.slope(share) < 0 else (low, share)
-    w = spectrum.weights((low + high) / 2)
-    b = spectrum.moments.bias(w)
-    return WeightStep(Affine(w.to(current.w), b.to(current.b)), spectrum.residual((low + high) / 2), 1, "ball, ridge")
+    share = (low + high) / 2
+    w = spectrum.weights(share).to(current.w)
+    b = spectrum.moments.bias(w.double())
+    return WeightStep(Affine(w, b.to(current.b)), spectrum.residual(share, w.double()), 1, "ball, ridge")
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,9 @@ class _Spectrum:
         data, shrinkage = self._parts(share)
         return data * self.cross / (data * self.values + shrinkage)[:, None]
 
-    def residual(self, share: float) -> float:
+    def residual(self, share: float, w: Tensor) -> float:
         """Of the optimality condition in w, relative to its size at 0."""
-        (data, shrinkage), w = self._parts(share), self.weights(share)
+        data, shrinkage = self._parts(share)
         gradient = data * (w @ self.moments.gram - self.moments.cross.T) + shrinkage * w
         size = data * self.moments.cross.abs().max()
         return float(gradient.abs().max() / size.clamp(min=torch.finfo(size.dtype).tiny))

@@ -176,8 +176,10 @@ class _Smooth:
         ]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
-        step = self.link.layer.lam * step
-        return [box_prox(self.box, x[0], step) if self.box else self.link.activation.prox(x[0], self.u, step)]
+        step, u, activation = self.link.layer.lam * step, self.u.to(x[0].dtype), self.link.activation
+        if self.box is None:
+            return [activation.prox(x[0], u, step)]
+        return [box_prox(self.box if u is self.u else activation.box(u), x[0], step)]
 
 
 class _Copied:

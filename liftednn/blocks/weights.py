@@ -17,6 +17,7 @@ from liftednn.blocks.constrained import Quadratic, majorised
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, ridge, select, splitting
+from liftednn.solvers.bounds import Bounds
 
 __all__ = ["Centred", "Design", "WeightStep", "plain_weights"]
 
@@ -106,26 +107,21 @@ Outcome = tuple[Tensor, Tensor, float, int]
 
 def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, lam, rho = design.moments(z), layer.lam * layer.divergence.curvature / 2, layer.penalty.ridge or 0.0
-    w, b = ridge(moments, lam, rho, factor=design.factor(lam, rho))
+    w = _as_returned(ridge(moments, lam, rho, factor=design.factor(lam, rho)).w, current)
     gradient = lam * (w @ moments.gram - moments.cross.T) + rho * w
-    return w, b, _share(gradient, lam * moments.cross), 1
+    return w, moments.bias(w), _share(gradient, lam * moments.cross), 1
 
 
 def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, weight, box = design.moments(z), layer.lam * layer.divergence.curvature, layer.penalty.box()
-    h = weight * (moments.gram + moments.gram.T) / 2
+    h, q = weight * (moments.gram + moments.gram.T) / 2, weight * moments.cross.T
+    h.diagonal().add_(box.weight)
+    bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
     # The rounding of the data may leave the Gram matrix a little indefinite.
-    h.diagonal().add_(box.weight + len(h) * moments.eps * h.diagonal().max())
-    result = nnls(
-        h,
-        weight * moments.cross.T,
-        current.w.double(),
-        tol,
-        max_iter * 10,
-        lower=_wide(box.lower, h),
-        upper=_wide(box.upper, h),
-    )
-    return result.z, moments.bias(result.z), result.kkt, result.n_iter
+    lifted = h + len(h) * moments.eps * h.diagonal().max() * torch.eye(len(h)).to(h)
+    found = nnls(lifted, q, current.w.double(), tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
+    w = _as_returned(found.z, current)
+    return w, moments.bias(w), _share(bounds.residual(w, w @ h - q), q), found.n_iter
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
@@ -145,7 +141,8 @@ def _prox_gradient(layer: Layer, design: Design, z: Tensor, current: Affine, tol
         moments = design.moments(z)
         model = _quadratic(layer, design, moments.cross)
         found = prox_gradient(model, [current.w.double()], 1 / model.lipschitz, tol, max_iter * 10, model.scale)
-        return found.x[0], moments.bias(found.x[0]), found.kkt, found.n_iter
+        w = _as_returned(found.x[0], current)
+        return w, moments.bias(w), model.step(w)[1], found.n_iter
     problem = Centred(layer, design, z)
     step = 1 / (layer.lam * layer.divergence.curvature * max(design.largest, 1.0))
     result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10, problem.scale())
@@ -157,6 +154,7 @@ def _projected(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
         moments = design.moments(z)
         model = _quadratic(layer, design, moments.cross)
         w, n_iter = model.minimise(current.w.double(), tol, max_iter)
+        w = _as_returned(w, current)
         return w, moments.bias(w), model.step(w)[1], n_iter
     problem = Centred(layer, design, z)
     start, block = problem.centre(current), partial(_quadratic, layer, design)
@@ -262,6 +260,11 @@ class _Copied:
             return x
         excess = (self.image(x) - divergence.cap(self.data.z)).amax(0).clamp(min=0)
         return torch.cat([x[:, :-1], x[:, -1:] - excess[:, None]], 1)
+
+
+def _as_returned(w: Tensor, current: Affine) -> Tensor:
+    """w as the caller gets it, in the precision of the present weights: what its residual must be computed from."""
+    return w.to(current.w).double()
 
 
 def _share(residual: Tensor, scale: Tensor) -> float:

@@ -15,9 +15,14 @@ traces of the two cancel when the ridge h + rho D has as many effective degrees 
 and there the condition number nearly drops out. Each row takes its rho from a short list by its own free share.
 
 The splitting does not descend, so every few steps the best point so far moves towards clip(s) by an exact line search.
-What is returned is therefore in the box and never worse than the start, and its certificate is
+What is returned is therefore in the box and never worse than the start. Its certificate asks of g = z h - q what a minimiser
+has, entry by entry: nothing left between the bounds, and at a bound nothing that points into the box,
 
-    kkt = max |z - clip(z - (z h - q))| / max |q|        (for z >= 0:  max |min(z, z h - q)| / max |q|).
+    kkt = max_j { |g_j| between the bounds,  (-g_j)_+ at the lower one,  (g_j)_+ at the upper one } / max |q|
+
+the same number whatever units h, q and z are in, and no less than L |z - clip(z - g / L)| / max |q| for any L. Entries that
+a projected gradient step would bring to a bound are put there first. Rows are solved in units, powers of two so that nothing is
+rounded, in which the entries of q and the diagonal of h are about 1.
 """
 
 from __future__ import annotations
@@ -29,11 +34,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from liftednn.solvers.bounds import Bounds, check_options, check_problem, largest
+
 __all__ = ["NNLSResult", "nnls"]
 
 RELAXATION = 0.92
 FREE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_REGROUP = 6
+# Times that entries next to a bound are put on it: each changes the gradient of the others a little.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -67,62 +76,56 @@ def nnls(
     lower and upper are numbers or tensors broadcastable to q, infinite where there is no bound. z0 (n, p) is a start,
     clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays.
     """
-    _check_problem(h, q, z0)
-    _check_options(tol, max_iter, block_rows)
-    box = _Box.of(lower, upper, q)
-    scale = _largest("q", q) or 1.0
-    shared = _SharedMatrix(h)
+    check_problem(h, q, z0)
+    check_options(tol, max_iter, block_rows)
+    box, units = Bounds.of(lower, upper, q), _Units.of(h, q)
+    shared = _SharedMatrix(h / units.h)
     z = torch.empty_like(q)
     residuals, n_iter, endings = [q.new_zeros(1)], 0, {"converged"}
     size = block_rows or _default_block_rows(q)
     for first in range(0, len(q), size):
         rows = slice(first, first + size)
-        part = box.take(rows)
-        part.check()
-        start = part.clip(torch.zeros_like(q[rows]) if z0 is None else z0[rows])
-        steps, ending = _Block(shared, q[rows], part, start, scale).solve(z[rows], tol, max_iter)
-        gradient = torch.addmm(q[rows], z[rows], h, beta=-1)
-        residuals.append(_residual(z[rows], gradient, part))
+        box.take(rows).check()
+        part, right = box.take(rows).scaled(1 / units.z), q[rows] / units.q
+        start = part.clip(torch.zeros_like(right) if z0 is None else z0[rows] / units.z)
+        steps, ending = _Block(shared, right, part, start, units.scale).solve(z[rows], tol, max_iter)
+        residuals.append(_certify(shared, right, part, z[rows], tol * units.scale))
+        box.take(rows).clip(z[rows].mul_(units.z), out=z[rows])
         n_iter = max(n_iter, steps)
         endings.add(ending)
-    kkt = torch.cat(residuals).max().item() / scale
+    kkt = torch.cat(residuals).max().item() / units.scale
+    if not bool(z.isfinite().all()):
+        raise ValueError(f"the solution is beyond what {z.dtype} holds: scale h and q, or give float64")
     if kkt <= tol:
         return NNLSResult(z, kkt, n_iter, "converged")
     return NNLSResult(z, kkt, n_iter, "max_iter" if "max_iter" in endings else "stalled")
 
 
-@dataclass(frozen=True)
-class _Box:
-    """The bounds: two numbers, or two tensors with p or 1 columns and n or 1 rows."""
+def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: float) -> Tensor:
+    """The certificate of each row times max |q|, from a fresh gradient, once entries next to a bound are on it; z in place."""
+    for _ in range(_ROUNDS):
+        g = torch.addmm(q, z, shared.h, beta=-1)
+        residual = box.residual(z, g)
+        if bool((residual <= goal).all()):
+            break
+        box.snap(z, g, shared.norm)
+    return residual
 
-    lower: float | Tensor
-    upper: float | Tensor
+
+@dataclass(frozen=True)
+class _Units:
+    """Powers of two that h, q and z are divided by, and what is then max |q|."""
+
+    h: float
+    q: float
+    z: float
+    scale: float
 
     @staticmethod
-    def of(lower: float | Tensor, upper: float | Tensor | None, q: Tensor) -> _Box:
-        upper = math.inf if upper is None else upper
-        if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
-            return _Box(float(lower), float(upper))
-        return _Box(_bound("lower", lower, q), _bound("upper", upper, q))
-
-    def take(self, rows: slice | Tensor) -> _Box:
-        if not isinstance(self.lower, Tensor) or not isinstance(self.upper, Tensor):
-            return self
-        return _Box(*(bound[rows] if len(bound) > 1 else bound for bound in (self.lower, self.upper)))
-
-    def clip(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.clamp(x, self.lower, self.upper, out=out)  # type: ignore[arg-type]
-
-    def inside(self, x: Tensor) -> Tensor:
-        return (x > self.lower) & (x < self.upper)
-
-    def check(self) -> None:
-        lower, upper = torch.as_tensor(self.lower), torch.as_tensor(self.upper)
-        if not bool(((lower <= upper) & (lower < math.inf) & (upper > -math.inf)).all()):
-            raise ValueError(
-                f"lower must not exceed upper, and neither may be NaN, got lower={self.lower} and upper={self.upper}; "
-                "use lower=-inf or upper=None where there is no bound"
-            )
+    def of(h: Tensor, q: Tensor) -> _Units:
+        size, curvature = largest("q", q), h.diagonal().abs().mean().item() or largest("h", h)
+        unit_q, unit_h = (2.0 ** round(math.log2(each)) if each else 1.0 for each in (size, curvature))
+        return _Units(unit_h, unit_q, unit_q / unit_h, size / unit_q or 1.0)
 
 
 class _SharedMatrix:
@@ -130,7 +133,7 @@ class _SharedMatrix:
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
-        self.norm = h.abs().sum(1).max().item()
+        self.norm = h.abs().sum(1).max().item() or 1.0
         diagonal = h.diagonal().double()
         typical = diagonal.abs().mean().item() or self.norm or 1.0
         self.metric = torch.where(diagonal > 0, diagonal, typical)
@@ -170,10 +173,10 @@ def _penalties(spectrum: Tensor, eps: float) -> list[float]:
 class _Block:
     """The rows of one block that are still being solved, sorted by their level, the index of their rho."""
 
-    def __init__(self, shared: _SharedMatrix, q: Tensor, box: _Box, z: Tensor, scale: float) -> None:
+    def __init__(self, shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, scale: float) -> None:
         self.shared, self.q, self.box, self.scale = shared, q, box, scale
         self.z, self.g = z, torch.addmm(q, z, shared.h, beta=-1)
-        self.kkt = _residual(self.z, self.g, box) / scale
+        self.kkt = box.distance(self.z, self.g, shared.norm) / scale
         self.best_kkt, self.best_step = self.kkt, torch.zeros(len(q), dtype=torch.long, device=q.device)
         self.rows = torch.arange(len(q), device=q.device)
         self._begin()
@@ -205,7 +208,7 @@ class _Block:
             if step >= regroup_at:
                 self._regroup()
                 regroup_at = 2 * step
-        out[self.rows] = self.z
+        out[self.rows] = self.box.snap(self.z, self.g, self.shared.norm)
         return step, "max_iter"
 
     def _step(self) -> None:
@@ -223,7 +226,7 @@ class _Block:
         curvature = (final_slope - slope).clamp(min=torch.finfo(z.dtype).tiny)
         length = (-slope / curvature).clamp(0, 1)[:, None]
         self.z, self.g = self.box.clip(torch.lerp(self.z, z, length)), torch.lerp(self.g, g, length)
-        self.kkt = _residual(self.z, self.g, self.box) / self.scale
+        self.kkt = self.box.distance(self.z, self.g, self.shared.norm) / self.scale
 
     def _stuck(self, step: int) -> Tensor:
         """Rows whose residual has not halved: 30 steps near the rounding floor, elsewhere as long as before."""
@@ -238,9 +241,9 @@ class _Block:
         """Write finished rows to out and forget them, once enough to repay the copy; False when none is left."""
         count = int(done.sum())
         if count == len(done):
-            out[self.rows] = self.z
+            out[self.rows] = self.box.snap(self.z, self.g, self.shared.norm)
         elif count > 0.1 * len(done):
-            out[self.rows[done]] = self.z[done]
+            out[self.rows[done]] = self.box.take(done).snap(self.z[done], self.g[done], self.shared.norm)
             self._take(torch.nonzero(~done).flatten())
         return count < len(done)
 
@@ -277,66 +280,7 @@ def _levels(free: Tensor) -> Tensor:
     return ((share - FREE_SHARES[0]) / spacing).round().clamp(0, len(FREE_SHARES) - 1).long()
 
 
-def _residual(z: Tensor, g: Tensor, box: _Box) -> Tensor:
-    """max over j of |z - clip(z - g)|, one number per row."""
-    return box.clip(z - g).sub_(z).abs_().amax(1)
-
-
 def _default_block_rows(q: Tensor) -> int:
     """On a CPU the working arrays stay in cache; a GPU wants blocks as large as its memory comfortably allows."""
     entries = 2**25 if q.is_cuda else 2**19
     return max(64, entries // q.shape[1])
-
-
-def _largest(name: str, x: Tensor) -> float:
-    """max |x| without a copy of x."""
-    low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-    largest = max(-low.item(), high.item())
-    if not math.isfinite(largest):
-        raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
-    return largest
-
-
-def _bound(name: str, bound: float | Tensor, q: Tensor) -> Tensor:
-    if not isinstance(bound, Tensor):
-        return q.new_full((1, 1), bound)
-    _check_like(name, bound, q)
-    shape = (1,) * (2 - bound.dim()) + tuple(bound.shape)
-    if len(shape) > 2 or shape[0] not in (1, len(q)) or shape[1] not in (1, q.shape[1]):
-        raise ValueError(f"{name} must be a number or broadcast to q, {tuple(q.shape)}, got {tuple(bound.shape)}")
-    return bound.reshape(shape)
-
-
-def _check_like(name: str, x: Tensor, q: Tensor) -> None:
-    if x.dtype != q.dtype or x.device != q.device:
-        raise ValueError(
-            f"{name} must have the dtype and device of q, {q.dtype} on {q.device}, got {x.dtype} on {x.device}; "
-            f"use {name}.to(q)"
-        )
-
-
-def _check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
-    if q.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"q must be float32 or float64, got {q.dtype}; use q.float() or q.double()")
-    if q.dim() != 2 or h.shape != (q.shape[1], q.shape[1]) or q.shape[1] == 0:
-        raise ValueError(f"h must be (p, p) and q (n, p) with p >= 1, got h {tuple(h.shape)} and q {tuple(q.shape)}")
-    if z0 is not None and z0.shape != q.shape:
-        raise ValueError(f"z0 must have the shape of q, {tuple(q.shape)}, got {tuple(z0.shape)}")
-    for name, x in (("h", h), ("z0", z0)):
-        if x is not None:
-            _check_like(name, x, q)
-            _largest(name, x)
-    gap = (h - h.T).abs().max().item()
-    if gap > 1000 * torch.finfo(h.dtype).eps * _largest("h", h):
-        raise ValueError(
-            f"h must be symmetric, got entries that differ from their mirror by {gap:.3g}; use (h + h.T) / 2"
-        )
-
-
-def _check_options(tol: float, max_iter: int, block_rows: int | None) -> None:
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}")
-    if max_iter < 0:
-        raise ValueError(f"max_iter must be 0 or more, got {max_iter}")
-    if block_rows is not None and block_rows < 1:
-        raise ValueError(f"block_rows must be 1 or more, or None for a default, got {block_rows}")

@@ -38,12 +38,15 @@ class Composite(Protocol):
         """Gradient of the smooth part."""
 
     def prox(self, x: Point, step: float) -> Point:
-        """argmin_v g(v) + |v - x|^2 / (2 step)."""
+        """argmin_v g(v) + |v - x|^2 / (2 step), in the precision of x: float64 for the residual."""
 
 
 @dataclass(frozen=True)
 class ProxResult:
-    """kkt = max |x - prox(x - gradient, 1)| / scale, the residual of the optimality condition at the returned point."""
+    """kkt = L max |x - prox(x - gradient / L, 1 / L)| / scale, the residual of the optimality condition at the returned point.
+
+    L = 1 / step is the curvature, so that the units of x do not matter; where the step is a metric, kkt = max |gradient| / scale.
+    """
 
     x: Point
     kkt: float
@@ -67,13 +70,13 @@ def prox_gradient(
     scale       what the residual is measured against; None for max |gradient at 0|
     convexity   modulus of strong convexity of g, where it is known: bounds the momentum
     """
-    at = _Iterate.begin(problem, start, _momentum_bound(step, convexity))
+    at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity))
     scale = scale or _largest(problem.gradient(*_origin(problem, start))) or 1.0
     n_iter = 0
     while at.residual > tol * scale and n_iter < max_iter and at.idle < _PATIENCE:
         count = min(_CHECK, max_iter - n_iter)
         for _ in range(count):
-            at.advance(problem, step)
+            at.advance(problem)
         at.look(problem)
         n_iter += count
     status: Status = "converged" if at.residual <= tol * scale else "stalled" if at.idle >= _PATIENCE else "max_iter"
@@ -86,6 +89,7 @@ class _Iterate:
 
     x: Point
     y: Point
+    step: float | Metric
     bound: float
     best: Point
     value: Tensor
@@ -95,15 +99,15 @@ class _Iterate:
     idle: int = 0
 
     @classmethod
-    def begin(cls, problem: Composite, x: Point, bound: float) -> _Iterate:
+    def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float) -> _Iterate:
         image = problem.image(x)
         value = problem.value(x, image)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        return cls(x, x, bound, x, value, _residual(problem, x, image))
+        return cls(x, x, step, bound, x, value, _residual(problem, x, image, step))
 
-    def advance(self, problem: Composite, step: float | Metric) -> None:
-        new = _step(problem, self.y, step)
+    def advance(self, problem: Composite) -> None:
+        new = _step(problem, self.y, self.step)
         momentum = (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
         beta = min((self.momentum - 1) / momentum, self.bound)
         self.y = [torch.lerp(old, a, 1 + beta) for a, old in zip(new, self.x, strict=True)]
@@ -123,7 +127,7 @@ class _Iterate:
             self.y = _pick(risen, self.x, self.y)
             self.momentum = 1.0 if 2 * int(risen.sum()) > risen.numel() else self.momentum
             image = problem.image(self.x)
-        residual = _residual(problem, self.x, image)
+        residual = _residual(problem, self.x, image, self.step)
         progress = residual < 0.9 * self.residual or bool((value < self.value - rounding).any())
         self.idle = 0 if progress else self.idle + 1
         self.best, self.value, self.residual = self.x, torch.fmin(value, self.value), residual
@@ -159,7 +163,13 @@ def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
     return problem.prox([torch.add(a, g, alpha=-step) for a, g in zip(y, gradient, strict=True)], step)
 
 
-def _residual(problem: Composite, x: Point, image: Point) -> float:
+def _residual(problem: Composite, x: Point, image: Point, step: float | Metric) -> float:
+    """In float64 from the gradient on: x - prox(x - step gradient) is a small difference of large numbers, and never counts as less
+    than their rounding."""
     gradient = problem.gradient(x, image)
-    moved = problem.prox([a - g for a, g in zip(x, gradient, strict=True)], 1.0)
-    return _largest([a - m for a, m in zip(x, moved, strict=True)])
+    if callable(step):
+        return _largest(gradient)
+    precise = [part.double() for part in x]
+    moved = problem.prox([torch.add(a, g.double(), alpha=-step) for a, g in zip(precise, gradient, strict=True)], step)
+    distance = _largest([a - m for a, m in zip(precise, moved, strict=True)])
+    return max(distance, torch.finfo(torch.float64).eps / 2 * _largest(precise)) / step

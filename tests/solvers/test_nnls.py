@@ -32,10 +32,12 @@ def targets(n: int, h: Tensor, seed: int = 1) -> Tensor:
 
 
 def residual(h: Tensor, q: Tensor, z: Tensor, lower: float | Tensor = 0.0, upper: float | Tensor = math.inf) -> float:
-    """The certificate from its definition, in numpy and float64."""
-    z_, g = z.double().numpy(), (z @ h - q).double().numpy()
-    low, high = np.asarray(lower, dtype=float), np.asarray(upper, dtype=float)
-    return float(np.abs(z_ - np.clip(z_ - g, low, high)).max() / (np.abs(q.numpy()).max() or 1.0))
+    """The certificate from its definition, in numpy and float64; bounds as the solver's precision has them."""
+    z_, g = z.double().numpy(), (z.double() @ h.double() - q.double()).numpy()
+    low, high = (torch.as_tensor(bound, dtype=q.dtype).double().numpy() for bound in (lower, upper))
+    left = np.where(z_ <= low, np.minimum(g, 0), np.where(z_ >= high, np.maximum(g, 0), g))
+    left = np.where(low == high, 0.0, left)
+    return float(np.abs(left).max() / (q.abs().max().item() or 1.0))
 
 
 def energies(h: Tensor, q: Tensor, z: Tensor) -> Tensor:

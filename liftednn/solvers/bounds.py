@@ -1,0 +1,127 @@
+"""What bounded least squares is given, checked: the box, and the matrices of the problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Bounds", "check_options", "check_problem", "largest"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds: two numbers, or two tensors with p or 1 columns and n or 1 rows."""
+
+    lower: float | Tensor
+    upper: float | Tensor
+
+    @staticmethod
+    def of(lower: float | Tensor, upper: float | Tensor | None, q: Tensor) -> Bounds:
+        upper = math.inf if upper is None else upper
+        if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
+            return Bounds(float(lower), float(upper))
+        return Bounds(_bound("lower", lower, q), _bound("upper", upper, q))
+
+    def take(self, rows: slice | Tensor) -> Bounds:
+        if not isinstance(self.lower, Tensor) or not isinstance(self.upper, Tensor):
+            return self
+        return Bounds(*(bound[rows] if len(bound) > 1 else bound for bound in (self.lower, self.upper)))
+
+    def clip(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.clamp(x, self.lower, self.upper, out=out)  # type: ignore[arg-type]
+
+    def scaled(self, factor: float) -> Bounds:
+        """The box of factor * x; factor > 0."""
+        return Bounds(self.lower * factor, self.upper * factor)
+
+    def distance(self, x: Tensor, g: Tensor, curvature: float) -> Tensor:
+        """max over j of curvature |x - clip(x - g / curvature)|, one number per row, for x in the box.
+
+        As clamp(g, curvature (x - upper), curvature (x - lower)), which loses no digits where g is small against x.
+        """
+        if isinstance(self.lower, Tensor) or self.lower > -math.inf:
+            room = (x - self.lower).mul_(curvature)
+            g = torch.minimum(g, room, out=room)
+        if isinstance(self.upper, Tensor) or self.upper < math.inf:
+            room = (x - self.upper).mul_(curvature)
+            g = torch.maximum(g, room, out=room)
+        return g.abs().amax(1)
+
+    def residual(self, x: Tensor, g: Tensor) -> Tensor:
+        """The same for an infinite curvature: max over j of |g|, at a bound only of what points into the box."""
+        held = (x <= self.lower).logical_and_(g > 0).logical_or_((x >= self.upper).logical_and_(g < 0))
+        return g.masked_fill(held, 0.0).abs_().amax(1)
+
+    def snap(self, x: Tensor, g: Tensor, curvature: float) -> Tensor:
+        """x in place, with the entries on a bound that x - g / curvature brings there: where no curvature is larger, no rise."""
+        moved = torch.add(x, g, alpha=-1 / curvature)
+        torch.where(self.inside(moved), x, self.clip(moved), out=x)
+        return x
+
+    def inside(self, x: Tensor) -> Tensor:
+        return (x > self.lower) & (x < self.upper)
+
+    def check(self) -> None:
+        lower, upper = torch.as_tensor(self.lower), torch.as_tensor(self.upper)
+        if not bool(((lower <= upper) & (lower < math.inf) & (upper > -math.inf)).all()):
+            raise ValueError(
+                f"lower must not exceed upper, and neither may be NaN, got lower={self.lower} and upper={self.upper}; "
+                "use lower=-inf or upper=None where there is no bound"
+            )
+
+
+def largest(name: str, x: Tensor) -> float:
+    """max |x| without a copy of x."""
+    low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+    size = max(-low.item(), high.item())
+    if not math.isfinite(size):
+        raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
+    return size
+
+
+def _bound(name: str, bound: float | Tensor, q: Tensor) -> Tensor:
+    if not isinstance(bound, Tensor):
+        return q.new_full((1, 1), bound)
+    _check_like(name, bound, q)
+    shape = (1,) * (2 - bound.dim()) + tuple(bound.shape)
+    if len(shape) > 2 or shape[0] not in (1, len(q)) or shape[1] not in (1, q.shape[1]):
+        raise ValueError(f"{name} must be a number or broadcast to q, {tuple(q.shape)}, got {tuple(bound.shape)}")
+    return bound.reshape(shape)
+
+
+def _check_like(name: str, x: Tensor, q: Tensor) -> None:
+    if x.dtype != q.dtype or x.device != q.device:
+        raise ValueError(
+            f"{name} must have the dtype and device of q, {q.dtype} on {q.device}, got {x.dtype} on {x.device}; "
+            f"use {name}.to(q)"
+        )
+
+
+def check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
+    if q.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"q must be float32 or float64, got {q.dtype}; use q.float() or q.double()")
+    if q.dim() != 2 or h.shape != (q.shape[1], q.shape[1]) or q.shape[1] == 0:
+        raise ValueError(f"h must be (p, p) and q (n, p) with p >= 1, got h {tuple(h.shape)} and q {tuple(q.shape)}")
+    if z0 is not None and z0.shape != q.shape:
+        raise ValueError(f"z0 must have the shape of q, {tuple(q.shape)}, got {tuple(z0.shape)}")
+    for name, x in (("h", h), ("z0", z0)):
+        if x is not None:
+            _check_like(name, x, q)
+            largest(name, x)
+    gap = (h - h.T).abs().max().item()
+    if gap > 1000 * torch.finfo(h.dtype).eps * largest("h", h):
+        raise ValueError(
+            f"h must be symmetric, got entries that differ from their mirror by {gap:.3g}; use (h + h.T) / 2"
+        )
+
+
+def check_options(tol: float, max_iter: int, block_rows: int | None) -> None:
+    if not tol > 0:
+        raise ValueError(f"tol must be positive, got {tol}")
+    if max_iter < 0:
+        raise ValueError(f"max_iter must be 0 or more, got {max_iter}")
+    if block_rows is not None and block_rows < 1:
+        raise ValueError(f"block_rows must be 1 or more, or None for a default, got {block_rows}")
