@@ -19,7 +19,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, source_of
-from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, with_fixed
+from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, unit_of, with_fixed
 
 __all__ = [
     "automatic",
@@ -31,6 +31,7 @@ __all__ = [
     "passes",
     "probes",
     "random_features",
+    "small",
     "smoothed",
 ]
 
@@ -40,6 +41,8 @@ _ROWS = 4096
 _MANY = 50_000
 # Passes at most, and rows to see in all before they are fewer.
 _MOST, _SEEN = 200, 60_000
+# Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
+_SMALL = 1e7
 # lam against the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would undo the residual.
 _STIFFNESS = 100.0
 # A lam at which the X-step is linear to many digits.
@@ -56,6 +59,12 @@ _EXACT = 256
 def batch_size(rows: int | None) -> int:
     """A hundredth of the rows, from 50 to 500."""
     return max(50, min(500, (rows or _MANY) // 100))
+
+
+def small(network: LiftedNetwork, size: int) -> bool:
+    """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
+    weights = sum(math.prod(layer.operator.weight_shape) for layer in network.layers)
+    return 2 * size * weights <= _SMALL
 
 
 def passes(rows: int) -> int:
@@ -77,8 +86,9 @@ def damping(rows: int | None, width: int) -> float:
 def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, sample_weight: Any = None) -> LiftedNetwork:
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
-    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): the same for inputs scaled as
-    a whole, and vanishing as rows grow; columns in units of their own should be standardised first. Responses may have any units: where
+    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): it vanishes as rows grow. Inputs
+    scaled as a whole give the same predictions, since the first layer's initial weights shrink with the inputs' spread (`unit_of`);
+    columns in units of their own should be standardised first. Responses may have any units: where
     the loss does not feel a shift of them, hidden rho is in units of the loss, and the head's in those over the responses' squared.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
@@ -92,7 +102,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     x = inputs(network, raw_x)
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
     network = _with_loss(network, smoothed(network.loss, y, counts))
-    weights = random_weights(network, seed, x, y, counts)
+    weights = random_weights(network, seed, x, y, counts, unit_of(x, counts))
     states = network.propagate(weights, x)
     scales = [float(_variance(state, counts)) for state in states]
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
@@ -181,7 +191,7 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
-    start = with_fixed(random_weights(network, seed, x, y, counts), fixed)
+    start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(x, counts)), fixed)
     weights = given_weights(network, start, x, [place for place, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights
