@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +35,15 @@ def check_place(path: str | Path) -> None:
 def beside(path: str | Path) -> Iterator[Path]:
     """A path to write to, beside `path`; renamed to it at the end, removed on failure, so that no half-written file is ever left.
 
-    Where `path` is a link, the file that it points to is written, and the link stays.
+    Where `path` is a link, the file that it points to is written, and the link stays. A file that is replaced keeps its permissions.
     """
     target, part = _target(path), None
     try:
-        part = _part(target)
+        mode = _mode(target)
+        part = _part(target, mode)
         yield part
+        if mode is not None:
+            part.chmod(mode)
         os.replace(part, target)
     except OSError as error:
         raise OSError(f"{path} could not be written: {error.strerror or error}; it is as it was before") from error
@@ -57,13 +61,22 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _part(target: Path) -> Path:
+def _mode(target: Path) -> int | None:
+    """The permissions of the file that is to be replaced; None where there is none."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode) & 0o777
+    except FileNotFoundError:
+        return None
+
+
+def _part(target: Path, mode: int | None = None) -> Path:
     """A new, empty file beside the target, of a name that nothing else has: neither the user's own files nor another run's.
 
-    Not by tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
+    Nobody may read it who may not read the target; its owner may write it, even where the target is read-only. Not by
+    tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
     """
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-    part.touch(exist_ok=False)
+    part.touch(0o666 if mode is None else mode | stat.S_IWUSR, exist_ok=False)
     return part
 
 

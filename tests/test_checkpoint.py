@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,26 @@ def test_a_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "new").touch()
     saved(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o440, 0o664, 0o777], ids=oct)
+def test_a_file_that_is_written_anew_keeps_its_permissions(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "run", []
+    saved(path)
+    path.chmod(mode)
+    plain = Path.write_bytes
+
+    def watched(self: Path, content: Any) -> int:
+        seen.append(stat.S_IMODE(self.stat().st_mode))
+        return plain(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    saved(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert len(seen) == 1
+    assert seen[0] & ~mode & ~stat.S_IWUSR == 0  # nor was it open to more people while it was written
 
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
