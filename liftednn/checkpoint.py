@@ -1,32 +1,32 @@
-"""Where an interrupted run left off: tensors in a safetensors file, with JSON beside them in its header; no pickle.
+"""Where an interrupted run left off: tensors in a safetensors file, with JSON beside them in its header and a checksum; no pickle.
 
-A file is written beside the old one and then renamed over it, so that a crash leaves one of the two whole.
+A file is written beside the old one and then renamed over it, so that a crash leaves one of the two whole. It names what its run was
+trained on, part by part (`identity.py`), and goes on with nothing else.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
 from torch import Tensor
 
-from liftednn.files import beside, read_tensors
+from liftednn.files import read_tensors, rebuilding, write_tensors
 
-__all__ = ["Checkpoint", "described"]
+__all__ = ["Checkpoint"]
 
-_FORMAT = "liftednn-checkpoint-1"
+_FORMAT, _VERSION = "liftednn-checkpoint", 2
+_CURE = "delete it to start anew"
 
 
 @dataclass
 class Checkpoint:
-    """A file that a run writes every `seconds`, and at its end; a run that finds one with its own settings goes on from there."""
+    """A file that a run writes every `seconds`, and at its end; a run with the same settings, network and data goes on from there."""
 
     path: str | Path
     seconds: float = 60.0
@@ -37,51 +37,43 @@ class Checkpoint:
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write a run's state; `facts["identity"]` is what `load` must be given."""
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        head = {"format": _FORMAT, "facts": json.dumps(facts)}
-        with beside(self.path) as part:
-            part.write_bytes(safetensors.torch.save(whole, head))
+        write_tensors(self.path, f"{_FORMAT}-{_VERSION}", json.dumps(facts), whole)
         self._last = time.monotonic()
 
-    def load(self, settings: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was saved, or None where there is no file. One of another run is refused."""
+    def load(self, identity: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved, or None where there is no file. One of another run is refused, with the parts that differ."""
         path = Path(self.path)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             return None
-        head, tensors = read_tensors(path, "checkpoint", "delete it to start anew", self._check_format)
-        try:
-            facts: dict[str, Any] = json.loads(head["facts"])
-            there = facts["settings"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path} is no whole checkpoint ({error}): delete it to start anew") from error
-        if there != settings:
-            raise ValueError(
-                f"{path} belongs to a run with other settings: use the same ones, or delete it to start anew.\n"
-                f"there: {there}\nhere:  {settings}"
-            )
+        facts, tensors = read_tensors(path, "checkpoint", _CURE, self._check_format)
+        there = facts.get("identity")
+        if not isinstance(there, dict):
+            raise ValueError(f"{path} is no whole checkpoint (it does not say what run it is of): {_CURE}")
+        self._check_same(there, identity)
         return tensors, facts
 
-    def _check_format(self, head: dict[str, str]) -> None:
-        if head.get("format") != _FORMAT:
+    def rebuilding(self) -> AbstractContextManager[None]:
+        """To take up in it what `load` gave: what does not fit the run is refused."""
+        return rebuilding(self.path, _CURE)
+
+    def _check_same(self, there: dict[str, Any], here: dict[str, str]) -> None:
+        other = [part for part in {**here, **there} if there.get(part) != here.get(part)]
+        if other:
+            both = "\n".join(f"{part}\n  there: {there.get(part)}\n  here:  {here.get(part)}" for part in other)
+            raise ValueError(
+                f"{self.path} belongs to a run with other {', '.join(other)}: give the same as there, or {_CURE}\n{both}"
+            )
+
+    def _check_format(self, given: str) -> None:
+        version = re.fullmatch(rf"{_FORMAT}-([1-9][0-9]{{0,8}})", given)
+        if version is None:
             raise ValueError(f"{self.path} is not a checkpoint of liftednn: name another file")
-
-
-def described(thing: object) -> str:
-    """What an object of dataclasses is, in full: its repr, which rounds and shortens tensors, and a checksum of those it holds."""
-    digest, tensors = hashlib.sha256(), list(_tensors(thing))
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"{thing!r}, its tensors {digest.hexdigest()[:16]}," if tensors else repr(thing)
-
-
-def _tensors(thing: object) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-    elif is_dataclass(thing):
-        for each in fields(thing):
-            yield from _tensors(getattr(thing, each.name))
-    elif isinstance(thing, tuple | list):
-        for part in thing:
-            yield from _tensors(part)
+        if int(version[1]) != _VERSION:
+            writer = "a newer" if int(version[1]) > _VERSION else "an older"
+            raise ValueError(
+                f"{self.path} was written by {writer} liftednn (its format is {version[1]}, this one reads {_VERSION}): go on "
+                f"with that version, or {_CURE}"
+            )

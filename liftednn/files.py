@@ -1,23 +1,27 @@
 """Files that are whole or not there: what is written appears at once or not at all, and what is damaged is refused in words.
 
-Torch is imported with the first tensor that is read, not before, since the command line looks at places too.
+A model or a checkpoint is a safetensors file whose header has three entries: its format, facts as JSON, and a checksum of facts and
+tensors. Torch is imported with the first tensor that is read or written, not before, since the command line uses this module too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["beside", "check_place", "read_tensors"]
+__all__ = ["beside", "check_place", "digest", "read_tensors", "rebuilding", "write_tensors"]
 
 
 def check_place(path: str | Path) -> None:
@@ -34,12 +38,15 @@ def check_place(path: str | Path) -> None:
 def beside(path: str | Path) -> Iterator[Path]:
     """A path to write to, beside `path`; renamed to it at the end, removed on failure, so that no half-written file is ever left.
 
-    Where `path` is a link, the file that it points to is written, and the link stays.
+    Where `path` is a link, the file that it points to is written, and the link stays. A file that is replaced keeps its permissions.
     """
     target, part = _target(path), None
     try:
-        part = _part(target)
+        mode = _mode(target)
+        part = _part(target, mode)
         yield part
+        if mode is not None:
+            part.chmod(mode)
         os.replace(part, target)
     except OSError as error:
         raise OSError(f"{path} could not be written: {error.strerror or error}; it is as it was before") from error
@@ -57,23 +64,53 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _part(target: Path) -> Path:
+def _mode(target: Path) -> int | None:
+    """The permissions of the file that is to be replaced; None where there is none."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode) & 0o777
+    except FileNotFoundError:
+        return None
+
+
+def _part(target: Path, mode: int | None = None) -> Path:
     """A new, empty file beside the target, of a name that nothing else has: neither the user's own files nor another run's.
 
-    Not by tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
+    Nobody may read it who may not read the target; its owner may write it, even where the target is read-only. Not by
+    tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
     """
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-    part.touch(exist_ok=False)
+    part.touch(0o666 if mode is None else mode | stat.S_IWUSR, exist_ok=False)
     return part
 
 
-def read_tensors(
-    path: str | Path, what: str, advice: str, check: Callable[[dict[str, str]], None]
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Header and tensors of a safetensors file.
+def digest(facts: str, tensors: dict[str, Tensor]) -> str:
+    """A checksum of a file's facts and of its tensors, their names, dtypes and shapes included; tensors are on the CPU."""
+    import torch
 
-    what, advice   for a damaged file: what it should have been, and what to do
-    check          is given the header before any tensor is read, to refuse a file of another kind
+    found = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def write_tensors(path: str | Path, version: str, facts: str, tensors: dict[str, Tensor]) -> None:
+    """Write facts (JSON) and tensors, contiguous ones on the CPU, with their checksum."""
+    import safetensors.torch
+
+    head = {"format": version, "facts": facts, "sha256": digest(facts, tensors)}
+    with beside(path) as part:
+        part.write_bytes(safetensors.torch.save(tensors, head))
+
+
+def read_tensors(
+    path: str | Path, what: str, cure: str, check: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Facts and tensors of a file that `write_tensors` wrote.
+
+    what, cure   for a damaged file: what it should have been, and what to do
+    check        is given the format before any tensor is read, to refuse a file of another kind
     """
     path = Path(path)
     _check_ordinary(path)
@@ -82,11 +119,35 @@ def read_tensors(
     try:
         with safe_open(path, "pt") as stored:
             head: dict[str, str] = stored.metadata() or {}
-            check(head)
+            check(head.get("format", ""))
             # Copies, since a tensor of the file's own memory would change when the file is written anew.
-            return head, {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no whole {what} ({error}): {advice}") from error
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
+        whole = digest(head.get("facts", ""), tensors) == head.get("sha256")
+        facts = json.loads(head["facts"]) if whole else {}
+        if not isinstance(facts, dict):
+            raise TypeError("its facts are no JSON object")
+    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path} is no whole {what} ({error}): {cure}") from error
+    if not whole:
+        raise ValueError(f"{path} is damaged, its checksum does not agree with what it holds: {cure}")
+    return facts, tensors
+
+
+@contextmanager
+def rebuilding(path: str | Path, cure: str) -> Iterator[None]:
+    """Whatever goes wrong while objects are built from what a file holds becomes a ValueError; `cure` says what to do.
+
+    All exceptions, since a forged file can make a constructor raise any.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be rebuilt: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{path} cannot be rebuilt, since it holds what liftednn never writes ({reason}): {cure}"
+        ) from error
 
 
 def _check_ordinary(path: Path) -> None:

@@ -29,7 +29,7 @@ from liftednn.minibatch import Fit, MiniBatch, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
-from liftednn.saving import load
+from liftednn.saving import Saved, load
 from liftednn.start import check_device
 from liftednn.tables import Encoding, Table
 from liftednn.tables.encoding import Task
@@ -190,14 +190,30 @@ def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
 def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The columns to write, and what is told."""
     saved = load(model)
-    try:
-        encoding = Encoding.from_facts(saved.notes["table"])
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"{model} tells no table's columns: give a model that `liftednn fit` wrote") from error
+    encoding = _encoding(model, saved)
     data = tables.read(table, encoding.text)
     scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
     facts = {"rows": data.rows, **scored(encoding, data, scores, saved.network.loss)}
     return predictions(encoding, scores, probabilities), facts
+
+
+def _encoding(model: Path, saved: Saved) -> Encoding:
+    """How the model's table is encoded, if its notes say that and it fits the network."""
+    cure = "give a model that `liftednn fit` wrote"
+    if "table" not in saved.notes:
+        raise ValueError(f"{model} contains no encoding of a table: {cure}")
+    try:
+        encoding = Encoding.from_facts(saved.notes["table"])
+    except ValueError as error:
+        raise ValueError(f"{model} contains {error}: {cure}") from error
+    there = (encoding.width, len(encoding.classes) or 1)
+    here = (saved.network.layers[0].operator.in_width, saved.network.layers[-1].operator.out_width)
+    if there != here:
+        raise ValueError(
+            f"{model} contains an encoding of {there[0]} inputs and {there[1]} outputs, but its network has {here[0]} and "
+            f"{here[1]}: {cure}"
+        )
+    return encoding
 
 
 def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -> dict[str, Any]:

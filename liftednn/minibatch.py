@@ -21,15 +21,16 @@ from torch import Tensor
 from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
-from liftednn.checkpoint import Checkpoint, described
+from liftednn.checkpoint import Checkpoint
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
+from liftednn.identity import identify
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass, Status
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Loader, Memory, Once, Source, source_of
+from liftednn.sources import Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
 from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
@@ -119,7 +120,7 @@ class MiniBatch:
         weights         where to start; None for random features with a head fitted to a sample
         validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
         callback        called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
-        checkpoint      a file to write to and to go on from
+        checkpoint      a file to write to and to go on from, if all else that is given here is the same
         sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
         fixed           for every layer, w and b that must stay as they are, None for what is trained
         moments         of the inputs, where more is known of them than these rows tell
@@ -175,10 +176,12 @@ class Run:
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
         x, y, counts = self.feed.sample(count, settings.seed)
-        self.identity = self._identify(x)
+        self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
+        if checkpoint is not None:
+            known = f"{settings!r} in {x.dtype}"
+            self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
         self.network = as_tensors(network, settings.refit, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
-        self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
         self.monitor = Monitor(self.network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
         self.feed.enter(self.coordinates)
@@ -186,8 +189,9 @@ class Run:
             self.descent.let_go(self.feed.source.x)
         self.taken, self.halved, self.watch = 0, 0, Watch(self.descent.network)
         self.seconds = time.perf_counter() - started
-        if stored:
-            self._resume(*stored)
+        if checkpoint is not None and stored:
+            with checkpoint.rebuilding():
+                self._resume(*stored)
 
     def _damping(self, rows: int | None) -> float:
         width, given = self.network.layers[0].operator.in_width, self.settings.damping
@@ -324,7 +328,7 @@ class Run:
         tensors |= self.coordinates.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
         facts |= self.watch.facts() | self.monitor.facts()
-        self.checkpoint.save(tensors, facts | {"settings": self.identity})
+        self.checkpoint.save(tensors, facts | {"identity": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.descent.load(tensors)
@@ -334,10 +338,3 @@ class Run:
         self.watch.load(facts)
         for name in _COUNTERS:
             setattr(self, name, facts[name])
-
-    def _identify(self, x: Tensor) -> str:
-        """What must agree for a run to go on from a checkpoint; the order of an iterable's rows need not."""
-        known = (
-            "an iterable" if isinstance(self.feed.source, Loader) else f"rows that sum to {float(x.double().sum())!r}"
-        )
-        return f"{self.settings!r} on {described(self.network)} with {self.feed.source.rows} rows, {x.dtype}, {known}"

@@ -4,36 +4,40 @@ In that JSON an object is a dictionary of its fields, and a key that begins with
 
     {"!class": "L2", "rho": 0.001}   {"!tuple": [2, 2]}   {"!float": "inf"}   {"!tensor": "field.0"}   {"!default": "phi"}
 
-Only classes that the rooms export, or that the caller names, are built from it. A checksum tells a damaged file from a whole one.
+Only classes that the rooms export, or that the caller names, are built from it. A checksum tells a damaged file from a whole one, and
+what has a valid checksum but makes no network is refused too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from liftednn import activations, losses, operators, penalties, robust
 from liftednn.base import Affine, Divergence, Operator, Penalty
 from liftednn.bcd import Record
-from liftednn.files import beside, read_tensors
+from liftednn.files import read_tensors, rebuilding, write_tensors
 from liftednn.monitor import Pass
 from liftednn.network import Layer, LiftedNetwork
 
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _VERSION = "liftednn-model", 1
+# What weights may be: real numbers that torch can compute with.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_CURE = "take another copy, or save it again"
+_KEYS = {"layers", "states", "history", "notes"}
 _ROOMS = (activations, losses, penalties, operators, robust)
 _OWN: dict[str, type] = {
     **{name: getattr(room, name) for room in _ROOMS for name in room.__all__},
@@ -62,51 +66,66 @@ def save(
 ) -> None:
     """Write a network and its weights to `path`, replacing a file that is there.
 
+    weights   finite, all of one dtype: float16, bfloat16, float32 or float64
     states    those of a full-batch solution, to go on from
     history   the records of a run
     notes     anything of your own that JSON can hold, NaN, infinity and tuples too
     """
-    _check_shapes(network, weights)
+    _check_weights(network, weights)
     tensors = {
         f"weights.{place}.{name}": pair[at] for place, pair in enumerate(weights) for at, name in enumerate("wb")
     }
     tensors |= {f"states.{place}": state for place, state in enumerate(states or ())}
-    facts = {
-        "layers": [_encode(layer, f"layer {place}", tensors) for place, layer in enumerate(network.layers)],
-        "states": None if states is None else len(states),
-        "history": [_encode(record, "history", tensors) for record in history],
-        "notes": _encode(dict(notes or {}), "notes", tensors),
-    }
-    text = json.dumps(facts, allow_nan=False)
+    text = _facts_of(network, states, history, notes, tensors)
     whole = {name: _plain(tensor, name) for name, tensor in tensors.items()}
-    head = {"format": f"{_FORMAT}-{_VERSION}", "facts": text, "sha256": _digest(text, whole)}
-    with beside(path) as part:
-        part.write_bytes(safetensors.torch.save(whole, head))
+    write_tensors(path, f"{_FORMAT}-{_VERSION}", text, whole)
+
+
+def _facts_of(
+    network: LiftedNetwork,
+    states: Sequence[Tensor] | None,
+    history: Sequence[Record | Pass],
+    notes: dict[str, Any] | None,
+    tensors: dict[str, Tensor],
+) -> str:
+    """All but the tensors, as JSON; tensors found on the way are added to `tensors`."""
+    try:
+        facts = {
+            "layers": [_encode(layer, f"layer {place}", tensors) for place, layer in enumerate(network.layers)],
+            "states": None if states is None else len(states),
+            "history": [_encode(record, "history", tensors) for record in history],
+            "notes": _encode(dict(notes or {}), "notes", tensors),
+        }
+        return json.dumps(facts, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("notes or history are nested too deeply, or contain themselves: flatten them") from error
 
 
 def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
     """What `save` wrote. `classes`: those of your own that the network is made of."""
     known = _known(classes)
-    head, tensors = read_tensors(
-        path, "model file", "it is damaged, or something else", lambda head: _check_format(path, head.get("format", ""))
-    )
-    if _digest(head.get("facts", ""), tensors) != head.get("sha256"):
-        raise ValueError(f"{path} is damaged: its checksum does not agree with what it holds; take another copy")
-    facts = json.loads(head["facts"])
-    try:
-        network = LiftedNetwork([_decode(layer, known, tensors) for layer in facts["layers"]])
-        history, notes = (_decode(facts[name], known, tensors) for name in ("history", "notes"))
-        places = range(len(network.layers))
-        weights = [Affine(tensors[f"weights.{place}.w"], tensors[f"weights.{place}.b"]) for place in places]
-        count = facts["states"]
-        states = None if count is None else [tensors[f"states.{place}"] for place in range(count)]
-        _check_shapes(network, weights)
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} cannot be rebuilt: {error}") from error
+    facts, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
+    with rebuilding(path, _CURE):
+        return _rebuilt(facts, known, tensors)
+
+
+def _rebuilt(facts: dict[str, Any], known: dict[str, type], tensors: dict[str, Tensor]) -> Saved:
+    if set(facts) != _KEYS:
+        raise ValueError(f"its facts should be {sorted(_KEYS)}, and are {sorted(facts)}: {_CURE}")
+    network = LiftedNetwork([_decode(layer, known, tensors) for layer in facts["layers"]])
+    history, notes = (_decode(facts[name], known, tensors) for name in ("history", "notes"))
+    if not isinstance(history, list) or not isinstance(notes, dict):
+        raise ValueError(f"its history should be a list and its notes a dictionary: {_CURE}")
+    places = range(len(network.layers))
+    weights = [Affine(tensors[f"weights.{place}.w"], tensors[f"weights.{place}.b"]) for place in places]
+    count = facts["states"]
+    states = None if count is None else [tensors[f"states.{place}"] for place in range(count)]
+    _check_weights(network, weights)
+    _check_forward(network, weights)
     return Saved(network, weights, states, history, notes)
 
 
-def _check_shapes(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _check_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]]) -> None:
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
     for place, (layer, (w, b)) in enumerate(zip(network.layers, weights, strict=True)):
@@ -115,26 +134,42 @@ def _check_shapes(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor
             raise ValueError(
                 f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
             )
+        for part in (w, b):
+            _check_dense(part, f"layer {place}")
+        if w.dtype not in _DTYPES or {w.dtype, b.dtype} != {weights[0][0].dtype}:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+            raise ValueError(
+                f"the weights of layer {place} are {w.dtype} and {b.dtype}, those of layer 0 {weights[0][0].dtype}: convert all "
+                f"to one of {allowed}"
+            )
+        if not bool(w.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"the weights of layer {place} hold NaN or infinity: train anew, or take an earlier copy")
+
+
+def _check_forward(network: LiftedNetwork, weights: Sequence[Affine]) -> None:
+    """Refuse a network that cannot predict a row of zeros, whatever is wrong with its layers' fields.
+
+    In float64, since a layer may have parameters of another precision than the weights.
+    """
+    double = [Affine(w.double(), b.double()) for w, b in weights]
+    zeros = double[0].w.new_zeros(1, network.layers[0].operator.in_width)
+    if bool(network.scores(double, zeros).isnan().any()):
+        raise ValueError(f"its scores are NaN, since a layer has a NaN among its parameters: {_CURE}")
+
+
+def _check_dense(tensor: Tensor, name: str) -> None:
+    if tensor.layout != torch.strided or tensor.is_complex():
+        raise ValueError(f"{name} is sparse or complex, which a file cannot hold: give a dense, real tensor")
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:
     """A copy of its own on the CPU: safetensors takes no two tensors that share memory."""
-    if tensor.layout != torch.strided or tensor.is_complex():
-        raise ValueError(f"{name} is sparse or complex, which a file cannot hold: give a dense, real tensor")
+    _check_dense(tensor, name)
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _digest(text: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def _check_format(path: str | Path, given: str) -> None:
-    version = re.fullmatch(rf"{_FORMAT}-(\d+)", given)
+    version = re.fullmatch(rf"{_FORMAT}-([1-9][0-9]{{0,8}})", given)
     if version is None:
         raise ValueError(f"{path} is not a model of liftednn: name a file that `liftednn.save` wrote")
     if int(version[1]) > _VERSION:
@@ -202,20 +237,30 @@ def _decode(value: Any, known: dict[str, type], tensors: dict[str, Tensor]) -> A
         return [_decode(item, known, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    if "!float" in value:
-        return float(value["!float"])
-    if "!tensor" in value:
-        return tensors[value["!tensor"]]
-    if "!tuple" in value:
-        return tuple(_decode(value["!tuple"], known, tensors))
+    marks = [key for key in value if key.startswith("!") and not key.startswith("!!")]
+    if marks and marks != ["!class"]:
+        return _decode_marked(value, known, tensors)
     items = {key: _decode(item, known, tensors) for key, item in value.items() if not _left_out(key, item)}
-    if "!class" not in value:
+    if not marks:
         return {key.removeprefix("!"): item for key, item in items.items()}
     if value["!class"] not in known:
         raise ValueError(
             f"liftednn has no class {value['!class']}; if it is yours, load(path, classes=[{value['!class']}])"
         )
     return known[value["!class"]](**items)
+
+
+def _decode_marked(value: dict[str, Any], known: dict[str, type], tensors: dict[str, Tensor]) -> Any:
+    """What JSON cannot say."""
+    if len(value) == 1:
+        ((mark, held),) = value.items()
+        if mark == "!float" and held in ("nan", "inf", "-inf"):
+            return float(held)
+        if mark == "!tensor" and held in tensors:
+            return tensors[held]
+        if mark == "!tuple" and isinstance(held, list):
+            return tuple(_decode(held, known, tensors))
+    raise ValueError(f"{str(value)[:100]} is no value that `save` writes: {_CURE}")
 
 
 def _left_out(key: str, item: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from liftednn.checkpoint import Checkpoint
+from liftednn.files import digest
 
 TENSORS = {
     "float32": torch.tensor([1.5, -0.0, math.inf, 1e-42]),
@@ -23,8 +26,9 @@ TENSORS = {
     "number": torch.tensor(math.pi, dtype=torch.float64),
     "empty": torch.zeros(0, 3),
 }
+THESE = {"settings": "these", "network": "this", "x": "float32 (3, 4) 12ab", "y": "int64 (3,) 34cd"}
 FACTS: dict[str, Any] = {
-    "settings": "these",
+    "identity": THESE,
     "taken": 17,
     "first_loss": math.inf,
     "seconds": 0.1 + 0.2,
@@ -39,7 +43,7 @@ def saved(path: Path, tensors: dict[str, Tensor] = TENSORS, facts: dict[str, Any
 
 
 def loaded(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    found = Checkpoint(path).load("these")
+    found = Checkpoint(path).load(THESE)
     assert found is not None
     return found
 
@@ -75,13 +79,17 @@ def test_what_was_loaded_stays_when_the_file_is_written_anew(tmp_path: Path) -> 
 
 
 def test_no_file_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert Checkpoint(tmp_path / "none").load("these") is None
+    assert Checkpoint(tmp_path / "none").load(THESE) is None
 
 
-def test_other_settings_are_refused_and_both_are_named(tmp_path: Path) -> None:
+def test_other_parts_are_refused_and_named(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"belongs to a run with other settings(.|\n)*there: these\nhere:  those"):
-        checkpoint.load("those")
+    with pytest.raises(ValueError, match=r"a run with other settings: (.|\n)*there: these\n  here:  those$"):
+        checkpoint.load(THESE | {"settings": "those"})
+    with pytest.raises(ValueError, match=r"with other x, y: give the same as there, or delete it to start anew\nx\n"):
+        checkpoint.load(THESE | {"x": "float32 (3, 4) 12ac", "y": "none"})
+    with pytest.raises(ValueError, match="with other validation rows, y: "):
+        checkpoint.load({name: THESE[name] for name in ("settings", "network", "x")} | {"validation rows": "none"})
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
@@ -91,24 +99,45 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     for length in (0, 4, 8, 20, len(whole) // 2, len(whole) - 200, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
-            checkpoint.load("these")
+            checkpoint.load(THESE)
     path.write_bytes(whole)
-    assert checkpoint.load("these") is not None
+    assert checkpoint.load(THESE) is not None
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"facts": '{"settings": "these"}'}])
 def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, str] | None, tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "model", metadata)
     with pytest.raises(ValueError, match="model is not a checkpoint of liftednn: name another file"):
-        Checkpoint(tmp_path / "model").load("these")
+        Checkpoint(tmp_path / "model").load(THESE)
 
 
-@pytest.mark.parametrize("facts", ["[", "{}", "[]", None])
+@pytest.mark.parametrize("facts", ["[", "{}", "[]", '{"identity": "these"}', "[" * 100_000, None])
 def test_facts_that_make_no_sense_are_refused(facts: str | None, tmp_path: Path) -> None:
-    head = {"format": "liftednn-checkpoint-1"} | ({} if facts is None else {"facts": facts})
-    save_file({"w": torch.ones(2)}, tmp_path / "run", head)
+    head = {"format": "liftednn-checkpoint-2", "sha256": digest(facts or "", {})}
+    save_file({}, tmp_path / "run", head if facts is None else head | {"facts": facts})
     with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
-        Checkpoint(tmp_path / "run").load("these")
+        Checkpoint(tmp_path / "run").load(THESE)
+
+
+@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (3, "a newer")])
+def test_a_checkpoint_of_another_version_is_refused(version: int, age: str, tmp_path: Path) -> None:
+    head = {"format": f"liftednn-checkpoint-{version}", "facts": '{"settings": "these"}'}
+    save_file({"w": torch.ones(2)}, tmp_path / "run", head)
+    with pytest.raises(ValueError, match=rf"was written by {age} liftednn .*reads 2\).*delete it to start anew"):
+        Checkpoint(tmp_path / "run").load(THESE)
+
+
+@pytest.mark.parametrize("damage", ["bit", "byte"])
+def test_damage_anywhere_is_noticed(damage: str, tmp_path: Path) -> None:
+    path, draw = tmp_path / "run", random.Random(0)
+    checkpoint = saved(path)
+    whole = path.read_bytes()
+    for place in [*range(8), *draw.sample(range(8, len(whole)), 120), len(whole) - 1]:
+        changed = bytearray(whole)
+        changed[place] ^= 1 << draw.randrange(8) if damage == "bit" else draw.randrange(1, 256)
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"run (is|was|belongs)"):
+            checkpoint.load(THESE)
 
 
 def test_a_folder_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
@@ -116,7 +145,7 @@ def test_a_folder_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is no ordinary file")):
         with pytest.raises(ValueError, match=sentence):
-            Checkpoint(tmp_path / name).load("these")
+            Checkpoint(tmp_path / name).load(THESE)
         with pytest.raises(ValueError, match=sentence):
             saved(tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
@@ -129,10 +158,30 @@ def test_a_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     assert (tmp_path / "run").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o440, 0o664, 0o777], ids=oct)
+def test_a_file_that_is_written_anew_keeps_its_permissions(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "run", []
+    saved(path)
+    path.chmod(mode)
+    plain = Path.write_bytes
+
+    def watched(self: Path, content: Any) -> int:
+        seen.append(stat.S_IMODE(self.stat().st_mode))
+        return plain(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    saved(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert len(seen) == 1
+    assert seen[0] & ~mode & ~stat.S_IWUSR == 0  # nor was it open to more people while it was written
+
+
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
     with pytest.raises(ValueError, match=r"notes\.txt is no whole checkpoint"):
-        Checkpoint(tmp_path / "notes.txt").load("these")
+        Checkpoint(tmp_path / "notes.txt").load(THESE)
 
 
 def cut_before_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +225,7 @@ def test_an_interrupted_first_write_leaves_no_file(tmp_path: Path, monkeypatch: 
     cut_before_renaming(monkeypatch)
     with pytest.raises(OSError, match="no power"):
         saved(tmp_path / "run")
-    assert Checkpoint(tmp_path / "run").load("these") is None
+    assert Checkpoint(tmp_path / "run").load(THESE) is None
 
 
 def test_it_is_due_when_its_seconds_have_passed_since_the_last_write(

@@ -420,12 +420,33 @@ def test_models_that_are_none_are_refused(run: Any, shelf: Path, tmp_path: Path)
     lnn.save(tmp_path / "bare.safetensors", network, [lnn.Affine(torch.ones(2, 2), torch.ones(2))])
     for name, words in (
         ("cut", "no whole model file"),
-        ("bare", "tells no table's columns"),
+        ("bare", "contains no encoding of a table: give a model"),
         ("none", "there is no file"),
     ):
         done = run("predict", tmp_path / f"{name}.safetensors", shelf / "new.csv", "--out", tmp_path / "p.csv")
         assert done.code == 2
         assert words in done.err
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"columns": ()}, "contains no encoding of a table (columns, target"),
+        ({"colour": 1}, "contains no encoding of a table (TypeError: "),
+        ({"classes": ("a", "b")}, "but its network has"),
+    ],
+    ids=["no columns", "unknown key", "other classes"],
+)
+def test_a_forged_encoding_is_refused(
+    change: dict[str, Any], words: str, run: Any, shelf: Path, tmp_path: Path
+) -> None:
+    saved, forged = lnn.load(shelf / "model.safetensors"), tmp_path / "forged.safetensors"
+    lnn.save(forged, saved.network, saved.weights, notes={"table": saved.notes["table"] | change})
+    done = run("predict", forged, shelf / "new.csv", "--out", tmp_path / "p.csv")
+    assert done.code == 2
+    assert words in done.err
+    assert "give a model that `liftednn fit` wrote" in done.err
     assert not (tmp_path / "p.csv").exists()
 
 

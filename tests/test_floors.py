@@ -22,6 +22,7 @@ FLOORS = {
     "sources": 2,
     "checkpoint": 2,
     "tables": 2,
+    "identity": 3,
     "pruning": 3,
     "network": 4,
     "start": 5,

@@ -230,13 +230,6 @@ def test_a_shuffled_loader_goes_on_in_the_coordinates_it_began_with(tmp_path: Pa
     assert min(scores[5:]) > scores[4] - 0.03
 
 
-def test_other_rows_of_the_same_number_are_refused(tmp_path: Path) -> None:
-    net, checkpoint = network(), lnn.Checkpoint(tmp_path / "run.safetensors")
-    lnn.MiniBatch(max_iter=1).run(net, X, LABELS, checkpoint=checkpoint)
-    with pytest.raises(ValueError, match="other settings"):
-        lnn.MiniBatch(max_iter=1).run(net, X + 1, LABELS, checkpoint=checkpoint)
-
-
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors")
     lnn.MiniBatch(max_iter=1).run(network(), X, LABELS, checkpoint=checkpoint)

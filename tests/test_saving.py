@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -16,15 +17,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations, losses, operators, penalties, saving
 from liftednn.bcd import Record
-from liftednn.files import beside, check_place
+from liftednn.files import beside, check_place, digest, read_tensors
 from liftednn.minibatch import Pass
 from liftednn.saving import load, save
+from liftednn.tables import Encoding
 
 CLASSES = [getattr(room, name) for room in (activations, losses, penalties, operators) for name in room.__all__]
 
@@ -96,12 +99,12 @@ def test_a_mask_is_kept_as_a_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_weights_and_states_come_back_to_the_last_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     net, buffer = network(), draw(100).to(dtype)
-    buffer[:3] = torch.tensor([math.inf, -0.0, 1e-42])
+    buffer[:3] = torch.tensor([1e38, -0.0, 1e-42])
     weights = [
         lnn.Affine(buffer[:12].view(3, 4).T, buffer[12:16]),  # views of one buffer, one of them transposed
         lnn.Affine(buffer[16:24].view(2, 4), buffer[24:26].requires_grad_()),
     ]
-    states = [buffer[:30].view(10, 3), buffer[:0].view(0, 4)]
+    states = [torch.cat([buffer[:29], buffer.new_tensor([math.inf])]).view(10, 3), buffer[:0].view(0, 4)]
     save(tmp_path / "model", net, weights, states)
     found = load(tmp_path / "model")
     assert found.states is not None
@@ -297,9 +300,10 @@ def test_one_wrong_bit_anywhere_is_noticed(whole: bytes, tmp_path: Path) -> None
             load(path)
 
 
-def stored(path: Path, version: str, facts: Any) -> Path:
-    text = json.dumps(facts)
-    save_file({}, path, {"format": version, "facts": text, "sha256": saving._digest(text, {})})
+def stored(path: Path, version: str, facts: Any, tensors: dict[str, Tensor] | None = None) -> Path:
+    """A file with a valid checksum; `facts` as text, or as what JSON makes of them."""
+    text = facts if isinstance(facts, str) else json.dumps(facts)
+    save_file(tensors or {}, path, {"format": version, "facts": text, "sha256": digest(text, tensors or {})})
     return path
 
 
@@ -309,20 +313,149 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_file_of_an_earlier_version_loads_and_predicts() -> None:
+    """Written by `liftednn fit` when the format was new: files of format 1 must load for as long as it is supported."""
+    found = load(Path(__file__).parent / "files" / "model-1.safetensors")
+    assert [type(layer.divergence).__name__ for layer in found.network.layers] == [
+        "FenchelLeakyReLU",
+        "SoftmaxCrossEntropy",
+    ]
+    assert [record.number for record in found.history] == [1, 2]
+    encoding = Encoding.from_facts(found.notes["table"])
+    assert (encoding.width, encoding.classes) == (3, ("no", "yes"))
+    shares = found.network.scores(found.weights, torch.tensor([[0.2369, 0.0, 1.0]])).softmax(1)
+    assert torch.allclose(shares, torch.tensor([[0.53271, 0.46729]]), atol=1e-4)
+
+
+def changed(facts: Any, where: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at one place; `gone`: without it."""
+    copy = json.loads(json.dumps(facts))
+    inner = copy
+    for key in where[:-1]:
+        inner = inner[key]
+    if value is gone:
+        del inner[where[-1]]
+    else:
+        inner[where[-1]] = value
+    return copy
+
+
+def places_in(facts: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of everything in nested dictionaries and lists."""
+    parts = facts.items() if isinstance(facts, dict) else enumerate(facts) if isinstance(facts, list) else ()
+    return [place for key, part in parts for place in ((*before, key), *places_in(part, (*before, key)))]
+
+
+gone = object()
+LIES = [
+    gone, None, "x", -1, 10**400, True, [], {}, [[]], math.nan, {"!float": "nan"}, {"!tuple": 3}, {"!tensor": "none"},
+    {"!tensor": []}, {"!tensor": "weights.0.b"}, {"!class": "Layer"}, {"!class": []}, {"!class": "LeakyReLU", "alpha": "a"}, {"!odd": 1},
+]  # fmt: skip
+
+
+def test_forged_facts_are_refused_or_give_a_network_that_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every value in a file's facts, replaced by every lie: nothing but a ValueError, or a network whose scores are numbers."""
+    path, net = tmp_path / "model", network(activations.FenchelClip(0.0, 1.0))
+    save(path, net, weights_of(net), notes={"a": (1, math.inf)})
+    facts, tensors = read_tensors(path, "", "", lambda _: None)
+    refused = 0
+    for where, lie in itertools.product(places_in(facts), LIES):
+        forged = changed(facts, where, lie)
+        monkeypatch.setattr(saving, "read_tensors", lambda *_, forged=forged: (forged, tensors))  # a file takes longer
+        try:
+            found = load(path)
+        except ValueError:
+            refused += 1
+        else:
+            assert not found.network.scores(found.weights, draw(2, 3)).isnan().any()
+            assert isinstance(found.notes, dict)
+    assert refused > 400
+
+
 @pytest.mark.parametrize(
-    "facts",
+    ("facts", "reason"),
     [
-        {},
-        {"layers": [], "history": [], "notes": {}, "states": None},
-        {"layers": [{"!class": "Layer", "colour": 1}], "history": [], "notes": {}, "states": None},
-        {"layers": [{"!class": "Checkpoint", "path": "a"}], "history": [], "notes": {}, "states": None},
-        {"layers": [{"!tensor": "none"}], "history": [], "notes": {}, "states": None},
+        ({}, r"its facts should be \['history', 'layers', 'notes', 'states'\], and are \[\]"),
+        ({"layers": [], "history": [], "notes": {}, "states": None}, ""),
+        ({"layers": [], "history": [], "notes": {}, "states": None, "more": 1}, "and are .*'more'"),
+        ({"layers": [{"!class": "Layer", "colour": 1}], "history": [], "notes": {}, "states": None}, "colour"),
+        (
+            {"layers": [{"!class": "Checkpoint", "path": "a"}], "history": [], "notes": {}, "states": None},
+            "no class Checkpoint",
+        ),
+        ({"layers": [{"!tensor": "none"}], "history": [], "notes": {}, "states": None}, "no value that `save` writes"),
+        ({"layers": 3, "history": [], "notes": {}, "states": None}, "TypeError"),
     ],
-    ids=["empty", "no layers", "unknown field", "unknown class", "unknown tensor"],
+    ids=["empty", "no layers", "unknown key", "unknown field", "unknown class", "unknown tensor", "number"],
 )
-def test_a_header_that_makes_no_sense_is_refused(facts: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model cannot be rebuilt"):
+def test_a_header_that_makes_no_sense_is_refused(facts: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"model cannot be rebuilt.*{reason}"):
         load(stored(tmp_path / "model", "liftednn-model-1", facts))
+
+
+@pytest.mark.parametrize("facts", ["", "[", "3", "[]", "[" * 100_000, '{"layers": ' * 100_000])
+def test_facts_that_are_no_object_are_refused(facts: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model is no whole model file"):
+        load(stored(tmp_path / "model", "liftednn-model-1", facts))
+
+
+def test_nesting_that_is_too_deep_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested too deeply, or contain themselves: flatten them"):
+        save(tmp_path / "model", network(), weights_of(network()), notes={"deep": deep})
+    text = '{"layers": [], "history": [], "states": null, "notes": ' + "[" * 900 + "]" * 900 + "}"
+    with pytest.raises(ValueError, match=r"model (cannot be rebuilt|is no whole)"):
+        load(stored(tmp_path / "model", "liftednn-model-1", text))
+
+
+def odd_weights(change: Callable[[Tensor], Tensor]) -> list[lnn.Affine]:
+    first, last = weights_of(network())
+    return [first, lnn.Affine(last.w, change(last.b))]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda b: b / 0, "the weights of layer 1 hold NaN or infinity"),
+        (lambda b: b * math.nan, "the weights of layer 1 hold NaN or infinity"),
+        (
+            lambda b: b.long(),
+            "layer 1 are torch.float32 and torch.int64, .* to one of float16, bfloat16, float32, float64",
+        ),
+        (lambda b: b.double(), "layer 1 are torch.float32 and torch.float64"),
+        (lambda b: b.to(torch.float8_e5m2), "layer 1 are torch.float32 and torch.float8_e5m2"),
+    ],
+    ids=["infinite", "nan", "integer", "another precision", "float8"],
+)
+def test_weights_that_are_no_finite_numbers_are_neither_saved_nor_loaded(
+    change: Callable[[Tensor], Tensor], sentence: str, tmp_path: Path
+) -> None:
+    path, weights = tmp_path / "model", odd_weights(change)
+    with pytest.raises(ValueError, match=sentence):
+        save(path, network(), weights)
+    assert not path.exists()
+    save(path, network(), weights_of(network()))
+    with safe_open(path, "pt") as file:
+        facts = file.metadata()["facts"]
+    tensors = {
+        f"weights.{place}.{name}": part
+        for place, pair in enumerate(weights)
+        for name, part in zip("wb", pair, strict=True)
+    }
+    with pytest.raises(ValueError, match=f"model cannot be rebuilt: .*{sentence}"):
+        load(stored(path, "liftednn-model-1", facts, tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float8_e4m3fn, torch.bool], ids=str)
+def test_weights_all_of_a_dtype_that_is_none_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = [lnn.Affine(w.to(dtype), b.to(dtype)) for w, b in weights_of(network())]
+    with pytest.raises(ValueError, match=r"convert all to one of float16|is sparse or complex"):
+        save(tmp_path / "model", network(), weights)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "liftednn-checkpoint-1"}], ids=str)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -278,6 +280,51 @@ def test_lists_in_a_column_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def learnt(tmp_path: Path) -> Encoding:
     return Encoding.of(read(stored(FRAME, tmp_path / "train.csv")), "label")
+
+
+LIES: list[Any] = [
+    None,
+    "x",
+    -1,
+    0,
+    10**400,
+    True,
+    [],
+    {},
+    [[]],
+    [1, 1],
+    ["a", "a"],
+    ["a", 1],
+    math.nan,
+    math.inf,
+    "number",
+    "text",
+]
+
+
+def test_forged_facts_are_refused_or_an_encoding_that_works(learnt: Encoding, tmp_path: Path) -> None:
+    """Every value replaced by every lie: nothing but a ValueError, then or when a table is encoded."""
+    read_from, facts = read(stored(FRAME, tmp_path / "t.csv")), json.loads(json.dumps(learnt.facts()))
+    places = [(facts, key) for key in facts] + [(column, key) for column in facts["columns"] for key in column]
+    refused = 0
+    for (inner, key), lie in itertools.product(places, LIES):
+        true, inner[key] = inner[key], lie
+        try:
+            encoding = Encoding.from_facts(facts)
+            assert np.isfinite(encoding.inputs(read_from)).all()
+            encoding.decode(np.zeros((2, len(encoding.classes) or 1)))
+            encoding.targets(read_from)
+        except ValueError:
+            refused += 1
+        inner[key] = true
+    assert Encoding.from_facts(facts) == learnt
+    assert refused > 0.7 * len(places) * len(LIES)
+
+
+@pytest.mark.parametrize("facts", [None, [], {}, {"columns": 3, "classes": []}, {"columns": [3], "classes": []}, "x"])
+def test_what_describes_no_table_is_refused(facts: Any) -> None:
+    with pytest.raises(ValueError, match=r"no encoding of a table \("):
+        Encoding.from_facts(facts)
 
 
 def test_other_columns_are_ignored_and_the_target_may_be_absent(learnt: Encoding, tmp_path: Path) -> None:

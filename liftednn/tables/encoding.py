@@ -15,7 +15,9 @@ from liftednn.tables.reading import Table, listed
 from liftednn.tables.values import (
     WORDS,
     Kind,
+    are_labels,
     check_kind,
+    is_number,
     kind_of,
     mean_and_scale,
     numbers,
@@ -163,8 +165,41 @@ class Encoding:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Encoding:
-        columns = [Column(**{**column, "categories": tuple(column["categories"])}) for column in facts["columns"]]
-        return cls(**{**facts, "columns": tuple(columns), "classes": tuple(facts["classes"])})
+        """What `facts` gave, also after JSON has made lists of its tuples; refuses what no table's encoding can be."""
+        try:
+            columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in facts["columns"]]
+            found = cls(**{**facts, "columns": tuple(columns), "classes": _tuple(facts["classes"])})
+            wrong = _wrong(found)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"no encoding of a table ({type(error).__name__}: {error})") from error
+        if wrong:
+            raise ValueError(f"no encoding of a table ({wrong})")
+        return found
+
+
+def _tuple(given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{given!r:.50} is no list")
+    return tuple(given)
+
+
+def _wrong(encoding: Encoding) -> str:
+    """What is wrong with an encoding that a file holds; empty if nothing is."""
+    names = [*(column.name for column in encoding.columns), encoding.target]
+    names += [] if encoding.weight is None else [encoding.weight]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names) or len(encoding.columns) == 0:
+        return "columns, target and weight must have names of their own"
+    parts: list[Column | Encoding] = [*encoding.columns, encoding]
+    for part in parts:
+        if part.kind not in WORDS or not is_number(part.mean) or not (is_number(part.scale) and part.scale > 0):
+            return f"{(part.name if isinstance(part, Column) else part.target)!r} has no valid kind, mean or scale"
+    for column in encoding.columns:
+        if bool(column.categories) == (column.kind == "number") or not are_labels("text", column.categories):
+            return f"{column.name!r} has categories that do not fit its kind"
+    labelled = encoding.task == "classification" and len(encoding.classes) > 1
+    if not labelled and (encoding.task != "regression" or encoding.classes or encoding.kind != "number"):
+        return f"the task {encoding.task!r:.50} does not fit the kind and the classes of the target"
+    return "" if are_labels(encoding.kind, encoding.classes) else "the classes do not fit the kind of the target"
 
 
 def _counted(table: Table, weight: str | None) -> tuple[Table, NDArray[np.float64] | None]:

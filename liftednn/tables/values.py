@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import UnionType
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +14,19 @@ from numpy.typing import NDArray
 
 from liftednn.tables.reading import Table, listed
 
-__all__ = ["WORDS", "Kind", "check_kind", "kind_of", "mean_and_scale", "numbers", "places_of", "text_of", "weights_of"]
+__all__ = [
+    "WORDS",
+    "Kind",
+    "are_labels",
+    "check_kind",
+    "is_number",
+    "kind_of",
+    "mean_and_scale",
+    "numbers",
+    "places_of",
+    "text_of",
+    "weights_of",
+]
 
 _EXACT = 2**53  # beyond it, neighbouring integers are the same double
 _NUMBER = r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$"
@@ -73,6 +87,22 @@ def places_of(table: Table, name: str, values: Any, known: Sequence[Any]) -> NDA
         held = f"holds {values[int(unseen.argmax())].as_py()!r} in row {table.row(unseen)}, which training never saw"
         table.refuse(name, f"{held}: it saw {listed(known)}; remove that row, or train on rows that have it")
     return np.asarray(places).astype(np.int64)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number; an integer must be one that a table's column can hold."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and -(2**63) <= value < 2**64
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def are_labels(kind: Kind, labels: Sequence[Any]) -> bool:
+    """Whether they can be the distinct values of a column of that kind."""
+    types: dict[Kind, type | UnionType] = {"text": str, "truth": bool, "number": int | float}
+    if not all(isinstance(label, types[kind]) for label in labels):
+        return False
+    held = kind != "number" or all(is_number(label) for label in labels)
+    return held and len(set(labels)) == len(labels)
 
 
 def weights_of(table: Table, name: str) -> NDArray[np.float64]:

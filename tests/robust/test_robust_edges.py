@@ -16,8 +16,9 @@ import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU, Scaled, Sigmoid
 from liftednn.base import Activation, Affine
 from liftednn.blocks import Descent, Metric, answer
-from liftednn.checkpoint import Checkpoint, described
+from liftednn.checkpoint import Checkpoint
 from liftednn.choices import guarded
+from liftednn.identity import described
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Quantile, Split, SquaredError
 from liftednn.minibatch import Run
 from liftednn.network import Layer, LiftedNetwork
@@ -201,7 +202,7 @@ def test_a_checkpoint_knows_every_digit_of_a_covariance(tmp_path: Path) -> None:
     trainer = lnn.MiniBatch(max_iter=1)
     trainer.run(networks[0], x, y, checkpoint=Checkpoint(path))
     trainer.run(networks[0], x, y, checkpoint=Checkpoint(path))
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="a run with other network: "):
         trainer.run(networks[1], x, y, checkpoint=Checkpoint(path))
     plain = LiftedNetwork.mlp([4, 2])
     assert described(plain) == repr(plain)
