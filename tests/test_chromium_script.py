@@ -41,7 +41,9 @@ def test_the_systems_own_is_taken(programs: Path, name: str) -> None:
     program(programs / name, "exit 1")
     found = ran(programs)
     assert (found.returncode, found.stderr) == (0, "")
-    expected = f"chromium: {programs / name} of the system, since the npm package is for Linux x86_64, not for Linux aarch64\n"
+    expected = (
+        f"chromium: {programs / name} of the system, since the npm package is for Linux x86_64, not for Linux aarch64\n"
+    )
     assert found.stdout == expected
 
 
