@@ -20,6 +20,7 @@ import pytest
 from liftednn import cli
 from liftednn.experiments import cells, rendering
 from liftednn.experiments.report import page, report, summary
+from liftednn.experiments.verdicts import EVEN, LEADS, LOSES, verdicts
 
 NETS, RATES, SEEDS, EPOCHS = ("300", "500-150"), (1e-5, 1e-4), 3, 4
 STARTS = ("Normal", "He", rendering.EUCLIDEAN, rendering.FENCHEL)
@@ -132,9 +133,9 @@ def test_texts_and_tables_of_other_commands_stand_below_in_any_order(run: Path, 
 
 def test_other_commands_make_a_page_of_their_own(other: Path, tmp_path: Path) -> None:
     text = report([other], tmp_path / "r.html").read_text()
-    assert embedded(text) == {"others": [{"title": "Other", "blocks": BLOCKS}]}
-    hidden = '["choice", "own", "elsewhere"].map((id) => get(id).hidden)'
-    assert played(text, hidden) == [True, True, False]
+    assert embedded(text) == {"others": [{"title": "Other", "blocks": BLOCKS}], "verdicts": [], "threshold": 2.0}
+    hidden = '["own", "contents-own", "summary", "elsewhere", "contents-others"].map((id) => get(id).hidden)'
+    assert played(text, hidden) == [True, True, True, False, False]
 
 
 def test_a_second_table1_stands_below_as_its_tables(run: Path, tmp_path: Path) -> None:
@@ -142,6 +143,94 @@ def test_a_second_table1_stands_below_as_its_tables(run: Path, tmp_path: Path) -
     (below,) = facts["others"]
     assert (facts["run"], below["title"]) == ("made-up", "Table 1, again")
     assert {"heading": "Accuracy, rate 1e-5"} in below["blocks"]
+
+
+CONTESTS = """# {0}: scores
+
+## Same epochs
+
+|  | He | Lifted | lead over the best other | deviations |
+| --- | --- | --- | --- | --- |
+| {0}, 100 | 0.8 | **0.9** | +0.1000 | **+6.6** |
+| {0}, 100-50 | **0.9** | 0.8 | -0.1000 | {1} |
+"""
+REGIMES = """# Settings
+
+2 settings.
+
+## Tried
+
+|  | setting | lifted | best other |  | lead | deviations |
+| --- | --- | --- | --- | --- | --- | --- |
+| few epochs | mnist | 0.9 | 0.8 | He | +0.1 | **+2.1** |
+| deep | mnist | 0.8 | 0.9 | LSUV | -0.1 | **-9.0** |
+"""
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    """Tables with verdicts: two of compare and one of regimes."""
+    folder = tmp_path / "judged"
+    folder.mkdir()
+    for name, last in (("adult", "-2.0"), ("mnist", "**-2.0**")):
+        (folder / f"{name}.md").write_text(CONTESTS.format(name, last))
+    (folder / "regimes.md").write_text(REGIMES)
+    return folder
+
+
+def test_verdicts_follow_the_name_and_kinds_group_the_rows(judged: Path, tmp_path: Path) -> None:
+    adult, _, regimes = embedded(report([judged], tmp_path / "r.html").read_text())["others"]
+    assert adult["blocks"][-1] == {
+        "head": ["setting", "verdict", "lead over the best other", "deviations", "He", "Lifted"],
+        "rows": [
+            ["adult, 100", LEADS, "+0.1000", "**+6.6**", "0.8", "**0.9**"],
+            ["adult, 100-50", EVEN, "-0.1000", "-2.0", "**0.9**", "0.8"],
+        ],
+    }
+    assert regimes["blocks"][-1] == {
+        "head": ["setting", "verdict", "lead", "deviations", "lifted", "best other", ""],
+        "rows": [
+            ["mnist", LEADS, "+0.1", "**+2.1**", "0.9", "0.8", "He"],
+            ["mnist", LOSES, "-0.1", "**-9.0**", "0.8", "0.9", "LSUV"],
+        ],
+        "groups": ["few epochs", "deep"],
+    }
+
+
+def test_the_summary_counts_tables_with_the_same_headings_together(judged: Path, tmp_path: Path) -> None:
+    """What is rounded to two deviations counts where it was more, which is where it is in bold."""
+    compared, tried = embedded(report([judged], tmp_path / "r.html").read_text())["verdicts"]
+    assert (compared["source"], tried["source"]) == ("adult, mnist", "Settings")
+    assert (compared["text"], tried["text"]) == ("", "2 settings.")
+    assert compared["lines"] == [
+        {"title": "Same epochs", "at": "document-0-0", LEADS: 2, EVEN: 1, LOSES: 1}
+        | {"largest": "largest lead: adult, 100 (+6.6); largest loss: mnist, 100-50 (-2.0)"}
+    ]
+    assert tried["lines"] == [
+        {"title": "Tried", "at": "document-2-1", LEADS: 1, EVEN: 0, LOSES: 1}
+        | {"largest": "largest lead: mnist (+2.1); largest loss: mnist (-9.0)"}
+    ]
+    text = (tmp_path / "r.html").read_text()
+    assert "leads in 2 of 4, even in 1, loses in 1" in played(text, 'get("verdicts").textContent')
+
+
+def test_table1_is_judged_by_the_deviation_of_a_difference(tmp_path: Path) -> None:
+    """Two seeds at 0.8 -+ d have deviation d sqrt(2). Gaps of 0.05 with d = 0.01 are 0.05 / 0.02 = 2.5 deviations, of 0.03 they are 1.5."""
+    gaps, run = {"300": 0.05, "500-150": -0.05, "300-100": 0.03}, tmp_path / "r"
+    for (net, gap), (seed, step) in itertools.product(gaps.items(), enumerate((-0.01, 0.01))):
+        for start, mean in (("He", 0.8), ("PCA", 0.7), (rendering.EUCLIDEAN, 0.99), (rendering.FENCHEL, 0.8 + gap)):
+            store(run, cell(net, start, 1e-5, seed, [0.1, mean + step]))
+    (part,) = verdicts(summary(run) | {"others": []})
+    assert part["lines"] == [
+        {"title": "Rate 1e-5", "at": "accuracy", LEADS: 1, EVEN: 1, LOSES: 1}
+        | {"largest": "largest lead: 300 (+2.5); largest loss: 500-150 (-2.5)"}
+    ]
+    assert part["text"].endswith("0 of our 3 figures that the paper prints too are within 0.015 of it.")
+
+
+def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+    cells_ = (cell("300", start, 1e-5, 0, [0.1, 0.9]) for start in ("He", rendering.FENCHEL))
+    assert verdicts(summary(store(tmp_path / "r", *cells_)) | {"others": []}) == []
 
 
 def test_nothing_to_report_on_is_refused_in_words(run: Path, tmp_path: Path) -> None:
@@ -234,7 +323,7 @@ def test_nothing_in_a_cell_becomes_a_part_of_the_page(run: Path) -> None:
 
 def test_the_page_asks_for_nothing(run: Path) -> None:
     text = page(summary(run))
-    assert not re.search(r"https?://|//\w+\.|@import|url\(|src=|href=", text)
+    assert not re.search(r'https?://|//\w+\.|@import|url\(|src=|href=(?!"#)', text)
     assert "innerHTML" not in text
     assert "@report" not in text
     assert "@facts" not in text
@@ -273,7 +362,8 @@ def test_the_command_writes_the_page(run: Path, tmp_path: Path, capsys: pytest.C
         cli.main(["report", str(run), "--out", str(tmp_path / "r.html")])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"
-    assert (tmp_path / "r.html").read_text() == page(summary(run) | {"others": []})
+    facts = summary(run) | {"others": []}
+    assert (tmp_path / "r.html").read_text() == page(facts | {"verdicts": verdicts(facts), "threshold": 2.0})
 
 
 # As much of a document as the script uses, for where no browser is at hand.
@@ -292,6 +382,7 @@ class Node {
 const known = {}, get = (id) => (known[id] ??= new Node(id));
 globalThis.document = { getElementById: get, createElement: (n) => new Node(n), createElementNS: (_, n) => new Node(n) };
 globalThis.window = { innerWidth: 800 };
+globalThis.ResizeObserver = class { observe() {} };
 const choose = (id, value) => { get(id).value = value; get(id).heard.change(); };
 get("across").value = "epochs";
 get("scale").value = "accuracy";
@@ -323,7 +414,7 @@ def test_the_script_is_whole(run: Path, tmp_path: Path) -> None:
 
 def test_tables_are_those_of_the_cells(run: Path) -> None:
     head, *rows = played(page(summary(run)), 'lines("tables")')
-    assert head == ["First weights", *NETS]
+    assert head == ["Initial weights", *NETS]
     assert [row[0] for row in rows] == [rendering.ALONE, *STARTS]
     facts = summary(run)
     entries = {(e["net"], e["start"], e["rate"]): e for e in facts["cells"] + facts["alone"]}
@@ -343,7 +434,7 @@ def test_accuracies_after_one_epoch_are_those_of_the_cells(run: Path) -> None:
     store(run, *(cell("300", rendering.MORE, 1e-5, seed, [0.5] * 7) for seed in range(SEEDS)))
     facts = summary(run)
     head, *rows = played(page(facts), 'lines("first")')
-    assert head == ["First weights", *NETS]
+    assert head == ["Initial weights", *NETS]
     entries = {(e["start"], e["net"]): e for e in facts["cells"] if e["rate"] == "1e-5"}
     expected = [(entries[start, net]["means"][1], entries[start, net]["sds"][1]) for start in STARTS for net in NETS]
     assert [figure for row in rows for figure in row[1:]] == [f"{mean:.4f} ± {sd:.4f}" for mean, sd in expected]
@@ -370,7 +461,7 @@ def test_the_scale_begins_near_the_ends_or_shows_all(tmp_path: Path) -> None:
 
 def test_seconds_are_those_of_the_cells(run: Path) -> None:
     head, *rows = played(page(summary(run)), 'lines("seconds")')
-    assert head == ["First weights", *NETS]
+    assert head == ["Initial weights", *NETS]
     assert rows == [[start, *["3.50"] * len(NETS)] for start in STARTS]  # 1.5 + seed 1, and 4 epochs of 0.25
     longer = store(run, *(cell("300", rendering.MORE, 1e-4, seed, [0.5] * 7) for seed in range(SEEDS)))
     assert played(page(summary(longer)), 'lines("seconds")')[-1] == [rendering.MORE, "6 epochs, 4.00", ""]

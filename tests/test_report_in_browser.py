@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from test_report import EVIL, NETS, cell, made_up, store
@@ -18,6 +19,7 @@ from liftednn.experiments.report import report, summary
 
 sync = pytest.importorskip("playwright.sync_api")
 
+RESULTS = Path(__file__).parents[1] / "results"
 OWN = Path(__file__).parents[1] / ".venv" / "chromium" / "chromium"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ADVICE = "no Chromium is here: put one into .venv with `make chromium`, or name one in LIFTEDNN_CHROMIUM"
@@ -40,15 +42,25 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+class Made(NamedTuple):
+    run: Path
+    html: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The page of a made-up run."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "other").mkdir()
+    (folder / "other" / "o.md").write_text("# Other\n\nWords.\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n")
+    run = made_up(folder / "run")
+    return Made(run, report([run, folder / "other"], folder / "r.html"))
+
+
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """The page of a made-up run. What it should never do is a failure at the end: complain, or ask for another file."""
-    page, wrong = browser.new_page(viewport={"width": 1280, "height": 800}), []
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "o.md").write_text(
-        "# Other\n\nWords.\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n"
-    )
-    out = report([made_up(tmp_path / "run"), tmp_path / "other"], tmp_path / "r.html")
+def opened(browser: Any, made: Made) -> Iterator[Any]:
+    """What the page should never do is a failure at the end: complain, or ask for another file."""
+    page, wrong, out = browser.new_page(viewport={"width": 1280, "height": 800}), [], made.html
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url != out.as_uri() else None)
@@ -56,6 +68,28 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     yield page
     page.close()
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def whole(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The page of the repository's own results, whose tables are as wide as tables get."""
+    folders = [RESULTS / name for name in ("table1", "compare", "regimes")]
+    page = browser.new_page()
+    page.goto(report(folders, tmp_path_factory.mktemp("whole") / "r.html").as_uri())
+    yield page
+    page.close()
+
+
+def sized(page: Any, width: int, height: int) -> None:
+    """The page is loaded anew, as it would open in such a window."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.reload()
+    drawn(page)
+
+
+def drawn(page: Any) -> None:
+    """By now the script has seen which tables are wide."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def pointed(page: Any, place: int, epoch: int) -> str:
@@ -87,10 +121,8 @@ def test_tables_of_other_commands_are_shown(opened: Any) -> None:
     assert opened.inner_text("#others td strong") == "1"
 
 
-def test_pointing_at_a_line_tells_its_value(opened: Any, tmp_path: Path) -> None:
-    (entry,) = [
-        e for e in summary(tmp_path / "run")["cells"] if (e["net"], e["start"], e["rate"]) == (NETS[0], "He", "1e-5")
-    ]
+def test_pointing_at_a_line_tells_its_value(opened: Any, made: Made) -> None:
+    (entry,) = [e for e in summary(made.run)["cells"] if (e["net"], e["start"], e["rate"]) == (NETS[0], "He", "1e-5")]
     told = pointed(opened, 1, 2)
     assert told.split("\n") == [
         "He",
@@ -124,7 +156,7 @@ def test_every_choice_changes_the_picture(opened: Any) -> None:
     assert len(set(seen)) == 7
     assert opened.locator("#figure > svg").count() == 1
     assert opened.locator("#figure polyline").count() == 3
-    assert opened.locator("#tables th[scope=col]").all_inner_texts() == ["First weights", "500-150"]
+    assert opened.locator("#tables th[scope=col]").all_inner_texts() == ["Initial weights", "500-150"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -167,3 +199,75 @@ def test_a_page_without_table1_shows_the_others_alone(browser: Any, tmp_path: Pa
     assert not page.locator("#own").is_visible()
     assert wrong == []
     page.close()
+
+
+# What is cut off of a table, and whether the reader can see that: by the words above it, and from the keyboard.
+CLIPPED = """boxes => boxes.filter((box) => box.scrollWidth > box.clientWidth)
+  .filter((box) => getComputedStyle(box).overflowX !== "auto" || box.tabIndex !== 0
+    || !getComputedStyle(box, "::before").content.includes("Scroll sideways")).length"""
+RIGHT_EDGES = "cells => cells.map((cell) => cell.getBoundingClientRect().right)"
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_table_is_cut_without_a_sign_and_verdicts_are_in_sight(whole: Any, width: int) -> None:
+    sized(whole, width, 900)
+    whole.locator("details").evaluate_all("all => all.forEach((each) => { each.open = true; })")
+    drawn(whole)
+    assert whole.locator(".scroll").evaluate_all(CLIPPED) == 0
+    assert width == 1400 or whole.locator(".scroll[tabindex]").count() > 0
+    edges = whole.locator("td.verdict").evaluate_all(RIGHT_EDGES)
+    assert len(edges) == rows_with_a_lead()
+    assert max(edges) <= width
+    heads = whole.locator("#others table", has=whole.locator(".verdict")).locator("thead th:nth-child(2)")
+    assert set(heads.all_inner_texts()) == {"verdict"}
+
+
+def rows_with_a_lead() -> int:
+    texts = [path.read_text() for name in ("compare", "regimes") for path in (RESULTS / name).glob("*.md")]
+    return sum(len(re.findall(r"\| [+-]\S+ \| \**[+-][\d.]+\** \|$", text, flags=re.MULTILINE)) for text in texts)
+
+
+def test_names_stay_in_sight_while_a_table_is_scrolled(whole: Any) -> None:
+    sized(whole, 390, 844)
+    box = whole.locator("#others .scroll[tabindex]").first
+    name = box.locator("tbody th").first
+    before = name.bounding_box()["x"]
+    box.evaluate("box => { box.scrollLeft = 200; }")
+    assert box.evaluate("box => box.scrollLeft") == 200
+    assert name.bounding_box()["x"] == before
+
+
+def test_on_a_phone_curves_come_before_their_legend(whole: Any) -> None:
+    sized(whole, 390, 844)
+    top = {name: whole.locator(name).first.bounding_box()["y"] for name in ("#curves h2", "#figure polyline")}
+    assert 0 < top["#figure polyline"] - top["#curves h2"] < 844
+    assert not whole.locator("#legend").is_visible()
+    whole.locator("#curves h2").evaluate("heading => heading.scrollIntoView()")
+    key, drawing = (whole.locator(name).first.bounding_box() for name in ("#key", "#figure > svg"))
+    assert drawing["y"] + drawing["height"] < key["y"]
+    assert key["y"] + key["height"] <= 844
+    whole.locator("#key summary").click()
+    assert whole.locator("#legend").is_visible()
+
+
+def test_every_link_leads_to_a_visible_part_of_the_page(whole: Any) -> None:
+    sized(whole, 1400, 900)
+    assert whole.locator("#legend").is_visible()
+    links = whole.locator("a").evaluate_all("links => links.map((link) => link.getAttribute('href'))")
+    assert whole.locator("#contents a").count() == whole.locator("#own h2, #others h3").count()
+    for target in set(links):
+        assert whole.locator(target).count() == 1
+        assert whole.locator(target).is_visible()
+
+
+def test_figures_of_ours_and_of_the_paper_are_apart(whole: Any) -> None:
+    sized(whole, 1400, 900)
+    texts = whole.locator("#tables td", has=whole.locator(".paper:not(:empty)")).all_text_contents()
+    assert texts
+    assert all(re.fullmatch(r"\d\.\d{4} ± \d\.\d{4} \[\d\.\d{3} ± \d\.\d{3}\]", text) for text in texts)
+    cell = whole.locator("#tables td", has=whole.locator(".paper:not(:empty)")).first
+    gap = cell.evaluate(
+        """cell => { const range = document.createRange(); range.selectNodeContents(cell.firstChild);
+          return cell.querySelector(".paper").getBoundingClientRect().left - range.getBoundingClientRect().right; }"""
+    )
+    assert gap >= 4

@@ -15,6 +15,7 @@ from liftednn.files import beside
 
 __all__ = [
     "ALONE",
+    "CLOSE",
     "COLUMNS",
     "DOUBLED",
     "EUCLIDEAN",
@@ -48,7 +49,7 @@ READINGS = {
     SCALED: "Stochastic gradients at {scale:g} times the rate {rate}, sigma = 0.1",
 }
 SCALE, DOUBLED = 250.0, "sigma^2-scale, doubled"
-_CLOSE = 0.015
+CLOSE = 0.015
 COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
 PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
 
@@ -230,7 +231,7 @@ def _agreement(trained: Stored) -> str:
         )
     }
     rows = [[told, *(_distance(trained, names, rate) for rate in CELLS)] for told, names in readings.items()]
-    told = f"mean distance, and how many are within {_CLOSE:g}"
+    told = f"mean distance, and how many are within {CLOSE:g}"
     head = ["", *(f"rate {short(rate)}: {told}" for rate in CELLS)]
     kept = [row for row in rows if all(row)]
     return f"## The random columns and the paper's\n\n{markdown(head, kept)}" if kept else ""
@@ -241,7 +242,7 @@ def _distance(trained: Stored, names: Sequence[str], rate: float) -> str:
         (_values(trained, n, name, rate), printed(trained, n, name, rate)) for n in nets(trained) for name in names
     ]
     gaps = [abs(statistics.mean(values) - paper.mean) for values, paper in pairs if values and paper]
-    return f"{statistics.mean(gaps):.4f}, {sum(gap <= _CLOSE for gap in gaps)} of {len(gaps)}" if gaps else ""
+    return f"{statistics.mean(gaps):.4f}, {sum(gap <= CLOSE for gap in gaps)} of {len(gaps)}" if gaps else ""
 
 
 def printed(stored: Stored, net: str, name: str, rate: float | None) -> Printed | None:

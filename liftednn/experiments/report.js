@@ -29,22 +29,40 @@
   const find = (net, start, rate) =>
     facts.cells.find((cell) => cell.net === net && cell.start === start && cell.rate === rate);
 
-  function grid(title, head, rows, texts = []) {
+  // A table that is wider than its box says so, and can be scrolled with the keyboard.
+  const scrolling = { tabindex: 0, role: "region", "aria-label": "Table that scrolls sideways" };
+  const watch = new ResizeObserver((entries) => requestAnimationFrame(() => {
+    for (const { target } of entries)
+      if (target.scrollWidth > target.clientWidth) fill(target, scrolling, []);
+      else for (const name of Object.keys(scrolling)) target.removeAttribute(name);
+  }));
+
+  // `groups`: for each row the title of its group, if rows have groups.
+  function grid(title, head, rows, texts = [], groups = []) {
     const kind = (name) => ({ scope: "col", ...(texts.includes(name) ? { class: "text" } : {}) });
     const heads = tag("tr", {}, ...head.map((name) => tag("th", kind(name), name)));
-    const lines = rows.map(([name, ...cells]) => tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
+    const bodies = [];
+    rows.forEach(([name, ...cells], index) => {
+      if (!index || groups[index] !== groups[index - 1]) bodies.push(tag("tbody", {}, ...group(groups[index], head.length)));
+      bodies.at(-1).append(tag("tr", {}, tag("th", { scope: "row" }, name), ...cells));
+    });
     const caption = title ? [tag("caption", {}, tag("span", {}, title))] : [];
-    const made = tag("table", {}, ...caption, tag("thead", {}, heads), tag("tbody", {}, ...lines));
-    return tag("div", { class: "scroll" }, made);
+    const made = tag("div", { class: "scroll" }, tag("table", {}, ...caption, tag("thead", {}, heads), ...bodies));
+    watch.observe(made);
+    return made;
   }
 
-  // The paper's figure has a place in every cell of a table that has any, so that figures stand below each other.
+  const group = (title, width) => (title === undefined ? []
+    : [tag("tr", { class: "group" }, tag("th", { scope: "rowgroup", colspan: width }, tag("span", {}, title)))]);
+
+  // Every cell of a table with figures of the paper has space for one, so that figures are aligned.
   function entry(cell, top, most, beside) {
     if (!cell) return tag("td", {});
     const told = spread(cell), made = tag("td", { title: several(cell.n, "seed") });
     made.append(cell.mean === top ? tag("strong", {}, told) : told);
     if (cell.n < most) made.append(tag("small", {}, " (" + several(cell.n, "seed") + ")"));
-    if (beside) made.append(tag("span", { class: "paper" }, cell.paper === null ? "" : " [" + cell.paper + "]"));
+    if (beside && cell.paper !== null) made.append(" ");
+    if (beside) made.append(tag("span", { class: "paper" }, cell.paper === null ? "" : "[" + cell.paper + "]"));
     return made;
   }
 
@@ -59,7 +77,7 @@
     const beside = rows.some(([, ...cells]) => cells.some((cell) => cell && cell.paper !== null));
     const told = (cell, place) => entry(cell, tops[place], most, beside);
     const shown = rows.map(([name, ...cells]) => [name, ...cells.map(told)]);
-    return grid(title, ["First weights", ...nets()], shown);
+    return grid(title, ["Initial weights", ...nets()], shown);
   }
 
   // A network's time depends on its rate in nothing but noise: of equal starts, the first rate that has one.
@@ -70,7 +88,7 @@
       fixed(cell.start_seconds + epochs(cell) * cell.epoch_seconds, 2)];
     const cells = (name) => nets().map((net) => tag("td", {}, ...(some(net, name) ? told(some(net, name)) : [])));
     const rows = facts.starts.map(({ name }) => [name, ...cells(name)]);
-    byId("seconds").replaceChildren(grid(several(fewest, "epoch"), ["First weights", ...nets()], rows));
+    byId("seconds").replaceChildren(grid(several(fewest, "epoch"), ["Initial weights", ...nets()], rows));
   }
 
   function tables() {
@@ -255,14 +273,58 @@
   }
 
   // Texts and tables of other commands, as they were rendered: two stars around a cell make it bold.
+  const wordy = (text) => /[a-z]{2}/i.test(text);
+  const plain = (text) => text.replace(/^\*\*(.*)\*\*$/, "$1");
+  function printed(text, name, columns) {
+    if (name === "verdict") return tag("td", { class: "verdict text" }, tag("span", { class: text }, text));
+    const made = tag("td", columns.includes(name) ? { class: "text" } : {});
+    made.append(plain(text) === text ? text : tag("strong", {}, plain(text)));
+    return made;
+  }
+
+  function copied({ head, rows, groups }) {
+    const texts = head.filter((_, column) => rows.some((row) => wordy(row[column])));
+    return grid("", head, rows.map(([name, ...rest]) => [name, ...rest.map((text, at) => printed(text, head[at + 1], texts))]),
+      texts, groups);
+  }
+
+  // In a document with verdicts, a table without them is a detail.
+  function blocks(all, id) {
+    const judged = all.some(({ head }) => head?.includes("verdict"));
+    const table = (block) => (judged && !block.head.includes("verdict")
+      ? tag("details", {}, tag("summary", {}, "Show the table"), copied(block)) : copied(block));
+    return all.map((block, number) => (block.heading ? tag("h4", { id: id + "-" + number }, block.heading)
+      : block.text ? tag("p", {}, block.text) : table(block)));
+  }
+
+  const link = (id, text) => tag("a", { href: "#" + id }, text);
   function others(documents) {
-    const cell = (told) => tag("td", /\d/.test(told) ? {} : { class: "text" },
-      told.startsWith("**") ? tag("strong", {}, told.slice(2, -2)) : told);
-    const table = (head, rows) => grid("", head, rows.map(([name, ...rest]) => [name, ...rest.map(cell)]));
-    const made = ({ heading, text, head, rows }) =>
-      (heading ? tag("h4", {}, heading) : text ? tag("p", {}, text) : table(head, rows));
-    byId("elsewhere").hidden = !documents.length;
-    byId("others").append(...documents.flatMap((each) => [tag("h3", {}, each.title), ...each.blocks.map(made)]));
+    const id = (number) => "document-" + number;
+    for (const part of ["elsewhere", "contents-others"]) byId(part).hidden = !documents.length;
+    byId("others").append(...documents.flatMap(({ title, blocks: all }, number) =>
+      [tag("h3", { id: id(number) }, title), ...blocks(all, id(number))]));
+    byId("contents-others").append(...documents.map(({ title }, number) =>
+      tag("li", {}, link(id(number), title.split(":")[0]))));
+  }
+
+  // The bar shows what the words beside it say.
+  const outcomes = ["leads", "even", "loses"];
+  function verdict(line) {
+    const total = outcomes.reduce((sum, name) => sum + line[name], 0);
+    const part = (name) => tag("span", { class: name, style: "flex-grow:" + line[name] }, String(line[name]));
+    const bar = tag("div", { class: "bar", "aria-hidden": "true" }, ...outcomes.filter((name) => line[name]).map(part));
+    const [first, ...rest] = outcomes.filter((name) => line[name]).map((name) => name + " in " + line[name]);
+    const words = tag("span", {}, [first + " of " + total, ...rest].join(", "));
+    return tag("li", {}, link(line.at, line.title), " ", words, bar, tag("small", {}, line.largest));
+  }
+
+  function verdicts(parts) {
+    byId("summary").hidden = !parts.length;
+    byId("rule").textContent = "How networks that start from lifted weights compare with the best of the other initial weights. " +
+      `They lead or lose where the difference is more than ${facts.threshold} standard deviations; otherwise they are even. ` +
+      "In brackets: the difference in standard deviations.";
+    byId("verdicts").append(...parts.flatMap(({ source, text, lines }) => [tag("h3", {}, source),
+      ...(text ? [tag("p", {}, text)] : []), tag("ul", {}, ...lines.map(verdict))]));
   }
 
   function options(id, names, first) {
@@ -275,7 +337,7 @@
     const paper = [...facts.cells, ...facts.alone].some((cell) => cell.paper !== null);
     byId("about").textContent =
       `Run ${facts.run}: ${several(count, "standard network")} in ${several(facts.architectures.length, "architecture")}, ` +
-      `trained at ${several(facts.rates.length, "rate")} from ${several(facts.starts.length, "kind")} of first weights.`;
+      `trained at ${several(facts.rates.length, "rate")} from ${several(facts.starts.length, "kind")} of initial weights.`;
     byId("reading").textContent = "After the last epoch: mean ± standard deviation over seeds, the best of a column in bold" +
       (paper ? ", the paper's figure in brackets. " : ". ") +
       Object.values(facts.phases).join(" and ") + ": the lifted phase with no epoch after it.";
@@ -286,7 +348,8 @@
     options("net", facts.architectures, "all");
     options("rate", facts.rates, facts.rates[0]);
     legend();
-    byId("versions").append(records("Versions, devices and seeds", facts.versions));
+    byId("key").open = window.innerWidth >= 800;
+    byId("versions").append(records("", facts.versions));
     if (Object.keys(facts.plan).length) byId("versions").append(records("Plan", [facts.plan]));
     const draw = () => { tables(); seconds(); details(); picture(); };
     for (const id of ["net", "rate", "across", "scale"]) byId(id).addEventListener("change", draw);
@@ -294,6 +357,7 @@
   }
 
   others(facts.others ?? []);
+  verdicts(facts.verdicts ?? []);
   if (facts.cells) table1();
-  else for (const id of ["choice", "own"]) byId(id).hidden = true;
+  else for (const id of ["own", "contents-own"]) byId(id).hidden = true;
 })();

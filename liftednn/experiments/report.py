@@ -1,5 +1,5 @@
 """Table 1 and Figure 1 (sec. 7) as one page to look through: `liftednn report RUN... --out report.html`, from the files of table1 alone;
-with the text and tables of compare and regimes below, where their folders are given too.
+with the text and tables of compare and regimes below, where their folders are given too. Counts of what leads and what loses come first.
 
 Statistics are made here and put into the page as JSON; report.js, a part of the page, draws them. The page needs no network: its style,
 its script and its numbers are in it. No text of a file is ever written as HTML, so that no name in it can become a part of the page.
@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from liftednn.experiments.arena import DEVIATIONS
 from liftednn.experiments.cells import cells, read, short
 from liftednn.experiments.rendering import (
     COLUMNS,
@@ -36,6 +37,7 @@ from liftednn.experiments.rendering import (
     table,
     trials,
 )
+from liftednn.experiments.verdicts import verdicts, with_verdicts
 from liftednn.files import beside, check_place
 
 __all__ = ["page", "report", "summary"]
@@ -72,18 +74,19 @@ def report(runs: Sequence[Path], out: Path = Path("report.html")) -> Path:
         raise ValueError("no folder is given to report on: name one of  liftednn table1, compare  or  regimes")
     own = [run for run in runs if _is_table1(run)]
     others = [document for run in runs if run not in own[:1] for document in _documents(run)]
-    text = page((summary(own[0]) if own else {}) | {"others": others})
+    facts = (summary(own[0]) if own else {}) | {"others": others}
+    text = page(facts | {"verdicts": verdicts(facts), "threshold": DEVIATIONS})
     with beside(out) as part:
         part.write_text(text, encoding="utf-8")
     return out
 
 
 def page(facts: dict[str, Any]) -> str:
-    """One HTML file. The facts go in last, so that no text in them is taken for a place to fill."""
-    room = files("liftednn.experiments")
-    text = room.joinpath("report.html.in").read_text(encoding="utf-8")
-    for place in ("report.css", "report.js"):
-        text = text.replace(f"@{place}@", room.joinpath(place).read_text(encoding="utf-8").strip())
+    """One HTML file. The facts go in last, so that no text in them is taken for a placeholder."""
+    folder = files("liftednn.experiments")
+    text = folder.joinpath("report.html.in").read_text(encoding="utf-8")
+    for part in ("report.css", "report.js"):
+        text = text.replace(f"@{part}@", folder.joinpath(part).read_text(encoding="utf-8").strip())
     return text.replace("@facts@", _embedded(facts))
 
 
@@ -129,7 +132,7 @@ def _document(text: str) -> dict[str, Any]:
             blocks += [{"heading": line.lstrip("# ")} for line in lines]
         elif kind == "table":
             fields = [_fields(line) for line in lines]
-            blocks.append({"head": fields[0], "rows": fields[2:]})
+            blocks.append(with_verdicts(fields[0], fields[2:]))
         elif kind == "text":
             blocks.append({"text": "\n".join(lines)})
     return {"title": title, "blocks": blocks}
