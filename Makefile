@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo chromium test test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
+.PHONY: setup demo chromium test test-slow test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
 	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-robust bench-refit bench-constraints \
 	bench-regression bench-beyond figures clean
 
@@ -31,6 +31,9 @@ chromium:
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
 
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
@@ -38,7 +41,6 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -106,6 +106,7 @@ def check_epochs_by_time(folder: Path) -> None:
         assert (len(cell["curve"]), cell["accuracy"]) == (cell["parameters"]["epochs"] + 1, cell["curve"][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_ten_real_kills_leave_what_one_run_leaves(tmp_path: Path) -> None:
     once, often, log, draw = tmp_path / "once", tmp_path / "often", tmp_path / "log", random.Random(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -228,12 +227,10 @@ def test_few_steps_whatever_the_share_of_free_entries(share: float) -> None:
 def test_float32_stops_at_its_floor() -> None:
     h = gram(50, 100.0).float()
     q = targets(40, gram(50, 100.0)).float()
-    begin = time.perf_counter()
     result = nnls(h, q, tol=1e-12, max_iter=100_000)
     assert result.status == "stalled"
     assert result.n_iter < 500
     assert result.kkt < 2e-5
-    assert time.perf_counter() - begin < 10
 
 
 def test_float32_reaches_a_practical_tolerance() -> None:
