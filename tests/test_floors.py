@@ -42,6 +42,7 @@ FLOORS = {
     "testing": 9,
     "experiments": 10,
     "jobs": 10,
+    "output": 10,
     "cli": 11,
     "__main__": 12,
 }
