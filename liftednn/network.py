@@ -40,11 +40,7 @@ class Layer:
         if not 0 < self.lam < torch.inf:
             raise ValueError(f"lam must be positive, got {self.lam}")
         shape = self.operator.weight_shape
-        try:
-            fits = self.penalty.prox(torch.zeros(shape), 0.0).shape == shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if not self.penalty.fits(shape):
             raise ValueError(
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )

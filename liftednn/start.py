@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.memory import check_memory
 from liftednn.network import LiftedNetwork
 from liftednn.solvers import select
 from liftednn.sources import as_tensor, check_weights
@@ -67,6 +68,7 @@ def given_weights(
     """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    check_memory([layer.operator.weight_shape for layer in network.layers], x)
     start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
     for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
         shape = layer.operator.weight_shape
@@ -113,6 +115,7 @@ def random_weights(
 
     The head is constant, at the mean response, a point of every loss's domain; or near it, where the penalty does not allow 0.
     """
+    check_memory([layer.operator.weight_shape for layer in network.layers], x)
     generator = torch.Generator().manual_seed(seed)
     weights = []
     for layer in network.layers[:-1]:

@@ -271,6 +271,11 @@ REFUSED: dict[str, tuple[Any, list[str], str]] = {
     "text as number": (edited(lambda f: f), ["--task", "regression"], "a regression needs numbers"),
     "hidden": (edited(lambda f: f), ["--hidden", "3,x"], "--hidden takes widths such as 300 or 300,100"),
     "hidden, huge": (edited(lambda f: f), ["--hidden", "1000001"], "--hidden takes widths of at most 1,000,000"),
+    "hidden, no memory": (
+        edited(lambda f: f),
+        ["--hidden", "1000000,1000000"],
+        "layers of 7-1000000-1000000-3 would need about",
+    ),
     "hidden, absurd": (edited(lambda f: f), ["--hidden", "9" * 5000], "--hidden takes widths of at most 1,000,000"),
     "seed": (
         edited(lambda f: f),

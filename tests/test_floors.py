@@ -12,6 +12,8 @@ FLOORS = {
     "functional": 0,
     "graphs": 0,
     "interrupt": 0,
+    "memory": 0,
+    "precision": 0,
     "activations": 1,
     "losses": 1,
     "penalties": 1,
