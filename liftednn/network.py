@@ -186,7 +186,7 @@ class LiftedNetwork:
             )
         # One NaN or infinity makes the sum one; a sum that overflows by itself is looked at entry by entry.
         if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
-            raise ValueError("x holds NaN or infinity: remove or impute those entries first")
+            raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
         return x
 
     def preactivation(self, place: int, weights: Weights, x: Tensor) -> Tensor:
