@@ -224,6 +224,10 @@ class Penalty(ABC):
         """
         return None
 
+    def fits(self, shape: tuple[int, int]) -> bool:
+        """Whether weights of this shape (out, in) can have this penalty; asked before there are any."""
+        return True
+
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
         """The same penalty for w[outputs][:, inputs], both given by their places."""
         return self

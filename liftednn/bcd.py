@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from liftednn.base import Affine
@@ -28,7 +27,9 @@ from liftednn.blocks import (
     update_state,
     update_weights,
 )
+from liftednn.memory import check_memory
 from liftednn.network import Layer, LiftedNetwork
+from liftednn.precision import plain_arithmetic
 from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses, row_weights
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
@@ -114,7 +115,7 @@ class BCD:
         if self.tol < 0 or self.block_tol <= 0:
             raise ValueError(f"tol must be non-negative and block_tol positive, got {self.tol} and {self.block_tol}")
 
-    @torch.no_grad()
+    @plain_arithmetic
     def run(
         self,
         network: LiftedNetwork,
@@ -165,6 +166,7 @@ class BCD:
         x = inputs(network, x)
         y = responses(network, y, x)
         counts = row_weights(sample_weight, x)
+        check_memory([layer.operator.weight_shape for layer in network.layers], x, len(x))
         first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias, counts)
         if weights is not None:
             start = given_weights(network, weights, x)

@@ -17,6 +17,7 @@ from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
+from liftednn.precision import plain_arithmetic
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, unit_of, with_fixed
@@ -82,7 +83,7 @@ def damping(rows: int | None, width: int) -> float:
     return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
 
 
-@torch.no_grad()
+@plain_arithmetic
 def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, sample_weight: Any = None) -> LiftedNetwork:
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 

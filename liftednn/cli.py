@@ -6,24 +6,19 @@ by the commands that need it, with jobs.py, so that help is at once.
 
 from __future__ import annotations
 
-import json
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import liftednn as lnn
+from liftednn import output
 from liftednn.files import beside, check_place
-
-if TYPE_CHECKING:
-    from liftednn.minibatch import Pass
 
 __all__ = ["app", "main"]
 
@@ -73,6 +68,16 @@ Robust = Annotated[
     typer.Option(metavar="KIND:SIZE", help="Inputs may differ: noise:0.3, ball:1 or box:0.1, in standard deviations."),
 ]
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave constant columns out; else refused.")]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VALUE",
+        help="Take such cells as missing, as '?', and fill in these and empty ones: numbers by the mean, text as a category. Repeatable.",
+    ),
+]
+Text = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="It holds text, though it looks like numbers. Repeatable.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
@@ -98,23 +103,25 @@ def fit(
     ] = False,
     seed: Seed = 0,
     device: Device = Place.cpu,
+    missing: Missing = None,
+    text: Text = None,
     drop_constant: DropConstant = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a network on a table and save it. Numbers are standardised; text and true/false become one input per category. Missing
-    values, dates and constant columns are refused."""
+    values are refused unless --missing is given, and so are dates, constant columns and numbers with odd values among them."""
     from liftednn import jobs
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
     job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust, prune=prune)
-    job = replace(job, refit=refit.value if refit else None)
-    trained = jobs.train(job, partial(_progress, quiet))
+    job = replace(job, refit=refit.value if refit else None, **_cells(missing, text))
+    trained = jobs.train(job, partial(output.progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)
-    _tell(trained.facts | {"file": str(out)}, quiet, as_json)
+    output.tell(trained.facts | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn predict model.safetensors new.csv --out predictions.csv --probabilities")
@@ -135,7 +142,7 @@ def predict(
     columns, facts = jobs.predict(model, table, probabilities)
     with beside(out) as part:
         tables.write(part, kind, columns)
-    _tell(facts | {"file": str(out)}, quiet, as_json)
+    output.tell(facts | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn init train.csv --target label --hidden 300,100 --out weights.safetensors")
@@ -154,6 +161,8 @@ def init(
     robust: Robust = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
+    missing: Missing = None,
+    text: Text = None,
     drop_constant: DropConstant = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -164,11 +173,11 @@ def init(
     _check_place(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
-    job = replace(job, refit=refit.value if refit else None, first=True)
-    trained = jobs.train(job, partial(_progress, quiet))
+    job = replace(job, refit=refit.value if refit else None, first=True, **_cells(missing, text))
+    trained = jobs.train(job, partial(output.progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
-    _tell(trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json)
+    output.tell(trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn demo --out demo.png")
@@ -282,24 +291,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, and exit with its code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in given
+    output.open_streams()
     try:
         code = app(given or ["--help"], prog_name="liftednn", standalone_mode=False) or 0
+        output.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except _UsageError as error:
-        code = _fail(f"{error.format_message()} See liftednn --help", 2, as_json)
+        code = output.fail(f"{error.format_message()} See liftednn --help", 2, as_json)
     except (ValueError, FileNotFoundError, PermissionError) as error:
-        code = _fail(str(error), 2, as_json)
+        code = output.fail(str(error), 2, as_json)
     except (OSError, ArithmeticError, MemoryError, RuntimeError) as error:
-        code = _fail(str(error) or type(error).__name__, 1, as_json)
+        code = output.fail(output.reason(error), 1, as_json)
     if code == 130:
-        _fail("interrupted: no file was written", 130, as_json)
+        output.fail("interrupted: no file was written", 130, as_json)
     sys.exit(code)
 
 
-def _fail(sentence: str, code: int, as_json: bool) -> int:
-    typer.echo(json.dumps({"error": sentence}) if as_json else f"liftednn: {sentence}", err=not as_json)
-    return code
+def _cells(missing: list[str] | None, text: list[str] | None) -> dict[str, Any]:
+    return {"missing": tuple(missing) if missing else None, "text": tuple(text or ())}
 
 
 def _check_place(out: Path, *inputs: Path, ending: str = "") -> None:
@@ -308,30 +318,3 @@ def _check_place(out: Path, *inputs: Path, ending: str = "") -> None:
         raise ValueError(f"--out {out} must end in {ending}, the kind of file that is written")
     if out.exists() and any(path.exists() and out.samefile(path) for path in inputs):
         raise ValueError(f"--out {out} would overwrite what is read: name another file")
-
-
-@contextmanager
-def _progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass], None]]:
-    """A line that is rewritten after each pass where errors go to a terminal, and one more line each elsewhere."""
-
-    def line(record: Pass) -> str:
-        gap, score = max(record.gaps, default=0.0), record.validation_score
-        told = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
-        return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")
-
-    if quiet or not sys.stderr.isatty():
-        yield lambda record: None if quiet else typer.echo(line(record), err=True)
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("first pass") as status:
-        yield lambda record: status.update(line(record))
-
-
-def _tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    if as_json:
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
-        typer.echo(json.dumps(plain, allow_nan=False))
-    told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [])}
-    for name, value in told.items():
-        typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

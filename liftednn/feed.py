@@ -27,6 +27,7 @@ class Feed:
     device: str | None
     coordinates: Coordinates | None = None
     weighted: bool = False
+    like: Tensor | None = None  # gives the precision of all batches, that of the sample
 
     def checked(self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None) -> Batch:
         """Rows, encoded responses and counts, where they are trained on; as `like` in precision and place, if given."""
@@ -41,7 +42,7 @@ class Feed:
     def sample(self, count: int, seed: int) -> Batch:
         """Some rows to begin with, in the coordinates they are given in."""
         x, y, counts = self.checked(*self.source.sample(count, seed))
-        self.weighted = counts is not None
+        self.weighted, self.like = counts is not None, x[:0]
         return x, y, counts
 
     def enter(self, coordinates: Coordinates) -> None:
@@ -64,5 +65,5 @@ class Feed:
                     "some batches come with sample_weight and some without: give it with all, or with none"
                 )
             if counts is None or bool((counts != 0).any()):  # a batch that counts for nothing is none
-                rows, targets, checked = self.checked(x, y, counts)
+                rows, targets, checked = self.checked(x, y, counts, self.like)
                 yield self.coordinates.inward(rows), targets, checked

@@ -32,6 +32,7 @@ from liftednn.losses.regression import Bounded
 from liftednn.minibatch import Fit, MiniBatch
 from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
+from liftednn.precision import plain_arithmetic
 from liftednn.predict import feedforward
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=nn.Module)
 
 
-@torch.no_grad()
+@plain_arithmetic
 def lifted_(
     module: Module,
     x: Any,

@@ -64,6 +64,8 @@ class Job:
     quantile: float | None = None
     robust: str | None = None
     prune: bool = False
+    missing: tuple[str, ...] | None = None
+    text: tuple[str, ...] = ()
     first: bool = False  # weights for a standard network to begin with, not a model: fewer passes
 
 
@@ -94,7 +96,7 @@ def train(job: Job, progress: Progress) -> Trained:
     check_device(job.device)
     uncertainty_of(job.robust)
     started, hidden = time.perf_counter(), widths(job.hidden)
-    encoding, rows = _encoded(job)
+    encoding, rows, filled = _encoded(job)
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
     sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
     network, fit = _run(job, sizes, trained_on, held, progress)
@@ -102,6 +104,7 @@ def train(job: Job, progress: Progress) -> Trained:
     facts |= {
         "sample_weight": encoding.weight,
         "columns": len(encoding.columns),
+        "filled": filled,
         "classes": list(encoding.classes),
         "sizes": [sizes[0], *(layer.operator.out_width for layer in network.layers)],
     }
@@ -115,11 +118,14 @@ def train(job: Job, progress: Progress) -> Trained:
     return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
 
 
-def _encoded(job: Job) -> tuple[Encoding, _Rows]:
-    table = tables.read(job.table)
-    encoding = Encoding.of(table, job.target, cast(Task, job.task), job.drop_constant, job.sample_weight)
+def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
+    """How the table is encoded, its rows that count, and how many missing values were filled in, by column."""
+    table = tables.read(job.table, job.text, job.missing)
+    tables.check_text(table, job.text)
+    task, weight = cast(Task, job.task), job.sample_weight
+    encoding = Encoding.of(table, job.target, task, job.drop_constant, weight, job.missing)
     table, counts = encoding.counted(table)
-    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), counts)
+    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), counts), encoding.filled(table)
 
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
@@ -191,9 +197,11 @@ def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, An
     """The columns to write, and what is told."""
     saved = load(model)
     encoding = _encoding(model, saved)
-    data = tables.read(table, encoding.text)
+    data = tables.read(table, encoding.text, encoding.missing)
     scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
-    facts = {"rows": data.rows, **scored(encoding, data, scores, saved.network.loss)}
+    filled = encoding.filled(data)
+    facts = {"rows": data.rows, **({"filled": filled} if filled else {})}
+    facts |= scored(encoding, data, scores, saved.network.loss)
     return predictions(encoding, scores, probabilities), facts
 
 
@@ -272,5 +280,5 @@ module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers)})
 module.load_state_dict(load_file({str(file)!r}))
 with safe_open({str(file)!r}, "pt") as stored:
     encoding = tables.Encoding.from_facts(json.loads(stored.metadata()["table"]))
-table = tables.read({str(table)!r}, encoding.text)
+table = tables.read({str(table)!r}, encoding.text, encoding.missing)
 x, y = torch.from_numpy(encoding.inputs(table)), torch.from_numpy(encoding.targets(table))  # {meaning}"""

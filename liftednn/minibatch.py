@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from liftednn import choices
@@ -30,6 +29,7 @@ from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass, Status
 from liftednn.network import LiftedNetwork
+from liftednn.precision import plain_arithmetic
 from liftednn.sources import Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
 from liftednn.watch import Watch
@@ -100,7 +100,7 @@ class MiniBatch:
                 f"got step={self.step}, damping={self.damping} and keep={self.keep}"
             )
 
-    @torch.no_grad()
+    @plain_arithmetic
     def run(
         self,
         network: LiftedNetwork,

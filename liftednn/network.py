@@ -40,11 +40,7 @@ class Layer:
         if not 0 < self.lam < torch.inf:
             raise ValueError(f"lam must be positive, got {self.lam}")
         shape = self.operator.weight_shape
-        try:
-            fits = self.penalty.prox(torch.zeros(shape), 0.0).shape == shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if not self.penalty.fits(shape):
             raise ValueError(
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )
@@ -190,7 +186,7 @@ class LiftedNetwork:
             )
         # One NaN or infinity makes the sum one; a sum that overflows by itself is looked at entry by entry.
         if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
-            raise ValueError("x holds NaN or infinity: remove or impute those entries first")
+            raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
         return x
 
     def preactivation(self, place: int, weights: Weights, x: Tensor) -> Tensor:

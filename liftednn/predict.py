@@ -18,6 +18,8 @@ from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
+from liftednn.precision import plain_arithmetic
+from liftednn.sources import as_tensor
 
 __all__ = ["feedforward", "lifted"]
 
@@ -25,14 +27,14 @@ __all__ = ["feedforward", "lifted"]
 _ROWS = 8192
 
 
-@torch.no_grad()
+@plain_arithmetic
 def feedforward(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
     """Scores (n, outputs) by the recursion (eq. 1); `network.loss.decode` turns them into responses."""
-    x = network.check_rows(torch.as_tensor(x).to(weights[0].w))
+    x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
     return torch.cat([network.scores(weights, rows) for rows in x.split(_ROWS)])
 
 
-@torch.no_grad()
+@plain_arithmetic
 def lifted(
     network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float = 1e-6, max_iter: int = 1000
 ) -> Tensor:
@@ -48,7 +50,7 @@ def lifted(
                of each row's energy at which cyclic passes stop
     max_iter   iterations at most in a block, and cyclic passes at most
     """
-    x = network.check_rows(torch.as_tensor(x).to(weights[0].w))
+    x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
     rule = _by_class if _classifies(network.loss) else _by_elimination
     return torch.cat([rule(network, weights, rows, tol, max_iter) for rows in x.split(_ROWS)])
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["Loader", "Mapped", "Memory", "Once", "Source", "as_tensor", "check_weights", "source_of"]
@@ -140,6 +141,8 @@ class Loader:
         if not found:
             raise ValueError("the iterable gave no batches: it must yield pairs (x, y), and some must count")
         xs, ys, counts = zip(*found, strict=True)
+        if len({(x.shape[1:], y.shape[1:]) for x, y, _ in found}) > 1:
+            raise ValueError("the rows or responses of batches have different shapes: give all of them the same")
         if any(each is None for each in counts) and any(each is not None for each in counts):
             raise ValueError("some batches come with sample_weight and some without: give it with all, or with none")
         together = None if counts[0] is None else torch.cat(counts)[:count]
@@ -152,7 +155,13 @@ class Loader:
                     f"a batch must be a pair (x, y), or (x, y, sample_weight), got {type(batch).__name__}: yield x and y together"
                 )
             counts = as_tensor(batch[2], "sample_weight") if len(batch) == 3 else None
-            yield as_tensor(batch[0], "x"), as_tensor(batch[1], "y"), counts
+            x, y = as_tensor(batch[0], "x"), as_tensor(batch[1], "y")
+            if x.ndim < 2 or not y.ndim:
+                raise ValueError(
+                    f"a batch must hold rows and their responses, got x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: "
+                    "give batches of several samples, as a DataLoader with a batch_size does"
+                )
+            yield x, y, counts
 
 
 @dataclass(frozen=True)
@@ -177,34 +186,61 @@ class Once(Loader):
 
 
 def as_tensor(given: Any, name: str) -> Tensor:
-    """What a user has as numbers, in any layout, as a tensor."""
-    if isinstance(given, np.ndarray):
-        given = np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+    """What a user has as numbers, in any layout, as a tensor; a table of pandas too, if it holds numbers alone."""
+    if hasattr(given, "toarray"):
+        raise ValueError(f"{name} is a sparse matrix, and training needs all its entries: give {name}.toarray()")
     try:
-        return torch.as_tensor(given).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
+        given = given.to_numpy() if hasattr(given, "to_numpy") else given
+        if np.ma.is_masked(given):
+            raise ValueError("some entries are masked")
+        given = _native(given) if isinstance(given, np.ndarray) else given
+        found = torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"{name} cannot be read as numbers ({error}): give a tensor or an array of numbers, and labels as integers"
         ) from error
+    _check_plain(found, name)
+    return found
+
+
+def _native(given: NDArray[Any]) -> NDArray[Any]:
+    """An array as torch can share it: in the machine's byte order, in one piece, and its to write; otherwise a copy."""
+    if given.dtype.kind not in "biufc":
+        raise ValueError(f"its entries are of type {given.dtype}")
+    return np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
+
+
+def _check_plain(x: Tensor, name: str) -> None:
+    """Refuse tensors that are no real numbers, each in its place in memory."""
+    if x.layout != torch.strided or x.is_nested:
+        raise ValueError(f"{name} is a sparse or nested tensor, and training needs all entries: give {name}.to_dense()")
+    if x.is_complex() or x.is_quantized:
+        raise ValueError(f"{name} holds {x.dtype}, and training needs real numbers: give float32 or float64")
+    if x.is_meta:
+        raise ValueError(f"{name} is on the meta device, where it has no values: give it on the CPU or a GPU")
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
     """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches."""
     if y is not None:
-        if len(x) != len(y):
-            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must agree")
+        x, y = (each if isinstance(each, np.memmap) else as_tensor(each, name) for each, name in ((x, "x"), (y, "y")))
+        if not x.ndim or not y.ndim or len(x) != len(y):
+            found = [str(len(each)) if each.ndim else "none" for each in (x, y)]
+            raise ValueError(f"x has {found[0]} rows and y has {found[1]}: they must agree")
         counts = None if sample_weight is None else as_tensor(sample_weight, "sample_weight").double()
         if counts is not None:
             check_weights(counts, len(x))
         if isinstance(x, np.memmap):
+            y = y.numpy(force=True) if isinstance(y, Tensor) else y
             if counts is None:
                 return Mapped(x, y)
             return Mapped(x, y, (counts / counts.mean()).numpy(force=True), _total(counts))
         return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
     if sample_weight is not None:
         raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
-    if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)):
-        raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}")
+    table = any(hasattr(x, name) for name in ("to_numpy", "toarray"))  # of pandas, of scipy
+    if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)) or table:
+        raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}: give y too")
     return Once(x) if isinstance(x, Iterator) else Loader(x)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.memory import check_memory
 from liftednn.network import LiftedNetwork
 from liftednn.solvers import select
 from liftednn.sources import as_tensor, check_weights
@@ -30,6 +31,10 @@ __all__ = [
 _SPREAD = 0.3
 
 
+# Rows whose squares are summed in the data's own precision, see moments.py.
+_SUMMED = 8192
+
+
 def check_trainable(network: LiftedNetwork) -> None:
     for place, layer in enumerate(network.layers):
         if layer.divergence.refusal:
@@ -41,10 +46,36 @@ def check_trainable(network: LiftedNetwork) -> None:
 
 
 def inputs(network: LiftedNetwork, x: Any) -> Tensor:
+    """Rows to train on, in float32 or float64."""
     rows = as_tensor(x, "x")
-    return network.check_rows(
-        rows if rows.dtype in (torch.float32, torch.float64) else rows.to(torch.get_default_dtype())
-    )
+    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    rows = network.check_rows(rows if rows.dtype in (torch.float32, torch.float64) else rows.to(wide))
+    _check_squares(rows, "x")
+    return rows
+
+
+def _check_squares(x: Tensor, name: str) -> None:
+    """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow."""
+    largest = _largest(x)
+    if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
+        raise ValueError(
+            f"{name} holds numbers as large as {largest:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
+        )
+
+
+def _largest(x: Tensor) -> float:
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high))
+
+
+def _check_start(network: LiftedNetwork, x: Tensor) -> None:
+    """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
+    check_memory([layer.operator.weight_shape for layer in network.layers], x)
+    largest = _largest(x)
+    if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
+        raise ValueError(
+            f"x holds numbers of at most {largest:.3g}, whose squares are 0 in {x.dtype}: scale or standardise x"
+        )
 
 
 def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
@@ -54,7 +85,10 @@ def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
         raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
     if y.is_floating_point() and not bool(y.isfinite().all()):
         raise ValueError("y holds NaN or infinity: remove those rows first")
-    return network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
+    encoded = network.loss.encode(y, network.layers[-1].operator.out_width)
+    if y.is_floating_point():
+        _check_squares(encoded.to(x.dtype), "y")
+    return encoded.to(x.dtype)
 
 
 def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
@@ -72,6 +106,7 @@ def given_weights(
     """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    _check_start(network, x)
     start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
     for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
         shape = layer.operator.weight_shape
@@ -120,6 +155,7 @@ def random_weights(
 
     unit   what the inputs are measured in, see `unit_of`: the first layer's weights are divided by it
     """
+    _check_start(network, x)
     generator = torch.Generator().manual_seed(seed)
     weights = []
     for index, layer in enumerate(network.layers[:-1]):

@@ -271,6 +271,11 @@ REFUSED: dict[str, tuple[Any, list[str], str]] = {
     "text as number": (edited(lambda f: f), ["--task", "regression"], "a regression needs numbers"),
     "hidden": (edited(lambda f: f), ["--hidden", "3,x"], "--hidden takes widths such as 300 or 300,100"),
     "hidden, huge": (edited(lambda f: f), ["--hidden", "1000001"], "--hidden takes widths of at most 1,000,000"),
+    "hidden, no memory": (
+        edited(lambda f: f),
+        ["--hidden", "1000000,1000000"],
+        "layers of 7-1000000-1000000-3 would need about",
+    ),
     "hidden, absurd": (edited(lambda f: f), ["--hidden", "9" * 5000], "--hidden takes widths of at most 1,000,000"),
     "seed": (
         edited(lambda f: f),
@@ -640,3 +645,54 @@ def test_weights_are_a_column_and_not_the_target(run: Any, shelf: Path, tmp_path
         done = run("fit", shelf / "train.csv", *order)
         assert done.code == 2
         assert words in done.err
+
+
+def test_missing_values_are_filled_in_and_said(run: Any, tmp_path: Path) -> None:
+    data = frame().drop(columns="strength")
+    data = data.assign(
+        b=data["b"].astype(object).where(data.index != 7, "?"), colour=data["colour"].where(data.index > 2)
+    )
+    table, model, out = stored(data, tmp_path / "t.csv"), tmp_path / "m.safetensors", tmp_path / "p.csv"
+    order = ["fit", table, "--target", "label", "--hidden", "5", "--passes", "2", "--json", "--out", model]
+    assert "missing values in 'colour'" in json.loads(run(*order).out)["error"]
+    assert json.loads(run(*order, "--missing", "?").out)["filled"] == {"b": 1, "colour": 3}
+    assert json.loads(run("predict", model, table, "--out", out, "--json").out)["filled"] == {"b": 1, "colour": 3}
+    order[0] = "init"
+    scope: dict[str, Any] = {}
+    exec(json.loads(run(*order, "--missing", "?").out)["python"], scope)
+    assert float(scope["x"][7, 1]) == 0
+
+
+def test_numbers_with_an_odd_value_can_be_declared_text(run: Any, tmp_path: Path) -> None:
+    table = stored(frame().assign(b=["1", "2", "3+", "2"] * 100), tmp_path / "t.csv")
+    order = ["fit", table, "--target", "label", "--hidden", "5", "--passes", "1", "--out", tmp_path / "m.safetensors"]
+    done = run(*order)
+    assert done.code == 2
+    assert "column 'b' of" in done.err
+    assert "holds numbers, but also '3+' in row 3" in done.err
+    assert run(*order, "--text", "b").code == 0
+    assert "no column 'B'" in run(*order, "--text", "B").err
+    table = stored(frame(), tmp_path / "t.parquet")
+    assert "only a CSV leaves open what it holds" in run("fit", table, *order[2:], "--text", "b").err
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        ("2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        (">/dev/full", 1, "liftednn: stdout cannot be written to (No space left on device)"),
+        ("--json >/dev/full", 1, "liftednn: stdout cannot be written to (No space left on device)"),
+        (">&- 2>&-", 0, ""),
+    ],
+)
+def test_a_model_is_written_whatever_becomes_of_what_is_printed(
+    streams: str, code: int, said: str, shelf: Path, tmp_path: Path
+) -> None:
+    order = f"fit {shelf / 'train.csv'} --target label --hidden 0 --passes 1 --out {tmp_path / 'm.safetensors'}"
+    command = f"{sys.executable} -m liftednn {order} {streams}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert lnn.load(tmp_path / "m.safetensors").history

@@ -12,6 +12,8 @@ FLOORS = {
     "functional": 0,
     "graphs": 0,
     "interrupt": 0,
+    "memory": 0,
+    "precision": 0,
     "activations": 1,
     "losses": 1,
     "penalties": 1,
@@ -43,6 +45,7 @@ FLOORS = {
     "testing": 9,
     "experiments": 10,
     "jobs": 10,
+    "output": 10,
     "cli": 11,
     "__main__": 12,
 }

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -443,3 +444,113 @@ def test_only_text_and_wide_integers_are_taken_for_identifiers(tmp_path: Path) -
     wide = table(tmp_path, f"id,x,y\n{2**53 + 2},1.5,a\n1,2.5,b\n2,0.5,a\n3,4,b\n")
     with pytest.raises(ValueError, match="if it is an identifier, remove it"):
         Encoding.of(wide, "y")
+
+
+ODD = "x,y\n" + "".join(f"{'?' if row == 7 else row % 26},{row}.5\n" for row in range(60))
+
+
+def test_a_column_of_numbers_with_one_odd_value_is_refused_by_name(tmp_path: Path) -> None:
+    found = table(tmp_path, ODD)
+    with pytest.raises(
+        ValueError, match=r"column 'x' of .*t.csv holds numbers, but also '\?' in row 8: .*--missing '\?'.*--text 'x'"
+    ):
+        Encoding.of(found, "y")
+    with pytest.raises(ValueError, match=r"column 'x' of .* also '\?' in row 8"):
+        Encoding.of(found, "x")
+    with pytest.raises(ValueError, match=r"column 'x' of .* also '\?' in row 8"):
+        Encoding.of(found, "y", weight="x")
+    assert Encoding.of(table(tmp_path, ODD, ["x"]), "y").columns[0].kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("values", "guess"),
+    [
+        (["0"] * 9 + ["low", "high"], "text"),
+        (["A1", "B2", "7"], "text"),
+        (["1.2.2020", "3.4.2021", "5"], "text"),
+        (["1", "2", ">=3"], "odd"),
+        (["12345", "12345-6789", "99999"], "odd"),
+        (["?"] * 9 + ["1", "2.5e3"], "odd"),
+        (["?", "-", "1", "2"], "odd"),
+    ],
+)  # fmt: skip
+def test_text_is_told_from_numbers_by_its_distinct_values(values: list[str], guess: str, tmp_path: Path) -> None:
+    found = table(tmp_path, "x,y\n" + "".join(f"{each},{row}.5\n" for row, each in enumerate(values * 2)))
+    if guess == "text":
+        assert Encoding.of(found, "y").columns[0].kind == "text"
+    else:
+        with pytest.raises(ValueError, match="holds numbers, but also"):
+            Encoding.of(found, "y")
+
+
+def test_text_of_a_file_that_says_so_may_hold_numbers(tmp_path: Path) -> None:
+    pd.DataFrame({"x": ["1", "2", "?"] * 2, "y": [1.5, 2, 3, 4, 5, 6]}).to_parquet(tmp_path / "t.parquet")
+    assert Encoding.of(read(tmp_path / "t.parquet"), "y").columns[0].categories == ("1", "2", "?")
+
+
+GAPS = pd.DataFrame(
+    {
+        "n": [1.0, np.nan, 3, 5, np.nan, 7],
+        "t": ["u", None, "v", "u", "v", None],
+        "b": ["true", "false", None, "true", "false", "true"],
+        "y": [1.5, 2, 3, 4, 5, 6],
+    }
+)
+
+
+@pytest.mark.parametrize("mark", ["", "?", "-999"])
+def test_missing_values_are_filled_in_on_request(mark: str, tmp_path: Path) -> None:
+    GAPS.to_csv(tmp_path / "t.csv", index=False, na_rep=mark)
+    found = read(tmp_path / "t.csv", missing=[mark])
+    encoding = Encoding.of(found, "y", missing=[mark])
+    assert encoding.filled(found) == {"n": 2, "t": 2, "b": 1}
+    assert (encoding.columns[0].mean, encoding.columns[0].scale) == (4.0, np.sqrt(5))
+    assert [column.categories for column in encoding.columns[1:]] == [("", "u", "v"), ("", "false", "true")]
+    x = encoding.inputs(found)
+    np.testing.assert_allclose(x[:, 0], np.array([-3, 0, -1, 1, 0, 3]) / np.sqrt(5), rtol=1e-6)
+    assert x[:, 1].tolist() == [0, 1, 0, 0, 0, 1]
+    assert x[:, 4].tolist() == [0, 0, 1, 0, 0, 0]
+    assert Encoding.from_facts(json.loads(json.dumps(encoding.facts()))) == encoding
+    later = f"b,t,n\n{mark},{mark},{mark}\ntrue,u,4\n"
+    (tmp_path / "new.csv").write_text(later)
+    np.testing.assert_array_equal(
+        encoding.inputs(read(tmp_path / "new.csv", encoding.text, encoding.missing)),
+        [[0, 1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 1]],
+    )
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_other_files_have_missing_values_too(kind: str, tmp_path: Path) -> None:
+    data = pd.DataFrame({"n": [1, -999, 3, 5], "t": ["u", "-999", "v", "u"], "y": [1.5, 2, 3, 4]})
+    found = read(stored(data, tmp_path / f"t.{kind}"), missing=["-999"])
+    encoding = Encoding.of(found, "y", missing=["-999"])
+    assert (encoding.columns[0].mean, encoding.columns[1].categories) == (3.0, ("", "u", "v"))
+    assert encoding.filled(found) == {"n": 1, "t": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("x,y\n1,1.5\n2,\n", r"missing values in 'y' \(1, first in row 2\)"),
+        ("x,z,y\n1,,1.5\n2,,2.5\n", "column 'z' of .* has no values: remove it"),
+    ],
+    ids=["target", "no values"],
+)
+def test_what_filling_in_cannot_mend_is_refused(content: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Encoding.of(table(tmp_path, content), "y", missing=[""])
+
+
+def test_missing_text_that_training_never_saw_is_refused(learnt: Encoding, tmp_path: Path) -> None:
+    encoding = Encoding.of(read(stored(FRAME, tmp_path / "t.csv")), "label", missing=[""])
+    later = read(stored(FRAME.assign(city=[None, *FRAME["city"][1:]]), tmp_path / "l.csv"), encoding.text, [""])
+    with pytest.raises(ValueError, match=r"column 'city' of .* holds '' in row 1, which training never saw"):
+        encoding.inputs(later)
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.ones(3))
+    with zipfile.ZipFile(tmp_path / "t.npz", "a") as archive:
+        archive.writestr("readme.txt", "no array")
+    with pytest.raises(ValueError, match=r"its member 'readme\.txt' is no array"):
+        read(tmp_path / "t.npz")

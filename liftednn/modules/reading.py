@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from liftednn.modules.tracing import Step, known, refusal, traced
 
 __all__ = ["Chain", "read"]
+
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,40 @@ def _check_plain(module: nn.Module) -> None:
 def _check_linears(linears: list[tuple[Step, nn.Linear]]) -> None:
     if not linears:
         raise ValueError("the module has no Linear layer: there is nothing to lift")
-    seen: set[int] = set()
+    seen: list[Tensor] = []
     given = linears[0][1].in_features
     for step, linear in linears:
-        own = {id(part) for part in linear.parameters()}
-        if seen & own:
+        own = list(linear.parameters())
+        _check_numbers(step, own)
+        if any(_share(a, b) for a in own for b in seen):
             raise refusal(
                 step, "has weights that another place of the chain has too: a lifted layer has its own, so untie them"
             )
         if linear.in_features != given:
             raise refusal(step, f"takes {linear.in_features} inputs, but the layer before it gives {given}")
-        seen, given = seen | own, linear.out_features
+        seen, given = seen + own, linear.out_features
+
+
+def _check_numbers(step: Step, parts: list[nn.Parameter]) -> None:
+    for part in parts:
+        if part.dtype not in _REAL:
+            raise refusal(step, f"has weights of {part.dtype}: convert it to float32 or float64, or to a 16-bit float")
+        if part.layout != torch.strided or any(
+            n > 1 and not stride for n, stride in zip(part.shape, part.stride(), strict=True)
+        ):
+            raise refusal(
+                step, "has weights that are sparse or expanded, so that not each has memory of its own: copy them"
+            )
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Whether two parameters are one, or lie in the same memory, as a transposed view does; neighbours in one vector do not."""
+    if a is b or a.is_meta or b.is_meta or a.device != b.device or not a.numel() or not b.numel():
+        return a is b
+    return a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+
+
+def _end(x: Tensor) -> int:
+    """The address after the last entry."""
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr() + (last + 1) * x.element_size()

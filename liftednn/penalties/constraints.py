@@ -59,6 +59,12 @@ class Mask(_Boxed):
         free = torch.where(self.mask.bool(), torch.inf, 0.0)
         return Box(-free, free, 2 * self.rho, 0.0)
 
+    def fits(self, shape: tuple[int, int]) -> bool:
+        try:
+            return self.mask is None or tuple(torch.broadcast_shapes(self.mask.shape, shape)) == tuple(shape)
+        except RuntimeError:
+            return False
+
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
         if self.mask is None:
             return self

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from liftednn.tables.encoding import Column, Encoding
 from liftednn.tables.reading import Table, read, suffix, write
+from liftednn.tables.values import check_text
 
-__all__ = ["Column", "Encoding", "Table", "read", "suffix", "write"]
+__all__ = ["Column", "Encoding", "Table", "check_text", "read", "suffix", "write"]

@@ -16,6 +16,7 @@ from liftednn.tables.values import (
     WORDS,
     Kind,
     are_labels,
+    check_guess,
     check_kind,
     is_number,
     kind_of,
@@ -38,7 +39,10 @@ Task = Literal["auto", "classification", "regression"]
 
 @dataclass(frozen=True)
 class Column:
-    """How one column is encoded: a number by (value - mean) / scale, text and true/false by one 0-or-1 input per category."""
+    """How one column is encoded: a number by (value - mean) / scale, text and true/false by one 0-or-1 input per category.
+
+    A missing number, where it is allowed, is the mean, and missing text or true/false the category "".
+    """
 
     name: str
     kind: Kind
@@ -49,10 +53,15 @@ class Column:
     @classmethod
     def of(cls, table: Table, name: str, counts: NDArray[np.float64] | None = None) -> Column:
         """Learn it from a table; `counts` says how much each row counts for mean and scale."""
+        present = ~table.missing(name)
+        if not present.any():
+            table.refuse(name, "has no values: remove it")
+        check_guess(table, name)
         kind = kind_of(table, name)
         if kind == "number":
-            return cls(name, kind, *mean_and_scale(numbers(table, name), counts))
-        categories = sorted(pc.unique(text_of(table.column(name))).to_pylist())
+            found = numbers(table.present(name), name)
+            return cls(name, kind, *mean_and_scale(found, None if counts is None else counts[present]))
+        categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
         if kind == "text" and len(categories) == table.rows > 1:
             table.refuse(name, f"has another value in each of its {table.rows} rows, as an identifier has: remove it")
         if len(categories) > _MOST_CATEGORIES:
@@ -69,12 +78,17 @@ class Column:
 
     def encode(self, table: Table) -> NDArray[np.float32]:
         """(rows, width)."""
-        check_kind(table, self.name, self.kind)
+        present = ~table.missing(self.name)
+        if present.any():
+            check_kind(table.present(self.name), self.name, self.kind)
         if self.kind != "number":
-            places = places_of(table, self.name, text_of(table.column(self.name)), self.categories)
+            texts = text_of(table.columns[self.name]).fill_null("")
+            places = places_of(table, self.name, texts, self.categories)
             return np.asarray(places[:, None] == np.arange(self.width), dtype=np.float32)
+        values = np.full(table.rows, self.mean)
+        values[present] = numbers(table.present(self.name), self.name)
         with np.errstate(over="ignore"):
-            scaled = ((numbers(table, self.name) - self.mean) / self.scale).astype(np.float32)
+            scaled = ((values - self.mean) / self.scale).astype(np.float32)
         if not np.isfinite(scaled).all():
             table.refuse(self.name, f"is out of all proportion to training's in row {table.row(~np.isfinite(scaled))}")
         return scaled[:, None]
@@ -87,6 +101,7 @@ class Encoding:
     classes       the labels, as the table has them; empty for a regression
     mean, scale   of a real target, which is learnt as (value - mean) / scale
     weight        the column of the rows' weights, which is no input; None: all count alike
+    missing       what stands for a missing value, to be filled in; None: missing values are refused
     """
 
     columns: tuple[Column, ...]
@@ -98,6 +113,7 @@ class Encoding:
     mean: float = 0.0
     scale: float = 1.0
     weight: str | None = None
+    missing: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -107,20 +123,25 @@ class Encoding:
         task: Task = "auto",
         drop_constant: bool = False,
         weight: str | None = None,
+        missing: Sequence[str] | None = None,
     ) -> Encoding:
-        """Learn it from a table's rows that count. Constant columns are refused, or with `drop_constant` left out."""
+        """Learn it from a table's rows that count. Constant columns are refused, or with `drop_constant` left out; missing inputs are
+        refused, or where `missing` is given, as it was to `read`, filled in."""
         if weight == target:
             raise ValueError(f"{target!r} cannot be both the target and the rows' weights: name two columns")
         table, counts = _counted(table, weight)
         table.column(target)
-        table.check_whole(table.columns)
+        if missing is None:
+            table.check_whole(table.columns)
+        check_guess(table, target)
         kind = kind_of(table, target)
         chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as was asked for")
         classes = _classes(table, target, kind) if chosen == "classification" else ()
         mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, counts)
         columns = [Column.of(table, name, counts) for name in table.columns if name not in (target, weight)]
         used = _varying(table, columns, target, drop_constant)
-        return cls(tuple(used), target, kind, chosen, why, classes, mean, scale, weight)
+        named = None if missing is None else tuple(missing)
+        return cls(tuple(used), target, kind, chosen, why, classes, mean, scale, weight, named)
 
     @property
     def width(self) -> int:
@@ -142,8 +163,14 @@ class Encoding:
         lacking = [column.name for column in self.columns if column.name not in table.columns]
         if lacking:
             raise ValueError(f"{table.path} lacks columns that the model was trained on: {listed(lacking)}")
-        table.check_whole(column.name for column in self.columns)
+        if self.missing is None:
+            table.check_whole(column.name for column in self.columns)
         return np.concatenate([column.encode(table) for column in self.columns], axis=1)
+
+    def filled(self, table: Table) -> dict[str, int]:
+        """How many missing values of each column are filled in, where some are."""
+        counts = {column.name: int(table.missing(column.name).sum()) for column in self.columns}
+        return {name: count for name, count in counts.items() if count}
 
     def targets(self, table: Table) -> NDArray[Any]:
         """Labels as 0, 1, ... or the standardised real target, (rows,)."""
@@ -168,7 +195,9 @@ class Encoding:
         """What `facts` gave, also after JSON has made lists of its tuples; refuses what no table's encoding can be."""
         try:
             columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in facts["columns"]]
-            found = cls(**{**facts, "columns": tuple(columns), "classes": _tuple(facts["classes"])})
+            missing = None if facts.get("missing") is None else _tuple(facts["missing"])
+            parts = {"columns": tuple(columns), "classes": _tuple(facts["classes"]), "missing": missing}
+            found = cls(**{**facts, **parts})
             wrong = _wrong(found)
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"no encoding of a table ({type(error).__name__}: {error})") from error
@@ -196,6 +225,8 @@ def _wrong(encoding: Encoding) -> str:
     for column in encoding.columns:
         if bool(column.categories) == (column.kind == "number") or not are_labels("text", column.categories):
             return f"{column.name!r} has categories that do not fit its kind"
+    if not are_labels("text", encoding.missing or ()):
+        return "what counts as missing is no list of texts"
     labelled = encoding.task == "classification" and len(encoding.classes) > 1
     if not labelled and (encoding.task != "regression" or encoding.classes or encoding.kind != "number"):
         return f"the task {encoding.task!r:.50} does not fit the kind and the classes of the target"

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,36 +31,53 @@ _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns, as pyarrow arrays of one length, and the file they are from. `numbers` are the rows' there, if not all are here."""
+    """Named columns, as pyarrow arrays of one length, and the file they are from.
+
+    numbers   the rows' numbers in the file, if not all of its rows are here
+    guessed   columns that hold text because not all of their values could be read as anything else, as a CSV does not say what it holds
+    """
 
     path: str
     columns: Mapping[str, Any]
     rows: int
     numbers: NDArray[np.int64] | None = None
+    guessed: frozenset[str] = frozenset()
 
     def column(self, name: str) -> Any:
         """That column, if it is there and whole."""
-        if name not in self.columns:
-            hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(name, self.columns, 1))
-            raise ValueError(f"{self.path} has no column {name!r}{hint or '.'} Its columns: {listed(self.columns)}")
+        self.check_name(name)
         self.check_whole([name])
         return self.columns[name]
 
+    def check_name(self, name: str) -> None:
+        if name not in self.columns:
+            hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(name, self.columns, 1))
+            raise ValueError(f"{self.path} has no column {name!r}{hint or '.'} Its columns: {listed(self.columns)}")
+
     def check_whole(self, names: Iterable[str]) -> None:
         """Refuse missing values, in all those columns at once."""
-        masks = {name: np.asarray(pc.is_null(self.columns[name], nan_is_null=True)) for name in names}
+        masks = {name: self.missing(name) for name in names}
         lacking = [
             f"{name!r} ({mask.sum()}, first in row {self.row(mask)})" for name, mask in masks.items() if mask.any()
         ]
         if lacking:
             where = listed(lacking, str)
-            raise ValueError(f"{self.path} has missing values in {where}: fill them in, or remove rows or columns")
+            cure = "fill them in, remove rows or columns, or, for inputs, train with --missing to have them filled in"
+            raise ValueError(f"{self.path} has missing values in {where}: {cure}")
+
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        """Which rows have no value in that column."""
+        return np.asarray(pc.is_null(self.columns[name], nan_is_null=True), dtype=bool)
+
+    def present(self, name: str) -> Table:
+        """That column alone, without the rows that have no value in it."""
+        return replace(self, columns={name: self.columns[name]}).only(~self.missing(name))
 
     def only(self, mask: NDArray[np.bool_]) -> Table:
         """Those rows alone; in a refusal they keep their numbers."""
         columns = {name: values.filter(pa.array(mask)) for name, values in self.columns.items()}
         numbers = np.arange(1, self.rows + 1) if self.numbers is None else self.numbers
-        return Table(self.path, columns, int(mask.sum()), numbers[mask])
+        return replace(self, columns=columns, rows=int(mask.sum()), numbers=numbers[mask])
 
     def row(self, mask: NDArray[np.bool_]) -> int:
         """The number of the first row that the mask holds for."""
@@ -79,15 +96,19 @@ def suffix(path: str | Path) -> str:
     return found[-1]
 
 
-def read(path: str | Path, text: Sequence[str] = ()) -> Table:
-    """The table in that file. `text`: columns of a CSV that hold text even if they look like numbers or dates."""
+def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | None = None) -> Table:
+    """The table in that file.
+
+    text      columns of a CSV that hold text even if they look like numbers or dates
+    missing   what stands for a missing value, as written, beside what always does: an empty cell, NA or NaN
+    """
     kind, path = suffix(path), Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     if path.is_dir() or not path.stat().st_size:
         raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'empty'}: give a table")
     try:
-        columns = _read_npz(path) if kind == ".npz" else _read_arrow(path, kind, text)
+        columns = _read_npz(path) if kind == ".npz" else _read_arrow(path, kind, text, missing or ())
     except (OSError, ValueError, TypeError, EOFError, pa.ArrowException, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(_unreadable(path, kind, error)) from error
     wrong = [name for name, count in Counter(name for name, _ in columns).items() if count > 1 or not name]
@@ -95,7 +116,19 @@ def read(path: str | Path, text: Sequence[str] = ()) -> Table:
         raise ValueError(f"{path} has columns without a name, or with the same one: {listed(wrong)}; name each")
     if not columns or not len(columns[0][1]):
         raise ValueError(f"{path} has no rows: give at least a few")
-    return Table(str(path), dict(columns), len(columns[0][1]))
+    if not kind.startswith(".csv"):
+        return Table(str(path), {name: _blanked(values, missing or ()) for name, values in columns}, len(columns[0][1]))
+    guessed = frozenset(name for name, values in columns if pa.types.is_string(values.type)) - frozenset(text)
+    return Table(str(path), dict(columns), len(columns[0][1]), guessed=guessed)
+
+
+def _blanked(values: Any, missing: Sequence[str]) -> Any:
+    """Without the values that stand for missing ones; lists and the like, which are no text, stay."""
+    try:
+        found = pc.is_in(values.cast(pa.string()), value_set=pa.array(missing, pa.string()))
+    except pa.ArrowException:
+        return values
+    return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> str:
@@ -122,17 +155,23 @@ def _write_npz(path: Path, columns: Mapping[str, Any]) -> None:
                 np.lib.format.write_array(member, np.asarray(values), allow_pickle=False)
 
 
-def _read_arrow(path: Path, kind: str, text: Sequence[str]) -> list[tuple[str, Any]]:
-    table = parquet.read_table(str(path)) if kind == ".parquet" else _read_csv(path, text)
+def _read_arrow(path: Path, kind: str, text: Sequence[str], missing: Sequence[str]) -> list[tuple[str, Any]]:
+    table = parquet.read_table(str(path)) if kind == ".parquet" else _read_csv(path, text, missing)
     # The index of a pandas table is no column, unless it was given a name.
     columns = zip(table.column_names, table.columns, strict=True)
     return [(name, values) for name, values in columns if not re.fullmatch(r"__index_level_\d+__", name)]
 
 
-def _read_csv(path: Path, text: Sequence[str]) -> Any:
+def _read_csv(path: Path, text: Sequence[str], missing: Sequence[str]) -> Any:
+    """Quoted cells are text as it stands, unless they are named as missing."""
     _check_csv(path)
-    types = dict.fromkeys(text, pa.string())
-    nulls = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=types)
+    types, always = dict.fromkeys(text, pa.string()), csv.ConvertOptions().null_values
+    nulls = csv.ConvertOptions(
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=bool(missing),
+        column_types=types,
+        null_values=[*always, *missing],
+    )
     reading = csv.ReadOptions(use_threads=False)  # so that an error names its row
     return csv.read_csv(str(path), reading, csv.ParseOptions(newlines_in_values=True), nulls)
 
@@ -153,6 +192,8 @@ def _read_npz(path: Path) -> list[tuple[str, Any]]:
     columns: list[tuple[str, NDArray[Any]]] = []
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"its member {name!r} is no array: write it by numpy.savez")
             if array.ndim not in (1, 2):
                 raise ValueError(f"the array {name!r} has shape {array.shape}; give (rows,) or (rows, columns)")
             columns += [(name, array)] if array.ndim == 1 else [(f"{name}{j}", a) for j, a in enumerate(array.T)]

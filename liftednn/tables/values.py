@@ -18,7 +18,9 @@ __all__ = [
     "WORDS",
     "Kind",
     "are_labels",
+    "check_guess",
     "check_kind",
+    "check_text",
     "is_number",
     "kind_of",
     "mean_and_scale",
@@ -29,7 +31,9 @@ __all__ = [
 ]
 
 _EXACT = 2**53  # beyond it, neighbouring integers are the same double
-_NUMBER = r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$"
+_NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
+# Text of which so many distinct values are numbers is taken for numbers with some odd values.
+_MOSTLY = 0.5
 
 Kind = Literal["number", "text", "truth"]
 WORDS: dict[Kind, str] = {"number": "numbers", "text": "text", "truth": "true/false"}
@@ -48,15 +52,50 @@ def kind_of(table: Table, name: str) -> Kind:
     return table.refuse(name, f"holds {what}; only numbers, text and true/false are known: recode or remove it")
 
 
+def check_guess(table: Table, name: str) -> None:
+    """Refuse numbers that are text only because of a few odd values, as one "?" makes a category of every number.
+
+    Distinct values are counted: categories such as "0", "low" and "high" are text, even where most rows are "0".
+    """
+    if name not in table.guessed:
+        return
+    values = table.columns[name]
+    distinct = pc.unique(values).drop_null()
+    if _numeric(distinct).sum() < max(_MOSTLY * len(distinct), 1):
+        return
+    odd = ~_numeric(values)
+    if not odd.any():
+        return
+    value = values[int(odd.argmax())].as_py()
+    others = len(distinct) - int(_numeric(distinct).sum()) - 1
+    more = f" and {others} other values that are none" if others else ""
+    cure = f"mend it, take it as missing by --missing {value!r}, or declare the column text by --text {name!r}"
+    table.refuse(name, f"holds numbers, but also {value!r} in row {table.row(odd)}{more}: {cure}")
+
+
+def _numeric(values: Any) -> NDArray[np.bool_]:
+    """Which values can be read as numbers; missing ones count as such."""
+    return np.asarray(pc.match_substring_regex(values, _NUMBER).fill_null(fill_value=True), dtype=bool)
+
+
 def check_kind(table: Table, name: str, kind: Kind) -> None:
     """Refuse a column that holds something else than in training."""
     found, example = kind_of(table, name), ""
     if found == "text" != kind:
         values = text_of(table.columns[name])
-        odd = ~np.asarray(pc.match_substring_regex(values, _NUMBER), dtype=bool)
+        odd = ~_numeric(values)
         example = f" ({values[int(odd.argmax())].as_py()!r} in row {table.row(odd)})"
     if found != kind:
         table.refuse(name, f"holds {WORDS[found]}{example}, and {WORDS[kind]} in training")
+
+
+def check_text(table: Table, names: Sequence[str]) -> None:
+    """Refuse columns declared as text that are not there, or that a file other than a CSV holds as something else."""
+    for name in names:
+        table.check_name(name)
+        kind = kind_of(table, name)
+        if kind != "text":
+            table.refuse(name, f"holds {WORDS[kind]}, and only a CSV leaves open what it holds: store it there as text")
 
 
 def text_of(values: Any) -> Any:
@@ -108,6 +147,7 @@ def are_labels(kind: Kind, labels: Sequence[Any]) -> bool:
 def weights_of(table: Table, name: str) -> NDArray[np.float64]:
     """How much each row counts, by that column."""
     table.column(name)
+    check_guess(table, name)
     kind = kind_of(table, name)
     if kind != "number":
         table.refuse(name, f"holds {WORDS[kind]}, and the weights of rows are numbers: name another column")

@@ -1,0 +1,57 @@
+"""Autocast around a call changes nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import liftednn as lnn
+
+X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+def module() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def initialised() -> list[Tensor]:
+    torch.manual_seed(0)
+    return list(lnn.init.lifted_(module(), X, Y, sweeps=3).parameters())
+
+
+def network(activation: str = "fenchel_relu") -> lnn.LiftedNetwork:
+    return lnn.LiftedNetwork.mlp([5, 8, 2], activation=activation)
+
+
+def predicted(rule: Callable[..., Tensor]) -> list[Tensor]:
+    torch.manual_seed(0)
+    net, weights = lnn.init.from_module(module())
+    return [rule(net, weights, X)]
+
+
+CALLS: dict[str, Callable[[], list[Tensor]]] = {
+    "lifted_": initialised,
+    "MiniBatch": lambda: [part for pair in lnn.MiniBatch(max_iter=2).run(network(), X, Y).weights for part in pair],
+    "BCD": lambda: [part for pair in lnn.BCD(max_iter=1).run(network("relu"), X, Y).weights for part in pair],
+    "automatic": lambda: [torch.tensor([layer.lam for layer in lnn.automatic(network(), X, Y).layers])],
+    "feedforward": lambda: predicted(lnn.predict.feedforward),
+    "lifted": lambda: predicted(lnn.predict.lifted),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_autocast_changes_nothing(call: str) -> None:
+    plain = CALLS[call]()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = CALLS[call]()
+        assert torch.is_autocast_enabled("cpu")
+    for a, b in zip(plain, cast, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_results_have_no_gradient() -> None:
+    assert not any(part.requires_grad for part in predicted(lnn.predict.feedforward))
