@@ -19,8 +19,9 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.precision import plain_arithmetic
 from liftednn.robust.uncertainty import Uncertainty
-from liftednn.sources import Once, source_of
+from liftednn.sources import Once, Source, source_of
 from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, unit_of, with_fixed
+from liftednn.threads import one_thread
 
 __all__ = [
     "automatic",
@@ -99,6 +100,11 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
         raise ValueError(
             "an iterator would lose the rows that choices are made from: give some rows and responses instead"
         )
+    with one_thread(small(network, batch_size(source.rows))):
+        return _chosen(network, source, seed)
+
+
+def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)

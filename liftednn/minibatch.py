@@ -32,6 +32,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.precision import plain_arithmetic
 from liftednn.sources import Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
+from liftednn.threads import one_thread
 from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
 
@@ -127,7 +128,11 @@ class MiniBatch:
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
-        run = Run(self, network, source_of(x, y, sample_weight), weights, validation, checkpoint, fixed, moments)
+        source = source_of(x, y, sample_weight)
+        with one_thread(choices.small(network, self.batch_size or choices.batch_size(source.rows))):
+            return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
+
+    def _finish(self, run: Run, callback: Callable[[Pass], object] | None) -> Fit:
         stopped = False
         with between_steps() as asked:
             try:

@@ -12,6 +12,7 @@ FLOORS = {
     "functional": 0,
     "graphs": 0,
     "interrupt": 0,
+    "threads": 0,
     "memory": 0,
     "precision": 0,
     "activations": 1,

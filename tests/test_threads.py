@@ -1,0 +1,54 @@
+"""How many threads there are changes nothing in small runs."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import liftednn as lnn
+from liftednn import choices
+from liftednn.threads import one_thread
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_runs_agree_bit_by_bit_with_any_number_of_threads(dtype: torch.dtype) -> None:
+    x = torch.randn(3000, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    y = (x[:, 0] * x[:, 1] + x[:, 2] > 0).long()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        network = lnn.automatic(lnn.LiftedNetwork.mlp([60, 100, 2], "fenchel_relu", "softmax"), x, y)
+        found.append(lnn.MiniBatch(max_iter=3).run(network, x, y).weights)
+        assert torch.get_num_threads() == threads
+    for other in found[1:]:
+        assert all(
+            torch.equal(a, b)
+            for pair, like in zip(found[0], other, strict=True)
+            for a, b in zip(pair, like, strict=True)
+        )
+
+
+def test_large_runs_keep_their_threads() -> None:
+    network = lnn.LiftedNetwork.mlp([784, 300, 10])
+    assert not choices.small(network, 500)
+    assert choices.small(lnn.LiftedNetwork.mlp([50, 100, 2]), 500)
+
+
+def test_threads_come_back_after_an_error() -> None:
+    torch.set_num_threads(2)
+
+    def fail() -> None:
+        with one_thread(small=True):
+            assert torch.get_num_threads() == 1
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
+    assert torch.get_num_threads() == 2
