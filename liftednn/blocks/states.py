@@ -101,11 +101,11 @@ def _capped(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float, max_it
     factor = Factor.of(h, 1.0, 0.0, 0.0)
     gh = factor.solve(g.T).T
     multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
-    found = clip(factor.solve((q - multipliers @ g).T).T, box.lower, box.upper).to(z.dtype)
-    problem = _Smooth(link, u, x_next)
+    exact = clip(factor.solve((q - multipliers @ g).T).T, box.lower, box.upper)
+    problem, found = _Smooth(link, u, x_next), exact.to(z.dtype)
     before, after = (problem.value([point], problem.image([point])) for point in (z, found))
     kept = torch.where((after <= before)[:, None], found, z)
-    distance = float((kept - found).abs().max() / found.abs().max().clamp(min=1e-30))
+    distance = float((kept - exact).abs().max()) / (float(exact.abs().max()) or 1.0)
     return StateStep([kept], max(kkt, distance), n_iter, "dual")
 
 

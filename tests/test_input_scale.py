@@ -1,0 +1,81 @@
+"""The units of the inputs as a whole change nothing where lam and rho are automatic."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import liftednn as lnn
+from liftednn.start import unit_of
+
+POWERS = [2.0**-20, 2.0**-3, 2.0**8, 2.0**30]
+
+
+def task() -> tuple[Tensor, Tensor]:
+    """Inputs with columns of different spread and mean, one of them an indicator, and one that does not vary."""
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = x * torch.tensor([1.0, 2.0, 0.5, 1.0, 1.0, 0.0]) + torch.tensor([0.0, 3.0, -1.0, 0.0, 0.0, 2.0])
+    x[:, 3] = (x[:, 3] > 0.5).double()
+    return x, (x[:, 0] * x[:, 2] + x[:, 3] > 0).long()
+
+
+@pytest.mark.parametrize("factor", POWERS)
+def test_mini_batches(factor: float) -> None:
+    x, y = task()
+
+    def scores(rows: Tensor) -> Tensor:
+        network = lnn.automatic(lnn.LiftedNetwork.mlp([6, 20, 10, 2], "fenchel_relu", "softmax"), rows, y)
+        fit = lnn.MiniBatch(max_iter=5).run(network, rows, y)
+        return fit.network.scores(fit.weights, rows)
+
+    torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", POWERS)
+def test_lifted_initialisation(factor: float) -> None:
+    x, y = task()
+    module = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+
+    def scores(rows: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        filled = lnn.init.lifted_(copy.deepcopy(module), rows, y, sweeps=5)
+        return filled(rows).detach()
+
+    torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", POWERS)
+def test_estimators(factor: float) -> None:
+    x, y = task()
+    rows, labels = x.numpy(), y.numpy()
+    classifier = lnn.LiftedClassifier((20,), max_iter=5, random_state=0)
+    expected = classifier.fit(rows, labels).predict_proba(rows)
+    np.testing.assert_allclose(classifier.fit(factor * rows, labels).predict_proba(factor * rows), expected, atol=1e-6)
+    regressor = lnn.LiftedRegressor((20,), max_iter=5, random_state=0)
+    expected = regressor.fit(rows, rows[:, 0]).predict(rows)
+    np.testing.assert_allclose(regressor.fit(factor * rows, rows[:, 0]).predict(factor * rows), expected, atol=1e-6)
+
+
+def test_raw_pixels_score_as_scaled_ones_do() -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    found = {}
+    for factor in (1e-3, 1.0, 255.0, 1e3):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+        lnn.init.lifted_(module, factor * x[:1200], y[:1200], sweeps=10)
+        found[factor] = float((module(factor * x[1200:]).argmax(1) == y[1200:]).double().mean())
+    assert min(found.values()) > max(found.values()) - 0.02
+    assert min(found.values()) > 0.9
+
+
+def test_the_unit_is_the_spread_whatever_the_mean_and_1_where_there_is_none() -> None:
+    x, _ = task()
+    assert unit_of(x + 1e6) == pytest.approx(unit_of(x), rel=1e-6)
+    assert unit_of(torch.full((5, 2), 7.0)) == unit_of(torch.zeros(5, 2)) == 1.0
+    weights = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
+    assert unit_of(x[:3], weights) == pytest.approx(unit_of(x[[0, 0, 1, 2]]))
