@@ -27,7 +27,7 @@ from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
-from liftednn.monitor import Monitor, Pass, Status
+from liftednn.monitor import Monitor, Pass, Status, Tally
 from liftednn.network import LiftedNetwork
 from liftednn.sources import Loader, Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
@@ -180,7 +180,8 @@ class Run:
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
-        self.monitor = Monitor(self.network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
+        held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
+        self.monitor = Monitor(self.network, held, Tally(self.network.loss))
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.let_go(self.feed.source.x)
@@ -272,11 +273,11 @@ class Run:
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
         self.learner.step(x, y, counts, self.taken)
-        self.step(x, y, counts)
+        self.monitor.tally.add(self.step(x, y, counts), y, counts)
         self.taken += 1
 
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        """Evaluate a batch for the record of its pass."""
+        """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
         states = answer(inner, weights, x, y, None, self.descent.guards).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
