@@ -332,6 +332,8 @@ def _tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
     if as_json:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
         typer.echo(json.dumps(plain, allow_nan=False))
+    for sentence in () if quiet else facts.pop("warnings", ()):
+        typer.echo(f"liftednn: warning: {sentence}", err=True)
     told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [])}
     for name, value in told.items():
         typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

@@ -29,6 +29,7 @@ from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
 from liftednn.monitor import Monitor, Pass, Status, Tally
 from liftednn.network import LiftedNetwork
+from liftednn.shortcomings import shortcomings
 from liftednn.sources import Loader, Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
 from liftednn.watch import Watch
@@ -47,13 +48,15 @@ _COUNTERS = ("taken", "per_pass", "halved", "seconds")
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went."""
+    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
+    is wrong with them, and what to try."""
 
     weights: list[Affine]
     history: list[Pass]
     status: Status
     result: str
     network: LiftedNetwork
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class MiniBatch:
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
         run = Run(self, network, source_of(x, y, sample_weight), weights, validation, checkpoint, fixed, moments)
-        stopped = False
+        stopped = interrupted = False
         with between_steps() as asked:
             try:
                 for record in run.passes(asked):
@@ -135,14 +138,15 @@ class MiniBatch:
                     if stopped:
                         break
             except KeyboardInterrupt as pressed:
-                stopped = True
+                stopped = interrupted = True
                 run.settle()
                 if isinstance(pressed, Interruption):
                     run.save()
         status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
         weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
-        return Fit(weights, run.monitor.history, status, result, final)
+        wrong = () if interrupted else shortcomings(final, weights, *run.judged, run.halved)
+        return Fit(weights, run.monitor.history, status, result, final, wrong)
 
 
 class Run:
@@ -215,6 +219,7 @@ class Run:
         damping = self.damping if moments is None else self._damping(int(moments.weight))
         self.coordinates = there = Coordinates.of(self.network, x, seen, damping, keep, free[0], stored)
         inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
         parts = enumerate(zip(self.network.layers, inner.propagate(start, rows), free, strict=True))
         metrics = [

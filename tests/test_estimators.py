@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn import activations as act
-from liftednn.estimators import rows, stopping
+from liftednn.estimators import stopping
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((240, 5))

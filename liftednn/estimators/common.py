@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -233,6 +235,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # what was trained in part must not be scored as if it were whole
+        for sentence in fit.warnings if work.passes is None else ():  # one pass of a stream is not the end of training
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
         self.network_ = settled(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None

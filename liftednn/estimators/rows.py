@@ -41,7 +41,7 @@ class Rows:
     @classmethod
     def of(cls, x: Array, dtype: str | None) -> Rows:
         """Unscaled, in the precision `dtype`, or for None in that of X if that is one of the two."""
-        exact = np.dtype(dtype or (x.dtype if x.dtype == np.float32 else np.float64))
+        exact = np.dtype(dtype or (np.float32 if x.dtype.newbyteorder("=") == np.float32 else np.float64))
         return cls(x, exact, Scaling.none(x.shape[1]))
 
     def __len__(self) -> int:
