@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Memory, Source, as_tensor, check_weights
+from liftednn.sources import Gathered, Memory, Source, as_tensor, check_weights
 from liftednn.start import inputs, responses
 from liftednn.whitening import Coordinates
 
 __all__ = ["Feed"]
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
+
+# Rows that are copied at a time.
+_ROWS = 8192
 
 
 @dataclass
@@ -46,11 +50,28 @@ class Feed:
         return x, y, counts
 
     def enter(self, coordinates: Coordinates) -> None:
-        """From now on give rows in these coordinates; what is in memory is changed once."""
+        """From now on give rows in these coordinates; what is in memory is changed once, unless that would take too much of it."""
         self.coordinates = coordinates
-        if isinstance(self.source, Memory):
+        if isinstance(self.source, Gathered):
+            self._gather(self.source, coordinates)
+        elif isinstance(self.source, Memory):
             x, y, counts = self.checked(self.source.x, self.source.y, self.source.counts)
             self.source = replace(self.source, x=coordinates.inward(x), y=y, counts=counts)
+
+    def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
+        """A copy of all rows, made block by block, if it takes no more than there is to spare."""
+        first, last = coordinates.network.layers[0].operator, coordinates.network.layers[-1].operator
+        row = (first.in_width + last.out_width) * torch.finfo(source.sample(1, 0)[0].dtype).bits // 8
+        if row * len(source.x) > source.spare:
+            return
+        whole: list[Tensor] = []
+        for chosen in torch.split(torch.arange(len(source.x)), _ROWS):
+            x, y, counts = self.checked(*source.at(chosen))
+            parts = [part for part in (coordinates.inward(x), y, counts) if part is not None]
+            whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
+            for place, part in zip(whole, parts, strict=True):
+                place[chosen[0] : chosen[-1] + 1] = part
+        self.source = Memory(whole[0], whole[1], whole[2] if len(whole) > 2 else None, source.total)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """Those of pass `number`."""

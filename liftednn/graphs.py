@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ __all__ = ["WARM_UP", "recorded"]
 
 WARM_UP = 3
 
-Step = Callable[..., None]
+Step = Callable[..., Any]
 
 
 def recorded(step: Step, device: torch.device) -> Step:
-    """The step, a function of tensors and None's that changes others in place; on a CUDA device its recording.
+    """The step, a function of tensors and None's that changes others in place and returns one or None; on a CUDA device its
+    recording.
 
     The first calls, `WARM_UP` of them, are plain steps, and so are those with other shapes than the first had.
     """
@@ -28,24 +30,26 @@ class _Recorded:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[Tensor | None] = []
         self.shapes: list[torch.Size | None] = []
+        self.found: Tensor | None = None
 
-    def __call__(self, *given: Tensor | None) -> None:
+    def __call__(self, *given: Tensor | None) -> Tensor | None:
         shapes = [None if part is None else part.shape for part in given]
         self.shapes = self.shapes or shapes
         if self.graph is None or shapes != self.shapes:
-            self.step(*given)
+            found: Tensor | None = self.step(*given)
             self.calls += 1
             if self.calls >= WARM_UP and shapes == self.shapes:
                 self._record(given)
-            return
+            return found
         for place, new in zip(self.kept, given, strict=True):
             if place is not None and new is not None:
                 place.copy_(new)
         self.graph.replay()
+        return None if self.found is None else self.found.clone()  # the next replay writes to the same memory
 
     def _record(self, given: tuple[Tensor | None, ...]) -> None:
         """Recording does not run the step."""
         self.kept = [None if part is None else part.clone() for part in given]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.step(*self.kept)
+            self.found = self.step(*self.kept)

@@ -111,6 +111,7 @@ def train(job: Job, progress: Progress) -> Trained:
     facts |= {
         "loss_function": repr(network.loss),
         "passes": len(fit.history),
+        "warnings": list(fit.warnings),
         "measure": _measure(network),
         **quality(network, fit, trained_on),
     }

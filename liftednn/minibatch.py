@@ -27,9 +27,10 @@ from liftednn.identity import identify
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
-from liftednn.monitor import Monitor, Pass, Status
+from liftednn.monitor import Monitor, Pass, Status, Tally
 from liftednn.network import LiftedNetwork
 from liftednn.precision import plain_arithmetic
+from liftednn.shortcomings import shortcomings
 from liftednn.sources import Memory, Once, Source, source_of
 from liftednn.start import check_device, check_trainable, given_weights, with_fixed
 from liftednn.threads import one_thread
@@ -49,13 +50,15 @@ _COUNTERS = ("taken", "per_pass", "halved", "seconds")
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went."""
+    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
+    is wrong with them, and what to try."""
 
     weights: list[Affine]
     history: list[Pass]
     status: Status
     result: str
     network: LiftedNetwork
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class MiniBatch:
             return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
 
     def _finish(self, run: Run, callback: Callable[[Pass], object] | None) -> Fit:
-        stopped = False
+        stopped = interrupted = False
         with between_steps() as asked:
             try:
                 for record in run.passes(asked):
@@ -141,14 +144,15 @@ class MiniBatch:
                     if stopped:
                         break
             except KeyboardInterrupt as pressed:
-                stopped = True
+                stopped = interrupted = True
                 run.settle()
                 if isinstance(pressed, Interruption):
                     run.save()
         status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
         weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
-        return Fit(weights, run.monitor.history, status, result, final)
+        wrong = () if interrupted else shortcomings(final, weights, *run.judged, run.halved)
+        return Fit(weights, run.monitor.history, status, result, final, wrong)
 
 
 class Run:
@@ -188,7 +192,8 @@ class Run:
         self.network = as_tensors(network, settings.refit, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
-        self.monitor = Monitor(self.network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
+        held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
+        self.monitor = Monitor(self.network, held, Tally(self.network.loss))
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.let_go(self.feed.source.x)
@@ -223,6 +228,7 @@ class Run:
         damping = self.damping if moments is None else self._damping(int(moments.weight))
         self.coordinates = there = Coordinates.of(self.network, x, seen, damping, keep, free[0], stored)
         inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
         parts = enumerate(zip(self.network.layers, inner.propagate(start, rows), free, strict=True))
         metrics = [
@@ -281,11 +287,11 @@ class Run:
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
         self.learner.step(x, y, counts, self.taken)
-        self.step(x, y, counts)
+        self.monitor.tally.add(self.step(x, y, counts), y, counts)
         self.taken += 1
 
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        """Evaluate a batch for the record of its pass."""
+        """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
         states = answer(inner, weights, x, y, None, self.descent.guards).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))

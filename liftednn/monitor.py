@@ -1,4 +1,4 @@
-"""What a mini-batch run tells of itself: a record per pass, and the best weights on validation data."""
+"""What a mini-batch run reports: a record per pass, and the best weights on validation data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from liftednn.base import Affine
+from liftednn.base import Affine, Loss
 from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
@@ -18,10 +19,14 @@ __all__ = ["Monitor", "Pass", "Status"]
 
 Status = Literal["max_iter", "stopped", "early"]
 
+# Scores, as numbers, that are kept before they are evaluated.
+_KEPT = 1 << 18
+
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the data. Objective, gaps, loss and score are means over a few of its batches, each before its own step.
+    """One pass over the data. Loss and score are means over all its batches, objective and gaps over a few of them, each batch before
+    its own step.
 
     `rate` is the step at its end, `halved` how often the step has been halved so far, `seconds` those of training so far,
     set-up included and validation not; validation_* are None without validation data.
@@ -41,11 +46,69 @@ class Pass:
 
 
 @dataclass
+class Tally:
+    """Loss and score over all batches of a pass. Scores are kept and evaluated many at a time: a step then costs no more for it.
+
+    sums   of the losses, of the rows' weights, of the scores of what was evaluated together times its rows, and of these rows
+    kept   scores, responses and row weights of the batches that are not in `sums` yet; `size` is how many scores
+    """
+
+    loss: Loss
+    sums: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    kept: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, scores: Tensor, y: Tensor, counts: Tensor | None) -> None:
+        self.kept.append((scores, y, counts))
+        self.size += scores.numel()
+        if self.size >= _KEPT:
+            self._evaluate()
+
+    def close(self) -> tuple[float, float]:
+        """Mean loss and mean score of the pass that ends."""
+        self._evaluate()
+        (loss, weight, score, rows), self.sums = self.sums, (0.0, 0.0, 0.0, 0)
+        return loss / weight if weight else math.nan, score / rows if rows else math.nan
+
+    def _evaluate(self) -> None:
+        if not self.kept:
+            return
+        scores, y, counts = self._together()
+        values, rows = self.loss.value(scores, y), len(scores)
+        total = values if counts is None else values * counts
+        weight = rows if counts is None else float(counts.sum(dtype=torch.float64))
+        fresh = float(total.sum(dtype=torch.float64)), weight, self.loss.score(scores, y) * rows, rows
+        a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
+        self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
+
+    def _together(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        scores, y, counts = zip(*self.kept, strict=True)
+        return torch.cat(scores), torch.cat(y), None if counts[0] is None else torch.cat(counts)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is kept, by name."""
+        if not self.kept:
+            return {}
+        named = zip(("scores", "y", "counts"), self._together(), strict=True)
+        return {f"pass.{name}": part for name, part in named if part is not None}
+
+    def load(self, sums: Sequence[float], tensors: dict[str, Tensor], like: Tensor) -> None:
+        a, b, c, d = sums
+        scores, y, counts = (tensors.get(f"pass.{name}") for name in ("scores", "y", "counts"))
+        self.sums = (a, b, c, int(d))
+        if scores is not None and y is not None:
+            self.size = scores.numel()
+            self.kept = [(scores.to(like), y.to(like), None if counts is None else counts.to(like))]
+
+
+@dataclass
 class Monitor:
-    """`looks` are the batches evaluated in the present pass, `best` and `best_network` those of the best pass on the validation data."""
+    """`looks` are the batches evaluated in the present pass for its objective and gaps, `best` and `best_network` those of the best pass
+    on the validation data."""
 
     network: LiftedNetwork
     validation: tuple[Tensor, Tensor] | None
+    tally: Tally
     history: list[Pass] = field(default_factory=list)
     looks: list[Evaluation] = field(default_factory=list)
     best: list[Affine] | None = None
@@ -68,8 +131,7 @@ class Monitor:
             steps,
             _mean([sum(look.terms) for look in looks]) + penalty,
             gaps,
-            _mean([look.loss for look in looks]),
-            _mean([look.score for look in looks]),
+            *self.tally.close(),
             *self._validate(weights),
             rate,
             halved,
@@ -107,14 +169,15 @@ class Monitor:
         return {
             "history": [asdict(record) for record in self.history],
             "looks": self.looks,
+            "pass": self.tally.sums,
             "best_pass": self.best_pass,
         }
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the best weights and activations."""
+        """What a checkpoint keeps of the best weights and activations, and of the present pass."""
         parts = dict(enumerate(part for weights in self.best or [] for part in weights))
         learned = {} if self.best_network is None else named_parameters(self.best_network, self.network)
-        return {f"best.{name}": part for name, part in (parts | learned).items()}
+        return {f"best.{name}": part for name, part in (parts | learned).items()} | self.tally.state()
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
         """Take up what `facts` and `state` kept, in the precision and place of `like`."""
@@ -122,6 +185,7 @@ class Monitor:
         best = [tensors[name].to(like) for name in names if name in tensors]
         self.history = [Pass(**{**record, "gaps": tuple(record["gaps"])}) for record in facts["history"]]
         self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
+        self.tally.load(facts.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
         self.best_pass = facts["best_pass"]
         self.best_network = with_parameters(self.network, tensors, "best.") if best else None

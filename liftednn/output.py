@@ -62,7 +62,7 @@ def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass]
         return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")
 
     if quiet or not sys.stderr.isatty():
-        yield lambda record: None if quiet else _progress_line(line(record))
+        yield lambda record: None if quiet else _on_stderr(line(record))
         return
     from rich.console import Console
 
@@ -70,7 +70,7 @@ def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass]
         yield lambda record: status.update(line(record))
 
 
-def _progress_line(line: str) -> None:
+def _on_stderr(line: str) -> None:
     with suppress(OSError):
         typer.echo(line, err=True)
 
@@ -80,6 +80,8 @@ def tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
     if as_json:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
         typer.echo(json.dumps(plain, allow_nan=False))
+    for sentence in () if quiet else facts.pop("warnings", ()):
+        _on_stderr(f"liftednn: warning: {sentence}")
     told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [], {})}
     for name, value in told.items():
         typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

@@ -8,15 +8,26 @@ run can go on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Loader", "Mapped", "Memory", "Once", "Source", "as_tensor", "check_weights", "source_of"]
+__all__ = [
+    "Gathered",
+    "Loader",
+    "Mapped",
+    "Memory",
+    "Once",
+    "Source",
+    "as_tensor",
+    "check_weights",
+    "source_of",
+    "weighted",
+]
 
 Batch = tuple[Any, Any, Any]
 
@@ -43,10 +54,10 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Rows and responses as tensors; every pass is a new permutation."""
+class _Permuted:
+    """Rows that can be read in any order; every pass is a new permutation."""
 
-    x: Tensor
+    x: Any
     y: Tensor
     counts: Tensor | None = None
     total: int | None = None
@@ -55,22 +66,56 @@ class Memory:
     def rows(self) -> int:
         return self.total or len(self.x)
 
-    def sample(self, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        chosen = _permutation(len(self.x), seed, -1)[:count]
-        counts = None if self.counts is None else self.counts[chosen.to(self.counts.device)]
-        return self.x[chosen.to(self.x.device)], self.y[chosen.to(self.y.device)], counts
+    def at(self, chosen: Tensor) -> Batch:
+        """The rows with these numbers, their responses and how much they count."""
+        raise NotImplementedError
+
+    def sample(self, count: int, seed: int) -> Batch:
+        return self.at(_permutation(len(self.x), seed, -1)[:count])
 
     def steps(self, size: int) -> int:
         return -(-len(self.x) // size)
 
-    def batches(self, size: int, seed: int, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        if size >= len(self.x):
-            yield self.x, self.y, self.counts
-            return
-        order = _permutation(len(self.x), seed, number).to(self.x.device)
-        for chosen in torch.split(order, size):
-            counts = None if self.counts is None else self.counts.index_select(0, chosen)
-            yield self.x.index_select(0, chosen), self.y.index_select(0, chosen), counts
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        """A batch of all rows has them in their own order."""
+        whole = size >= len(self.x)
+        order = torch.arange(len(self.x)) if whole else _permutation(len(self.x), seed, number)
+        for chosen in torch.split(order.to(self.y.device), size):
+            yield self.at(chosen)
+
+
+@dataclass(frozen=True)
+class Memory(_Permuted):
+    """Rows and responses as tensors."""
+
+    x: Tensor
+
+    def at(self, chosen: Tensor) -> Batch:
+        counts = None if self.counts is None else self.counts.index_select(0, chosen.to(self.counts.device))
+        x, y = (part.index_select(0, chosen.to(part.device)) for part in (self.x, self.y))
+        return x, y, counts
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        whole = size >= len(self.x)
+        return iter([(self.x, self.y, self.counts)]) if whole else super().batches(size, seed, number)
+
+
+@dataclass(frozen=True)
+class Gathered(_Permuted):
+    """Rows of anything that an array of row numbers indexes, read a batch at a time; responses are a tensor on the CPU.
+
+    spare   bytes that a copy of the rows in other coordinates may take: one that takes more is not made, and batches are changed as
+            they are read
+    """
+
+    spare: float = 0.0
+
+    def at(self, chosen: Tensor) -> Batch:
+        return (
+            as_tensor(self.x[chosen.numpy()], "x"),
+            self.y[chosen],
+            None if self.counts is None else self.counts[chosen],
+        )
 
 
 @dataclass(frozen=True)
@@ -185,6 +230,9 @@ class Once(Loader):
         yield from super().batches(size, seed, number)
 
 
+S = TypeVar("S", "Memory", "Gathered", "Mapped")
+
+
 def as_tensor(given: Any, name: str) -> Tensor:
     """What a user has as numbers, in any layout, as a tensor; a table of pandas too, if it holds numbers alone."""
     if hasattr(given, "toarray"):
@@ -221,7 +269,7 @@ def _check_plain(x: Tensor, name: str) -> None:
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
-    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches."""
+    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches or a source."""
     if y is not None:
         x, y = (each if isinstance(each, np.memmap) else as_tensor(each, name) for each, name in ((x, "x"), (y, "y")))
         if not x.ndim or not y.ndim or len(x) != len(y):
@@ -232,12 +280,12 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
             check_weights(counts, len(x))
         if isinstance(x, np.memmap):
             y = y.numpy(force=True) if isinstance(y, Tensor) else y
-            if counts is None:
-                return Mapped(x, y)
-            return Mapped(x, y, (counts / counts.mean()).numpy(force=True), _total(counts))
+            return weighted(Mapped(x, y), counts)
         return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
     if sample_weight is not None:
         raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
+    if isinstance(x, (_Permuted, Mapped, Loader)):
+        return x
     table = any(hasattr(x, name) for name in ("to_numpy", "toarray"))  # of pandas, of scipy
     if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)) or table:
         raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}: give y too")
@@ -253,12 +301,20 @@ def check_weights(counts: Tensor, rows: int) -> None:
 
 
 def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
-    """Without rows that count for nothing. Weights that add up to more than the rows there are stand for so many rows."""
+    """Without rows that count for nothing."""
     if counts is None:
         return Memory(x, y)
     kept = (counts > 0).nonzero()[:, 0]
-    counts = counts[kept]
-    return Memory(x[kept.to(x.device)], y[kept.to(y.device)], (counts / counts.mean()).to(x.device), _total(counts))
+    return weighted(Memory(x[kept.to(x.device)], y[kept.to(y.device)]), counts[kept])
+
+
+def weighted(source: S, counts: Tensor | None) -> S:
+    """The source with rows that count, 1 on average. Weights that add up to more than the rows there are stand for so many rows."""
+    if counts is None:
+        return source
+    each: Any = counts / counts.mean()
+    each = each.numpy(force=True) if isinstance(source, Mapped) else each.to(source.y.device)
+    return replace(source, counts=each, total=_total(counts))
 
 
 def _total(counts: Tensor) -> int:

@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn import activations as act
-from liftednn.estimators import common
+from liftednn.estimators import stopping
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((240, 5))
@@ -379,7 +379,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(train_test_split(*args, **kwargs))
         return asked[-1]
 
-    monkeypatch.setattr(common, "train_test_split", split)
+    monkeypatch.setattr(stopping, "train_test_split", split)
     return asked
 
 
@@ -407,23 +407,76 @@ def test_classes_are_held_back_in_their_shares(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(np.bincount(Y[asked[0][1]]), np.bincount(Y) / 4, atol=1)
 
 
-@pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
-def test_an_interrupted_fit_warns_and_keeps_its_weights(divergence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, line: int) -> list[str]:
+    """Ctrl-C while a fit prints its line of that number; the lines so far."""
     said: list[str] = []
 
     def interrupting(*args: Any, **kwargs: Any) -> None:
         said.append(str(args[0]))
-        if len(said) == 3:
+        if len(said) == line:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(builtins, "print", interrupting)
-    model = small(hidden_layer_sizes=(20,), divergence=divergence, max_iter=30, tol=0.0, verbose=True)
-    with pytest.warns(UserWarning, match="interrupted; the weights are the last ones reached"):
+    return said
+
+
+@pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
+@pytest.mark.parametrize("fitted", [False, True], ids=["new", "fitted"])
+def test_an_interrupted_fit_raises_and_leaves_the_estimator_as_it_was(
+    divergence: str, fitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(divergence=divergence, tol=0.0)
+    if fitted:
         model.fit(X, Y)
-    monkeypatch.undo()
-    assert len(said) == len(model.loss_curve_) == 3
-    assert model.score(X, Y) > np.bincount(Y).max() / len(Y)
-    np.testing.assert_allclose(model.predict_proba(X), softmax(scores_by_hand(model, X, BY_HAND["relu"]), axis=1))
+    model.set_params(verbose=True)
+    before = dict(vars(model))
+    said = interrupt_at(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y)
+    assert len(said) == 3
+    assert vars(model) == before
+    if fitted:
+        interrupt_at(monkeypatch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            model.partial_fit(X, Y)
+        assert vars(model) == before
+
+
+def test_ctrl_c_ends_a_serial_cross_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = interrupt_at(monkeypatch, 7)  # in the second fold
+    with pytest.raises(KeyboardInterrupt):
+        cross_val_score(small(verbose=True), X, Y, cv=3)
+    assert len(said) == 7
+
+
+@pytest.mark.parametrize(
+    ("labels", "rare"),
+    [(np.where(np.arange(240) == 7, 3, Y), 3), (np.arange(240) // 3, 41)],
+    ids=["a class of one row", "more classes than rows to hold back"],
+)
+def test_early_stopping_trains_on_every_class_where_rows_are_few(labels: np.ndarray, rare: int) -> None:
+    with pytest.warns(UserWarning, match="holds back 24 of 240 rows drawn without regard to their class"):
+        model = small(early_stopping=True, max_iter=2).fit(X, labels)
+    assert rare in model.classes_
+    kept, back = holding(labels)
+    assert set(kept) | set(back) == set(range(240))
+    assert len(back) == 24
+    assert set(labels[kept]) == set(labels)
+
+
+def holding(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return stopping.hold_back(labels, len(labels), 0.1, seed=0)
+
+
+def test_early_stopping_without_rows_to_hold_back_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="of 1 row leaves none to train on: give more rows"):
+        small_regressor(early_stopping=True).fit(X[:1], REAL[:1])
+    with pytest.raises(ValueError, match="of 5 rows leaves classes without a row to train on: give more rows"):
+        small(early_stopping=True).fit(X[:5], np.arange(5))
+    with pytest.raises(ValueError, match=r"validation_fraction=0.95 of 10 rows leaves none to train on"):
+        small_regressor(early_stopping=True, validation_fraction=0.95).fit(X[:10], REAL[:10])
 
 
 def test_verbose_says_a_line_per_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -711,7 +764,7 @@ def test_going_on_continues_in_the_units_of_the_first_call(make: Callable[..., A
     scale, shift = UNITS
     model = make(warm_start=True).fit(X * scale + shift, y)
     before = [part.copy() for part in (*model.coefs_, *model.intercepts_)]
-    model._keep(model._start(torch.from_numpy(model.coefs_[0])), [], 0, False)
+    model._keep(model._start(torch.from_numpy(model.coefs_[0])), [], 0)
     for part, old in zip((*model.coefs_, *model.intercepts_), before, strict=True):
         np.testing.assert_allclose(part, old, rtol=1e-9, atol=1e-9)
 

@@ -38,6 +38,7 @@ FLOORS = {
     "choices": 6,
     "learning": 6,
     "monitor": 7,
+    "shortcomings": 7,
     "watch": 7,
     "minibatch": 8,
     "saving": 8,

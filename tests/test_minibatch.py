@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
 from liftednn import activations as act
+from liftednn import monitor
 from liftednn.minibatch import Pass, Run
 from liftednn.sources import source_of
 
@@ -315,6 +316,32 @@ def test_the_record_of_a_pass_is_what_the_network_says() -> None:
     assert records[0].gaps[0] > 0
     penalty = sum(float(layer.penalty.value(w.w)) for layer, w in zip(net.layers, run.outward(), strict=True))
     assert records[0].objective > penalty + 0.5 * records[0].loss
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("kept", [1, 300, 1 << 18])
+def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
+    kept: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_KEPT", kept)  # scores that are evaluated together
+    counts = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
+    seen: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        run = Run(lnn.MiniBatch(max_iter=1, batch_size=100), network(), source_of(X, LABELS, counts))
+        plain = run.step
+
+        def step(x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
+            scores = run.descent.network.scores(run.descent.weights, x)
+            each = run.network.loss.value(scores, y)
+            seen.append(((each if count is None else each * count).sum(), (scores.argmax(1) == y.argmax(1)).sum()))
+            return plain(x, y, count)
+
+        run.step = step
+        record = next(run.passes())
+    assert len(seen) == record.steps == 12
+    losses, hits = (float(sum(part)) for part in zip(*seen, strict=True))
+    assert record.loss == pytest.approx(losses / len(X), rel=1e-9)
+    assert record.score == pytest.approx(hits / len(X), rel=1e-9)
 
 
 def test_a_far_off_row_does_not_carry_training_away() -> None:

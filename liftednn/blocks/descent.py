@@ -205,8 +205,9 @@ class Descent:
         views = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return [Affine(w, b) for w, b in zip(views[::2], views[1::2], strict=True)]
 
-    def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> None:
-        """Nesterov's momentum on the preconditioned direction, all layers at once; row i counts `counts[i]` times."""
+    def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Nesterov's momentum on the preconditioned direction, all layers at once; row i counts `counts[i]` times. Returns the scores
+        before the step."""
         seen = self.see(x, y, counts)
         moves: list[Tensor] = []
         for place, metric in enumerate(self.metrics):
@@ -218,6 +219,7 @@ class Descent:
         self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
         for place in self.proxed:
             self._prox(place, before[place].w)
+        return seen.preactivations[-1]
 
     def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Answer:
         """The answer of a batch: each row's states are its own affair, and its pulls then count as often as it does."""

@@ -11,7 +11,7 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from liftednn.estimators.common import Lifted, dtypes
+from liftednn.estimators.common import Lifted
 from liftednn.estimators.scaling import Array
 from liftednn.losses import Matching, SoftmaxCrossEntropy
 
@@ -116,7 +116,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         """Train on rows X (n, features) and labels y (n,); row i counts `sample_weight[i]` times."""
         self._check_parameters()
         with self._all_or_nothing():
-            x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype))
+            x, labels = validate_data(self, X, y)
             check_classification_targets(labels)
             found = np.unique(column_or_1d(labels, warn=True))
             if self.warm_start and hasattr(self, "coefs_") and not np.array_equal(found, self.classes_):
@@ -138,7 +138,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         if first and classes is None:
             raise ValueError("the first call of partial_fit needs all classes: give classes=[...]")
         with self._all_or_nothing():
-            x, labels = validate_data(self, X, y, dtype=dtypes(self.dtype), reset=first)
+            x, labels = validate_data(self, X, y, reset=first)
             given = self.classes_ if classes is None else np.unique(np.asarray(classes))
             if not first and not np.array_equal(given, self.classes_):
                 raise ValueError(f"classes must be those of the first call, {self.classes_}, got {given}")

@@ -14,18 +14,20 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.model_selection import train_test_split
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from liftednn import choices, losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty
-from liftednn.bcd import BCD, Record
+from liftednn.bcd import BCD
+from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
+from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.learning import settled
-from liftednn.minibatch import MiniBatch, Pass
+from liftednn.minibatch import MiniBatch
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
@@ -33,41 +35,12 @@ from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
 from liftednn.start import check_device
 
-__all__ = ["Lifted", "dtypes"]
+__all__ = ["Lifted"]
 
 # Sweeps of the paper's model where they are left open.
 _SWEEPS = 10
-
-
-def dtypes(chosen: str | None) -> Any:
-    """What X is converted to: the chosen precision, or its own if it has one."""
-    return [np.float64, np.float32] if chosen is None else np.dtype(chosen)
-
-
-@dataclass
-class _Watch:
-    """Called after every pass: tells of it, and stops the run when the validation score has not risen by `tol` for `patience` passes."""
-
-    tol: float
-    patience: int
-    verbose: bool
-    best: float = -math.inf
-    idle: int = 0
-
-    @property
-    def settled(self) -> bool:
-        return self.idle >= self.patience
-
-    def __call__(self, record: Pass | Record) -> bool:
-        number, judged = (record.number, record.validation_score) if isinstance(record, Pass) else (record.sweep, None)
-        if self.verbose:
-            print(
-                f"Iteration {number}, loss = {record.loss:.8f}, score = {record.score if judged is None else judged:.4f}"
-            )
-        if judged is not None:
-            self.idle = 0 if judged > self.best + self.tol else self.idle + 1
-            self.best = max(self.best, judged)
-        return self.settled
+# Rows of a stream that choices are made from.
+_FEW = 8192
 
 
 @dataclass(frozen=True)
@@ -75,7 +48,7 @@ class _Work:
     """What a trainer is given: rows, encoded responses, how much rows count, a seed, weights to start from, and how many passes; None
     for as many as the parameters say."""
 
-    x: Tensor
+    x: Rows
     y: Tensor
     counts: Array | None
     seed: int
@@ -139,26 +112,24 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
-        counts = self._counts(sample_weight, x)
-        if counts is not None:
-            x, y, counts = x[counts > 0], y[counts > 0], counts[counts > 0]
+        rows, counts = Rows.of(x, self.dtype), self._counts(sample_weight, x)
+        if counts is not None and not counts.all():
+            chosen = np.flatnonzero(counts)
+            rows, y, counts = rows.take(chosen), y[chosen], counts[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not goes_on:
-            self._inputs = self._scaling(x, counts)
-        rows, targets = self._place(self._inputs(x)), torch.from_numpy(y)
-        start = self._start(rows) if goes_on else None
+            self._inputs = self._scaling(rows, counts)
+        rows = replace(rows, scaling=self._inputs)
+        start = self._start(rows.like) if goes_on else None
+        work = _Work(rows, torch.from_numpy(y), counts, seed, start, passes)
         if passes is None or not goes_on:
-            self.network_ = self._network(goes_on, rows, targets, seed, counts, streaming=passes is not None)
-        watch = _Watch(self.tol, self.n_iter_no_change, self.verbose)
-        work = _Work(rows, targets, counts, seed, start, passes)
+            self.network_ = self._network(goes_on, work)
+        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
-            self._descend(work, watch)
+            self._descend(work, stopping)
         else:
-            self._train(work, watch)
-
-    def _place(self, x: Array) -> Tensor:
-        return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(self.device or "cpu")
+            self._train(work, stopping)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -216,20 +187,17 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
-    def _network(
-        self, goes_on: bool, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
-    ) -> LiftedNetwork:
-        """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that; in a
-        stream, more rows than these are to come."""
+    def _network(self, goes_on: bool, work: _Work) -> LiftedNetwork:
+        """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
         lam = None if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
-        sizes = [x.shape[1], *hidden, self.n_outputs_]
+        sizes = [work.x.shape[1], *hidden, self.n_outputs_]
         loss = self._loss()
         if self.divergence == "fenchel":
-            loss = choices.smoothed(loss, y, None if counts is None else torch.as_tensor(counts))
+            loss = choices.smoothed(loss, work.y, None if work.counts is None else torch.as_tensor(work.counts))
         network = self._penalised(LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), loss))
         if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
-            network = self._automatic(network, x, y, seed, counts, streaming)
+            network = self._automatic(network, work)
         network = network if lam is None else network.with_lam(lam)
         return self._guarded(network, self._inputs, stiff=lam is None)
 
@@ -237,19 +205,18 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
         return losses.named(given) if isinstance(given, str) else given
 
-    def _automatic(
-        self, network: LiftedNetwork, x: Tensor, y: Tensor, seed: int, counts: Array | None, streaming: bool
-    ) -> LiftedNetwork:
-        if streaming:
-            batches = [(x, y) if counts is None else (x, y, counts)]
-            chosen = choices.automatic(network, batches, seed=seed)
+    def _automatic(self, network: LiftedNetwork, work: _Work) -> LiftedNetwork:
+        """In a stream, more rows than these are to come."""
+        if work.passes is None:
+            chosen = choices.automatic(network, work.x.source(work.y, work.counts, "cpu"), seed=work.seed)
         else:
-            chosen = choices.automatic(network, x, y, seed, counts)
+            few = [work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]
+            chosen = choices.automatic(network, [few], seed=work.seed)
         if self.alpha == "auto":
             return chosen
         return self._penalised(chosen)
 
-    def _train(self, work: _Work, watch: _Watch) -> None:
+    def _train(self, work: _Work, stopping: EarlyStopping) -> None:
         """By mini-batches."""
         validation = None
         if self.early_stopping and work.passes is None:
@@ -258,52 +225,63 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             max_iter=work.passes or (choices.passes(len(work.x)) if self.max_iter == "auto" else int(self.max_iter)),
             batch_size=None if self.batch_size == "auto" else int(self.batch_size),
             seed=work.seed,
+            device=self.device,
             refit=self.refit,
         )
         moments = self._moments = self._seen(work) if work.passes else None
+        source = work.x.source(work.y, work.counts, self.device)
         fit = trainer.run(
-            self.network_, work.x, work.y, work.start, validation, watch, sample_weight=work.counts, moments=moments
+            self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
         )
+        if fit.status == "stopped" and not stopping.out_of_patience:
+            raise KeyboardInterrupt  # what was trained in part must not be scored as if it were whole
+        for sentence in fit.warnings if work.passes is None else ():  # one pass of a stream is not the end of training
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
         self.network_ = settled(fit.network, "cpu")
-        self._keep(fit.weights, fit.history, len(fit.history), fit.status == "stopped" and not watch.settled)
+        self._keep(fit.weights, fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
     def _seen(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, these ones included; on the CPU, to be pickled from there."""
-        rows = work.x.cpu()
-        fresh = Moments.of(rows, rows[:, :0], None if work.counts is None else torch.as_tensor(work.counts).to(rows))
-        earlier = getattr(self, "_moments", None) if work.start is not None else None
-        return fresh if earlier is None else earlier + fresh
+        seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
+        for part in blocks(len(work.x)):
+            rows = torch.from_numpy(work.x[part])
+            counts = None if work.counts is None else torch.as_tensor(work.counts[part]).to(rows)
+            fresh = Moments.of(rows, rows[:, :0], counts)
+            seen = fresh if seen is None else seen + fresh
+        assert seen is not None
+        return seen
 
-    def _descend(self, work: _Work, watch: _Watch) -> None:
+    def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
         """By full sweeps."""
         sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
-        bcd = BCD(max_iter=sweeps, tol=self.tol, seed=work.seed)
-        solution = bcd.run(self.network_, work.x, work.y, work.start, watch, work.counts)
-        self._keep(solution.weights, solution.history, len(solution.history) - 1, solution.status == "stopped")
+        bcd, rows = BCD(max_iter=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
+        solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.counts)
+        if solution.status == "stopped":
+            raise KeyboardInterrupt
+        self._keep(solution.weights, solution.history, len(solution.history) - 1)
         self.validation_scores_ = None
 
     def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
         """Rows to train on, and rows to judge by."""
-        kinds = work.y.numpy() if self.stratified else None
-        kept, back = train_test_split(
-            np.arange(len(work.x)), test_size=self.validation_fraction, random_state=work.seed, stratify=kinds
-        )
+        labels = work.y.numpy() if self.stratified else None
+        kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         counts = None if work.counts is None else work.counts[kept]
-        return replace(work, x=work.x[kept], y=work.y[kept], counts=counts), (work.x[back], work.y[back])
+        train = replace(work, x=work.x.take(kept), y=work.y[kept], counts=counts)
+        return train, (work.x.take(back).tensor(self.device), work.y[back])
 
-    def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
+    def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]
         self.coefs_ = [w.T.numpy(force=True) for w, _ in weights]
         self.intercepts_ = [b.numpy(force=True) for _, b in weights]
         self.history_, self.n_iter_ = history, n_iter
         self.loss_curve_ = [record.loss for record in history]
-        if interrupted:
-            warnings.warn("training was interrupted; the weights are the last ones reached", stacklevel=4)
 
-    def _weights(self, like: Tensor) -> list[Affine]:
+    def _weights(self, like: Tensor | None = None) -> list[Affine]:
+        """The weights there are, where predictions are made, or as `like` in precision and device."""
+        place = self.device or "cpu" if like is None else like
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
-        return [Affine(torch.as_tensor(w.T).to(like), torch.as_tensor(b).to(like)) for w, b in pairs]
+        return [Affine(torch.as_tensor(w.T).to(place), torch.as_tensor(b).to(place)) for w, b in pairs]
 
     def _start(self, like: Tensor) -> list[Affine]:
         """The weights there are, as the trainer knows them."""
@@ -311,21 +289,23 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         first, *others = self._weights(like)
         return [self._inputs.inputs_forth(first), *others]
 
-    def _rows(self, x: ArrayLike) -> Tensor:
-        """New rows, in the precision and the place of the fitted network."""
-        check_is_fitted(self)
-        checked = validate_data(self, x, dtype=self.coefs_[0].dtype, reset=False)
-        return self._place(checked)
+    def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
+        """New rows, a few at a time, in the precision and on the device of the fitted network."""
+        checked = validate_data(self, x, reset=False)
+        for part in blocks(len(checked)):
+            yield Rows.of(checked[part], str(self.coefs_[0].dtype)).tensor(self.device)
 
     def _scores(self, x: ArrayLike) -> Tensor:
-        rows = self._rows(x)
-        rule = predict.lifted if self.prediction == "lifted" else predict.feedforward
-        return rule(self.network_, self._weights(rows), rows).cpu()
+        check_is_fitted(self)
+        rule, weights = predict.lifted if self.prediction == "lifted" else predict.feedforward, self._weights()
+        return torch.cat([rule(self.network_, weights, rows).cpu() for rows in self._blocks(x)])
 
     def transform(self, X: ArrayLike) -> Array:  # noqa: N803
         """The states of the last hidden layer, (n, units): features for another model."""
-        rows = self._rows(X)
-        return self.network_.propagate(self._weights(rows), rows)[-1].numpy(force=True)
+        check_is_fitted(self)
+        network, weights = self.network_, self._weights()
+        parts = (network.propagate(weights, network.check_rows(rows))[-1] for rows in self._blocks(X))
+        return np.concatenate([part.numpy(force=True) for part in parts])
 
     @property
     def _n_features_out(self) -> int:

@@ -12,7 +12,8 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine, Loss
-from liftednn.estimators.common import Lifted, dtypes
+from liftednn.estimators.common import Lifted
+from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
@@ -133,10 +134,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         self._check_parameters()
         with self._all_or_nothing():
             options = {"multi_output": True, "y_numeric": True, "reset": passes is None or anew}
-            rows, responses = validate_data(self, x, y, dtype=dtypes(self.dtype), **options)
+            rows, responses = validate_data(self, x, y, **options)
             if anew:
                 self._standardise(responses, self._counts(sample_weight, rows))
-            encoded = self._encode(responses, rows)
+            encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
                     f"warm_start and partial_fit go on with the outputs of the last fit, whose loss was {self.network_.loss!r}: with "
@@ -169,15 +170,15 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             self._units = float(Scaling.robust(columns, counts).scale.min())
             self._responses = self._responses.shift
 
-    def _encode(self, y: Array, x: Array) -> Array:
+    def _encode(self, y: Array, dtype: np.dtype) -> Array:
         columns = y.reshape(len(y), -1).astype(np.float64)
         width = 1 if self._levels else self.n_outputs_
         if columns.shape[1] != width:
             raise ValueError(f"y has {columns.shape[1]} columns, but the network has {width} outputs")
-        return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(x.dtype)
+        return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(dtype)
 
-    def _keep(self, weights: list[Affine], history: list[Any], n_iter: int, interrupted: bool) -> None:
-        super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter, interrupted)
+    def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
+        super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter)
 
     def _start(self, like: Tensor) -> list[Affine]:
         self._check_going_on(self._penalties()[-1], self._responses, "responses")

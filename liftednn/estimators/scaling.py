@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ __all__ = ["Array", "Scaling"]
 
 Array = NDArray[Any]
 
+# Rows that are added up at a time.
+_ROWS = 8192
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -26,14 +30,19 @@ class Scaling:
     scale: Array
 
     @classmethod
-    def of(cls, a: Array, counts: Array | None = None) -> Scaling:
+    def of(cls, a: Any, counts: Array | None = None) -> Scaling:
         """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted, and one of zeros and
-        ones, an indicator without units: a rare one would become the largest of all inputs."""
-        columns = np.ascontiguousarray(a, dtype=np.float64)  # sums in one order, whatever the layout
-        mean = np.average(columns, axis=0, weights=counts)
-        spread = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=counts))
+        ones, an indicator without units: a rare one would become the largest of all inputs. `a` is an array, or has rows that slices
+        give: a few are read at a time, and added up in float64 in an order that does not depend on the layout."""
+        weight = float(len(a) if counts is None else counts.sum())
+        mean, squares, indicates = np.zeros(a.shape[1]), np.zeros(a.shape[1]), np.ones(a.shape[1], bool)
+        for rows, count in _blocks(a, counts):
+            mean += _total(rows, count) / weight
+            indicates &= ((rows == 0) | (rows == 1)).all(axis=0)
+        for rows, count in _blocks(a, counts):
+            squares += _total((rows - mean) ** 2, count)
+        spread = np.sqrt(squares / weight)
         varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
-        indicates = ((columns == 0) | (columns == 1)).all(axis=0)
         return cls(mean, np.where(varies & ~indicates, spread, 1.0))
 
     @classmethod
@@ -53,6 +62,9 @@ class Scaling:
         return Scaling(self.mean, np.ones_like(self.scale))
 
     def __call__(self, a: Array) -> Array:
+        """a itself where nothing changes."""
+        if not self.mean.any() and (self.scale == 1).all():
+            return a
         scaled: Array = ((a - self.mean) / self.scale).astype(a.dtype)
         return scaled
 
@@ -77,3 +89,14 @@ class Scaling:
     def outputs_forth(self, last: Affine) -> Affine:
         mean, scale = self._parts(last.w)
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
+
+
+def _blocks(a: Any, counts: Array | None) -> Iterator[tuple[Array, Array | None]]:
+    for start in range(0, len(a), _ROWS):
+        rows = slice(start, start + _ROWS)
+        yield np.ascontiguousarray(a[rows], np.float64), None if counts is None else counts[rows]
+
+
+def _total(rows: Array, counts: Array | None) -> Array:
+    total: Array = (rows if counts is None else rows * counts[:, None]).sum(axis=0)
+    return total

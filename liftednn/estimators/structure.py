@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty
 from liftednn.choices import guarded
+from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
 from liftednn.robust.uncertainty import Uncertainty
@@ -67,11 +68,11 @@ class Structured:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
-    def _scaling(self, x: Array, counts: Array | None) -> Scaling:
+    def _scaling(self, x: Rows, counts: Array | None) -> Scaling:
         """To mean 0 and variance 1, that of the feared noise included: a column that is mostly noise must not be blown up. Under an
         orthogonal first layer, say, columns are only shifted: `coefs_`, for X as it is given, must obey the constraint too."""
         if self.divergence == "euclidean":
-            return Scaling.none(x.shape[1])
+            return x.scaling
         scaling, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
         if self._penalties()[0].metric:
             return scaling.shift

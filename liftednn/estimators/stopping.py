@@ -1,0 +1,79 @@
+"""When a fit ends early: rows that are held back, and what is watched after every pass."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+from liftednn.bcd import Record
+from liftednn.estimators.scaling import Array
+from liftednn.minibatch import Pass
+
+__all__ = ["EarlyStopping", "hold_back"]
+
+
+@dataclass
+class EarlyStopping:
+    """Called after every pass: prints a line if `verbose`, and stops the run when the validation score has not risen by `tol` for
+    `patience` passes."""
+
+    tol: float
+    patience: int
+    verbose: bool
+    best: float = -math.inf
+    idle: int = 0
+
+    @property
+    def out_of_patience(self) -> bool:
+        return self.idle >= self.patience
+
+    def __call__(self, record: Pass | Record) -> bool:
+        number, judged = (record.number, record.validation_score) if isinstance(record, Pass) else (record.sweep, None)
+        if self.verbose:
+            score = record.score if judged is None else judged
+            print(f"Iteration {number}, loss = {record.loss:.8f}, score = {score:.4f}")
+        if judged is not None:
+            self.idle = 0 if judged > self.best + self.tol else self.idle + 1
+            self.best = max(self.best, judged)
+        return self.out_of_patience
+
+
+def hold_back(labels: Array | None, rows: int, share: float, seed: int) -> tuple[Array, Array]:
+    """The numbers of the rows to train on and of those to hold back, classes in their shares where there are `labels`.
+
+    Where rows are too few for that, one row of every class is trained on, whatever the shares of the others.
+    """
+    count = math.ceil(share * rows)
+    if labels is None or _can_stratify(labels, count):
+        if count >= rows:
+            raise ValueError(_too_few(rows, share, "none to train on"))
+        kept, back = train_test_split(np.arange(rows), test_size=share, random_state=seed, stratify=labels)
+        return kept, back
+    order = np.random.RandomState(seed).permutation(rows)
+    others = np.delete(order, np.unique(labels[order], return_index=True)[1])
+    if not len(others):
+        raise ValueError(_too_few(rows, share, "classes without a row to train on"))
+    back = others[:count]
+    warnings.warn(
+        f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since too few rows of some class "
+        "are there to hold back each class in its share",
+        stacklevel=5,
+    )
+    return np.setdiff1d(order, back), back
+
+
+def _can_stratify(labels: Array, count: int) -> bool:
+    """As train_test_split demands: two rows of each class, and as many rows in each part as there are classes."""
+    each = np.unique(labels, return_counts=True)[1]
+    return bool(each.min() >= 2 and len(each) <= min(count, len(labels) - count))
+
+
+def _too_few(rows: int, share: float, what: str) -> str:
+    return (
+        f"early_stopping with validation_fraction={share:g} of {rows} row{'s' * (rows != 1)} leaves {what}: give more rows, a smaller "
+        "validation_fraction, or early_stopping=False"
+    )

@@ -1,0 +1,134 @@
+"""A run that ended badly says so, and one that ended well says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn.base import Affine
+from liftednn.shortcomings import shortcomings
+from liftednn.watch import Watch
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(400, 5, generator=GENERATOR, dtype=torch.float64)
+NOISE = torch.randn(400, 1, generator=GENERATOR, dtype=torch.float64)
+LINEAR = X[:, :1] - 2 * X[:, 1:2] + 0.5 * NOISE
+BENT = X[:, :1].abs() + X[:, 1:2]
+
+
+def network(loss: str = "squared", outputs: int = 1) -> lnn.LiftedNetwork:
+    return lnn.LiftedNetwork.mlp([5, 20, outputs], activation="fenchel_relu", loss=loss, rho=1e-4)
+
+
+def start(net: lnn.LiftedNetwork, y: Tensor) -> list[Affine]:
+    """Random features with a fitted head."""
+    return lnn.BCD().init(net, X, y).weights
+
+
+def found(net: lnn.LiftedNetwork, weights: list[Affine], y: Tensor, halved: int = 0, rows: int = 400) -> list[str]:
+    sentences = shortcomings(net, weights, X[:rows], X[:rows], y[:rows], None, halved)
+    return [sentence.split(" ")[0] + " " + sentence.split(" ")[1] for sentence in sentences]
+
+
+def test_a_good_run_says_nothing() -> None:
+    for y in (LINEAR, BENT):
+        fit = lnn.MiniBatch(max_iter=30).run(lnn.automatic(network(), X, y), X, y)
+        assert fit.warnings == ()
+
+
+@pytest.mark.parametrize(("halved", "said"), [(0, []), (2, []), (3, ["the step"]), (8, ["the step"])])
+def test_halvings_are_said_from_the_third_on(halved: int, said: list[str]) -> None:
+    net = network()
+    assert found(net, start(net, BENT), BENT, halved) == said
+
+
+@pytest.mark.parametrize(("dead", "said"), [(6, []), (7, ["7 of"])])
+def test_dead_units_are_said_if_they_are_more_than_a_third(dead: int, said: list[str]) -> None:
+    net = network()
+    (w, b), last = start(net, BENT)
+    b = b.clone()
+    b[:dead] = -1000.0
+    last = last._replace(w=torch.where(torch.arange(20) < dead, 0.0, last.w))
+    fitted = lnn.choices.fitted_head(net, [Affine(w, b), last], X, BENT)
+    assert [each for each in found(net, fitted, BENT) if "of" in each] == said
+
+
+def test_units_that_a_penalty_switches_off_are_no_shortcoming() -> None:
+    net = network().with_penalty([lnn.penalties.GroupL2(0.1), lnn.penalties.L2(1e-4)])
+    (w, b), last = start(net, BENT)
+    assert found(net, [Affine(torch.zeros_like(w), b), last._replace(w=torch.zeros_like(last.w))], BENT) == [
+        "the predictions"
+    ]
+
+
+@pytest.mark.parametrize("name", ["squared", "softmax", "absolute", "huber"])
+def test_predictions_no_better_than_a_constant_are_said(name: str) -> None:
+    classes = name == "softmax"
+    net = network(name, 3 if classes else 1)
+    y = torch.eye(3, dtype=X.dtype)[(BENT[:, 0] > 0).long() + (X[:, 2] > 1)] if classes else BENT
+    if name in ("absolute", "huber"):
+        net = lnn.automatic(net, X, y)
+    weights = start(net, y.argmax(1) if classes else y)
+    assert "the predictions" not in found(net, weights, y)
+    dull = [*weights[:-1], Affine(torch.zeros_like(weights[-1].w), torch.zeros_like(weights[-1].b))]
+    assert found(net, dull, y) == ["the predictions"]
+
+
+def test_a_network_that_a_linear_model_beats_is_said_but_not_one_that_equals_it() -> None:
+    net = network()
+    linear = torch.linalg.lstsq(X, LINEAR).solution.T
+    first = Affine(torch.cat([linear, -linear, torch.zeros(18, 5)]).double(), torch.zeros(20, dtype=X.dtype))
+    for share, said in ((1.0, []), (0.5, ["a linear"])):
+        w = torch.zeros(1, 20, dtype=X.dtype)
+        w[0, 0], w[0, 1] = share, -share  # relu(u) - relu(-u) = u
+        assert [
+            each for each in found(net, [first, Affine(w, torch.zeros(1, dtype=X.dtype))], LINEAR) if "of" not in each
+        ] == said
+
+
+def test_nothing_is_said_of_few_rows_of_constant_responses_or_of_a_network_under_constraints() -> None:
+    net = network()
+    weights = start(net, LINEAR)
+    poor = [*weights[:-1], weights[-1]._replace(w=0.3 * weights[-1].w)]
+    assert found(net, poor, LINEAR) == ["a linear"]
+    assert found(net, poor, LINEAR, rows=39) == []
+    free = LINEAR.mean().expand_as(LINEAR)
+    assert "the predictions" not in found(net, start(net, free), free)
+    uncertain = lnn.LiftedNetwork([replace(net.layers[0], uncertainty=lnn.robust.Noise(1.0)), *net.layers[1:]])
+    assert found(uncertain, poor, LINEAR) == []
+    assert found(net.with_penalty("nonnegative"), poor, LINEAR) == []
+
+
+def test_an_estimator_warns_and_a_pass_of_a_stream_does_not() -> None:
+    x, y = X.numpy(), NOISE[:, 0].numpy()
+    options: dict[str, Any] = {"hidden_layer_sizes": (8,), "max_iter": 2, "random_state": 0, "alpha": 100.0}
+    with pytest.warns(ConvergenceWarning, match="no better than one and the same for all rows"):
+        lnn.LiftedRegressor(**options).fit(x, y)
+    with pytest.warns(ConvergenceWarning, match="no better than one and the same for all rows"):
+        lnn.LiftedClassifier(**options).fit(x, (y > 0).astype(int))
+    lnn.LiftedRegressor(**options).partial_fit(x, y)
+
+
+def test_row_weights_count_in_the_comparison() -> None:
+    """On rows that count for nothing, a network may be as poor as it likes."""
+    net, counts = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()
+    y = torch.cat([BENT[:200], -BENT[200:]])
+    weights = lnn.BCD().init(net, X[:200], y[:200]).weights
+    assert shortcomings(net, weights, X, X, y, None, 0)
+    sentences = shortcomings(net, weights, X, X, y, counts, 0)
+    assert not [sentence for sentence in sentences if "one and the same for all rows" in sentence]
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_run_counts_its_own_halvings(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter(["good"] + ["lost"] * lost)
+    monkeypatch.setattr(Watch, "judge", lambda self, scores, y: next(verdicts, "good"))
+    fit = lnn.MiniBatch(max_iter=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
+    assert fit.history[-1].halved == lost
+    assert [f"halved {lost} times" in sentence for sentence in fit.warnings] == [True] * (lost > 2)
