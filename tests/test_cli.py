@@ -220,15 +220,15 @@ def test_fit_drops_units_that_do_not_matter(run: Any, shelf: Path, tmp_path: Pat
 
 def test_init_takes_the_options_of_fit(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "strength", "--hidden", "6", "--activation", "leaky_relu", "--out", tmp_path / "w.safetensors"]
-    more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--json"]
+    more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--passes", "20", "--json"]
     told = json.loads(run("init", shelf / "real.csv", *order, *more).out)
     scope: dict[str, Any] = {}
     exec(told["python"], scope)
     assert bool((scope["module"][0].weight >= 0).all())
     assert scope["module"][1].weight.shape == (6,)
     assert told["loss_function"].startswith("Huber")
-    plain = json.loads(run("init", shelf / "real.csv", *order, "--json").out)
-    robust = json.loads(run("init", shelf / "real.csv", *order, "--robust", "noise:1", "--json").out)
+    plain = json.loads(run("init", shelf / "real.csv", *order, "--passes", "5", "--json").out)
+    robust = json.loads(run("init", shelf / "real.csv", *order, "--robust", "noise:1", "--passes", "5", "--json").out)
     assert robust["score"] != plain["score"]
 
 

@@ -142,7 +142,7 @@ def test_sweeps_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
 @pytest.mark.parametrize("name", act.__all__)
 def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
     network = lnn.LiftedNetwork.mlp([P, 4, 3], getattr(act, name)(), lam=0.7)
-    bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=100), torch.rand(20, generator=torch.Generator().manual_seed(4))
+    bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=40), torch.rand(20, generator=torch.Generator().manual_seed(4))
     counts[::5] = 0
     state = bcd.init(network, X[:20], LABELS[:20], sample_weight=counts)
     before = network.objective(state.weights, state.states, state.sample_weight)
@@ -421,7 +421,7 @@ def keep(place: int, parts: tuple[bool, bool]) -> Fixed:
 def test_what_is_fixed_stays_and_the_rest_learns(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), keep(PLACES[place], PARTS[parts])
     seen: list[float] = []
-    fit = trainer(max_iter=60).run(
+    fit = trainer(max_iter=25).run(
         network, X, LABELS, given() if start else None, callback=lambda record: seen.append(record.loss), fixed=fixed
     )
     for layer, (pair, stay) in enumerate(zip(fit.weights, fixed, strict=True)):
