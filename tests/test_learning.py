@@ -117,10 +117,10 @@ def test_the_solution_has_the_network_as_refitted(tmp_path: Path) -> None:
 
 def test_states_known_a_full_batch_finds_the_slope_at_once() -> None:
     """With the planted weights to start from, the recursion of a wrong slope is undone sweep by sweep."""
-    x, y = planted(500, hidden=2)
+    x, y = planted(200, hidden=2)
     generator = torch.Generator().manual_seed(0)
     drawn = [
-        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((500, 5), (2, 5), (2,), (3, 2))
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((200, 5), (2, 5), (2,), (3, 2))
     ]
     weights = [(drawn[1], 0.3 * drawn[2]), (drawn[3], torch.zeros(3, dtype=torch.float64))]
     for start in (0.1, 0.6):
