@@ -29,7 +29,7 @@ chromium:
 	tests/chromium.sh
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

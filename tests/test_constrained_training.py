@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -78,8 +79,11 @@ def broken(net: lnn.LiftedNetwork, weights: list[lnn.Affine]) -> float:
     return max(violation(penalty, w) for penalty, w in pairs if not isinstance(penalty, pen.L2))
 
 
-@EVERY
-@pytest.mark.parametrize("activation", [act.ReLU(), act.FenchelReLU(), act.Sigmoid()], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    list(zip(CONSTRAINTS, itertools.cycle([act.ReLU(), act.FenchelReLU(), act.Sigmoid()]), strict=False)),
+    ids=str,
+)
 def test_after_every_block_the_constraint_holds_and_the_objective_has_not_risen(
     name: str, activation: lnn.Activation
 ) -> None:

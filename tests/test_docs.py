@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import figures
+from liftednn.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,13 +42,18 @@ def test_snippets_run_one_after_another(
     assert capsys.readouterr().out
 
 
-def test_commands_of_the_readme_run_one_after_another(tmp_path: Path) -> None:
+def test_commands_of_the_readme_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this package in this process, which has imported torch already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (commands,) = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    others, ours = commands[: commands.index("liftednn fit")], commands[commands.index("liftednn fit") :].splitlines()
+    done = subprocess.run(["bash", "-euc", others], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    for program, *order in map(shlex.split, ours):
+        with pytest.raises(SystemExit) as ended:
+            main(order)
+        assert (program, ended.value.code) == ("liftednn", 0)
     predicted = (tmp_path / "predictions.csv").read_text().splitlines()
     assert len(predicted) == len((tmp_path / "wine.csv").read_text().splitlines())
     assert (tmp_path / "weights.safetensors").exists()

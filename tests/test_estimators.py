@@ -88,8 +88,8 @@ SWEEPS = {"check_sample_weight_equivalence_on_dense_data": "sweeps solve their b
 )
 @parametrize_with_checks(
     [
-        LiftedClassifier(),
-        LiftedRegressor(),
+        LiftedClassifier(max_iter=15),
+        LiftedRegressor(max_iter=15),
         LiftedClassifier((8,), divergence="euclidean", max_iter=3),
         LiftedRegressor((8,), divergence="euclidean", max_iter=3),
         LiftedClassifier((8,), prediction="lifted", max_iter=3),
@@ -100,6 +100,13 @@ SWEEPS = {"check_sample_weight_equivalence_on_dense_data": "sweeps solve their b
     ),
 )
 def test_scikit_learns_checks(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([LiftedClassifier(), LiftedRegressor()])
+def test_scikit_learns_checks_with_all_passes(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
     check(estimator)
 
 

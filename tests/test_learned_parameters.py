@@ -67,8 +67,9 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
     assert torch.equal((getattr(phi, name) - before).sign(), -slope.sign())
 
 
-@pytest.mark.parametrize("per", ["layer", "unit"])
-@pytest.mark.parametrize("activation", SUMMED, ids=repr)
+@pytest.mark.parametrize(
+    ("activation", "per"), list(zip(SUMMED, ["layer", "unit", "layer", "unit"], strict=True)), ids=str
+)
 def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: Any) -> None:
     x, y, weights = drawn(activation)
     (name,) = activation.learned

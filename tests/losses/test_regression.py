@@ -132,7 +132,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
 @pytest.mark.parametrize("loss", [AbsoluteError(), Huber(0.4), AbsoluteError(0.05), Quantile(0.3)], ids=repr)
 def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), loss, L2(0.02))])
-    found = lnn.BCD(max_iter=1, block_tol=1e-7, block_iter=400).run(network, X, Y)
+    found = lnn.BCD(max_iter=1, block_tol=1e-6, block_iter=400).run(network, X, Y)
     w, b = cvxpy.Variable(3), cvxpy.Variable()
     r = X.numpy() @ w + b - Y.numpy()
     terms = {
@@ -147,9 +147,18 @@ def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     np.testing.assert_allclose(found.weights[0].w[0], w.value, atol=2e-3)
 
 
-@pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "hardtanh"])
-@pytest.mark.parametrize("loss", [AbsoluteError(), Quantile(0.9), Huber(0.3), AbsoluteError(0.1)], ids=repr)
+@pytest.mark.parametrize(
+    ("loss", "activation", "joint"),
+    [
+        (AbsoluteError(), "relu", True),
+        (AbsoluteError(), "hardtanh", False),
+        (Quantile(0.9), "relu", False),
+        (Huber(0.3), "hardtanh", True),
+        (Huber(0.3), "relu", False),
+        (AbsoluteError(0.1), "relu", True),
+    ],
+    ids=str,
+)
 def test_no_block_raises_the_objective(loss: Bounded, activation: str, joint: bool) -> None:
     network = lnn.LiftedNetwork.mlp([3, 5, 1], activation, loss, lam=0.5)
     trainer = lnn.BCD(joint=joint, block_iter=10)

@@ -108,14 +108,21 @@ def test_the_ball_with_another_metric_or_penalty_ends_at_the_same_place(loss: Lo
     assert solved(Layer(Dense(3, 2), loss, L2(0.01), uncertainty=metric), x, z)[1] == pytest.approx(straight, rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("where", ["first", "last", "both"])
-@pytest.mark.parametrize("activation", [ReLU(), FenchelReLU()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    ("activation", "where", "dtype"),
+    [
+        (ReLU(), "first", torch.float64),
+        (ReLU(), "both", torch.float32),
+        (FenchelReLU(), "last", torch.float32),
+        (FenchelReLU(), "first", torch.float64),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
 def test_no_block_raises_the_objective(
     kind: Uncertainty, activation: Activation, where: str, dtype: torch.dtype
 ) -> None:
-    x = draw(40, 4).to(dtype)
+    x = draw(24, 4).to(dtype)
     y = (x[:, 0] * x[:, 1] > 0).long()
     first, last = kind if where != "last" else None, kind if where != "first" else None
     layers = [Layer(Dense(4, 3), activation, L2(1e-3), 0.5, first)]
@@ -145,11 +152,11 @@ def test_no_block_raises_the_objective(
 def test_no_block_raises_the_objective_where_activations_are_learned(
     kind: Uncertainty, per: Literal["layer", "unit"], alpha: float
 ) -> None:
-    x = draw(60, 4)
+    x = draw(30, 4)
     first = Layer(Dense(4, 3), FenchelLeakyReLU(alpha), L2(1e-3), 1.0, kind)
     network = LiftedNetwork([first, Layer(Dense(3, 1), SquaredError(), L2(1e-3))])
     bcd = lnn.BCD(refit=per)
-    state = bcd.init(network, x, x[:, :1] * x[:, 1:2], sample_weight=torch.arange(60) % 3)
+    state = bcd.init(network, x, x[:, :1] * x[:, 1:2], sample_weight=torch.arange(30) % 3)
     before, names = network.objective(state.weights, state.states, state.sample_weight), set()
     for _ in range(2):
         for block in bcd.blocks(network, state):

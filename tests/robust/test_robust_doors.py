@@ -111,7 +111,7 @@ def test_parameters_and_refusals(digits: Data) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_robust_estimator_is_one_of_scikit_learn() -> None:
-    check_estimator(lnn.LiftedClassifier((5,), max_iter=20, robust=0.05))
+    check_estimator(lnn.LiftedClassifier((5,), max_iter=3, robust=0.05))
 
 
 @pytest.mark.parametrize("given", [0.05, "ball:0.2", "box:0.01"])
