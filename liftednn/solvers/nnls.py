@@ -25,9 +25,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
+
+from liftednn.checks import check_count, check_dense, check_number
 
 __all__ = ["NNLSResult", "nnls"]
 
@@ -67,6 +70,7 @@ def nnls(
     lower and upper are numbers or tensors broadcastable to q, infinite where there is no bound. z0 (n, p) is a start,
     clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays.
     """
+    check_dense(h=h, q=q, z0=q if z0 is None else z0)
     _check_problem(h, q, z0)
     _check_options(tol, max_iter, block_rows)
     box = _Box.of(lower, upper, q)
@@ -101,6 +105,9 @@ class _Box:
     @staticmethod
     def of(lower: float | Tensor, upper: float | Tensor | None, q: Tensor) -> _Box:
         upper = math.inf if upper is None else upper
+        for name, bound in (("lower", lower), ("upper", upper)):
+            if not isinstance(bound, (Tensor, Real)):
+                raise ValueError(f"{name} must be a number or a tensor, got {bound!r}")
         if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
             return _Box(float(lower), float(upper))
         return _Box(_bound("lower", lower, q), _bound("upper", upper, q))
@@ -334,9 +341,6 @@ def _check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
 
 
 def _check_options(tol: float, max_iter: int, block_rows: int | None) -> None:
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}")
-    if max_iter < 0:
-        raise ValueError(f"max_iter must be 0 or more, got {max_iter}")
-    if block_rows is not None and block_rows < 1:
-        raise ValueError(f"block_rows must be 1 or more, or None for a default, got {block_rows}")
+    check_number("tol", tol, infinite=True)
+    check_count("max_iter", max_iter)
+    check_count("block_rows", 1 if block_rows is None else block_rows, least=1)
