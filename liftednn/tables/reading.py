@@ -199,7 +199,10 @@ def _read_npz(path: Path) -> list[tuple[str, Any]]:
             columns += [(name, array)] if array.ndim == 1 else [(f"{name}{j}", a) for j, a in enumerate(array.T)]
     if len({len(array) for _, array in columns}) > 1:
         raise ValueError("its arrays have different numbers of rows")
-    return [(name, pa.chunked_array([pa.array(np.ascontiguousarray(array))])) for name, array in columns]
+    return [
+        (name, pa.chunked_array([pa.array(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))]))
+        for name, array in columns
+    ]
 
 
 def listed(names: Iterable[Any], shown: type[str] | Any = repr) -> str:
