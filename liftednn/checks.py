@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 import operator
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_count", "check_dense", "check_finite", "check_number", "check_strengths", "check_tensors"]
+__all__ = [
+    "check_callable",
+    "check_count",
+    "check_dense",
+    "check_finite",
+    "check_kind",
+    "check_number",
+    "check_pair",
+    "check_real",
+    "check_seed",
+    "check_strengths",
+    "check_tensors",
+]
 
 
 def check_number(name: str, given: Any, *, zero: bool = False, infinite: bool = False) -> None:
@@ -42,6 +55,39 @@ def check_count(name: str, given: Any, least: int = 0) -> None:
         right = False
     if not right:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {given!r}")
+
+
+def check_seed(given: Any) -> None:
+    """Refuse what torch's generators take for no seed."""
+    try:
+        right = -(2**63) <= operator.index(given) < 2**64
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(f"seed must be a whole number below 2^64, got {given!r}")
+
+
+def check_callable(name: str, given: Any) -> None:
+    if given is not None and not callable(given):
+        raise ValueError(f"{name} must be None or a function, got {given!r}")
+
+
+def check_kind(name: str, given: Any, kind: type, words: str) -> None:
+    """Refuse what is neither None nor of that kind."""
+    if given is not None and not isinstance(given, kind):
+        raise ValueError(f"{name} must be None or {words}, got {given!r}")
+
+
+def check_real(name: str, given: Any, *, none: bool = False) -> None:
+    """Refuse what is no number; NaN is one."""
+    if not isinstance(given, Real) and not (none and given is None):
+        raise ValueError(f"{name} must be a number{', or None' if none else ''}, got {given!r}")
+
+
+def check_pair(name: str, given: Any) -> None:
+    """Refuse what is neither None nor a pair of rows and responses."""
+    if given is not None and (not isinstance(given, (tuple, list)) or len(given) != 2):
+        raise ValueError(f"{name} must be None or a pair (x, y), got {type(given).__name__}: give rows and responses")
 
 
 def check_dense(**tensors: Any) -> None:

@@ -21,6 +21,7 @@ from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
 from liftednn.checkpoint import Checkpoint, described
+from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.interrupt import Interruption, between_steps
@@ -30,7 +31,7 @@ from liftednn.monitor import Monitor, Pass, Status
 from liftednn.network import LiftedNetwork
 from liftednn.precision import plain_arithmetic
 from liftednn.sources import Loader, Memory, Once, Source, source_of
-from liftednn.start import check_device, check_trainable, given_weights, with_fixed
+from liftednn.start import check_device, check_trainable, given_weights, pairs_of, with_fixed
 from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
 
@@ -89,8 +90,11 @@ class MiniBatch:
         check_device(self.device)
         for name in ("max_iter", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if given is not None and not (isinstance(given, int) and given >= 1):
+            if (given is not None or name in ("max_iter", "refresh")) and not (isinstance(given, int) and given >= 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {given}")
+        for name in ("step", "momentum", "keep", "damping"):
+            check_real(name, getattr(self, name), none=name == "damping")
+        check_seed(self.seed)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf and 0 < self.keep <= 1):
@@ -126,6 +130,10 @@ class MiniBatch:
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
+        check_callable("callback", callback)
+        check_pair("validation", validation)
+        check_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
+        check_kind("moments", moments, Moments, "Moments of the inputs")
         run = Run(self, network, source_of(x, y, sample_weight), weights, validation, checkpoint, fixed, moments)
         stopped = False
         with between_steps() as asked:
@@ -161,8 +169,7 @@ class Run:
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
-        refusal = descent_refusal(network)
-        if refusal:
+        if refusal := descent_refusal(network):
             raise ValueError(refusal)
         self.settings, self.network, self.checkpoint = settings, network, checkpoint
         self.feed = Feed(network, source, settings.device)
@@ -178,7 +185,7 @@ class Run:
         self.identity = self._identify(x)
         self.network = as_tensors(network, settings.refit, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
-        self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
+        self.fixed = [(None, None)] * len(network.layers) if fixed is None else pairs_of(fixed, "fixed")
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
         self.monitor = Monitor(self.network, None if validation is None else self.feed.checked(*validation, like=x)[:2])
         self.feed.enter(self.coordinates)
