@@ -126,9 +126,9 @@ def _blanked(values: Any, missing: Sequence[str]) -> Any:
     """Without the values that stand for missing ones; lists and the like, which are no text, stay."""
     try:
         found = pc.is_in(values.cast(pa.string()), value_set=pa.array(missing, pa.string()))
+        return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
     except pa.ArrowException:
         return values
-    return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> str:
