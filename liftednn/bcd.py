@@ -27,6 +27,7 @@ from liftednn.blocks import (
     update_state,
     update_weights,
 )
+from liftednn.checks import check_callable, check_count, check_number, check_seed
 from liftednn.memory import check_memory
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.precision import plain_arithmetic
@@ -108,12 +109,11 @@ class BCD:
     refit: Grains = None
 
     def __post_init__(self) -> None:
-        if self.max_iter < 0 or self.block_iter < 1:
-            raise ValueError(
-                f"max_iter must be at least 0 and block_iter at least 1, got {self.max_iter} and {self.block_iter}"
-            )
-        if self.tol < 0 or self.block_tol <= 0:
-            raise ValueError(f"tol must be non-negative and block_tol positive, got {self.tol} and {self.block_tol}")
+        check_count("max_iter", self.max_iter)
+        check_count("block_iter", self.block_iter, least=1)
+        check_number("tol", self.tol, zero=True, infinite=True)
+        check_number("block_tol", self.block_tol, infinite=True)
+        check_seed(self.seed)
 
     @plain_arithmetic
     def run(
@@ -133,6 +133,7 @@ class BCD:
                         so the X-step does not depend on them
         """
         started = time.perf_counter()
+        check_callable("callback", callback)
         state = self.init(network, x, y, weights, sample_weight)
         history: list[Record] = []
         status: Literal["converged", "max_iter", "stopped"] = "max_iter"

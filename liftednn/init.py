@@ -125,7 +125,7 @@ def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
         )
     try:
         place = torch.device(found[0] if device is None else device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"there is no device {device!r}: give 'cpu' or 'cuda'") from error
     check_device(place)
     return place

@@ -21,18 +21,19 @@ from liftednn import choices
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
 from liftednn.checkpoint import Checkpoint
+from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
 from liftednn.feed import Feed
 from liftednn.graphs import recorded
 from liftednn.identity import identify
 from liftednn.interrupt import Interruption, between_steps
 from liftednn.learning import Learner, as_tensors, settled
 from liftednn.moments import Moments
-from liftednn.monitor import Monitor, Pass, Status, Tally
+from liftednn.monitor import Fit, Monitor, Pass, Status, Tally
 from liftednn.network import LiftedNetwork
 from liftednn.precision import plain_arithmetic
 from liftednn.shortcomings import shortcomings
 from liftednn.sources import Memory, Once, Source, source_of
-from liftednn.start import check_device, check_trainable, given_weights, with_fixed
+from liftednn.start import check_device, check_trainable, given_weights, pairs_of, with_fixed
 from liftednn.threads import one_thread
 from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
@@ -46,19 +47,6 @@ _FEW = 4096
 _HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
 _COUNTERS = ("taken", "per_pass", "halved", "seconds")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
-    is wrong with them, and what to try."""
-
-    weights: list[Affine]
-    history: list[Pass]
-    status: Status
-    result: str
-    network: LiftedNetwork
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,8 +82,11 @@ class MiniBatch:
         check_device(self.device)
         for name in ("max_iter", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if given is not None and not (isinstance(given, int) and given >= 1):
+            if (given is not None or name in ("max_iter", "refresh")) and not (isinstance(given, int) and given >= 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {given}")
+        for name in ("step", "momentum", "keep", "damping"):
+            check_real(name, getattr(self, name), none=name == "damping")
+        check_seed(self.seed)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf and 0 < self.keep <= 1):
@@ -131,6 +122,10 @@ class MiniBatch:
         """
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
+        check_callable("callback", callback)
+        check_pair("validation", validation)
+        check_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
+        check_kind("moments", moments, Moments, "Moments of the inputs")
         source = source_of(x, y, sample_weight)
         with one_thread(choices.small(network, self.batch_size or choices.batch_size(source.rows))):
             return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
@@ -171,8 +166,7 @@ class Run:
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
-        refusal = descent_refusal(network)
-        if refusal:
+        if refusal := descent_refusal(network):
             raise ValueError(refusal)
         self.settings, self.network, self.checkpoint = settings, network, checkpoint
         self.feed = Feed(network, source, settings.device)
@@ -185,7 +179,7 @@ class Run:
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.layers[0].operator.in_width)
         x, y, counts = self.feed.sample(count, settings.seed)
-        self.fixed = [(None, None)] * len(network.layers) if fixed is None else list(fixed)
+        self.fixed = [(None, None)] * len(network.layers) if fixed is None else pairs_of(fixed, "fixed")
         if checkpoint is not None:
             known = f"{settings!r} in {x.dtype}"
             self.identity = identify(known, network, source, validation, self.fixed, weights, moments)

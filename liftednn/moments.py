@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn.checks import check_tensors
+
 __all__ = ["Moments"]
 
 # A product over this many rows is formed in the data's own precision, then added up in float64.
@@ -37,9 +39,11 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
-        if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not len(x):
+        check_tensors(x=x, z=z)
+        if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not x.numel():
             raise ValueError(
-                f"x and z must be matrices with the same rows, at least one, got {tuple(x.shape)} and {tuple(z.shape)}"
+                "x and z must be matrices with the same rows, at least one, and x with a column, got "
+                f"{tuple(x.shape)} and {tuple(z.shape)}"
             )
         weight = _total(x, sample_weight)
         mean = _mean(x, weight, sample_weight)
@@ -137,7 +141,12 @@ def _weighted(x: Tensor, w: Tensor | None) -> Tensor:
 def _total(x: Tensor, sample_weight: Tensor | None) -> Tensor:
     if sample_weight is None:
         return torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
-    return sample_weight.double().sum()
+    if sample_weight.shape != (len(x),):
+        raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but x has {len(x)} rows")
+    total = sample_weight.double().sum()
+    if not bool(total.isfinite() & (total > 0) & (sample_weight >= 0).all()):
+        raise ValueError("sample_weight must hold finite numbers, none negative and not all 0")
+    return total
 
 
 def _mean(x: Tensor, weight: Tensor, sample_weight: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
 
-__all__ = ["Monitor", "Pass", "Status"]
+__all__ = ["Fit", "Monitor", "Pass", "Status"]
 
 Status = Literal["max_iter", "stopped", "early"]
 
@@ -43,6 +43,19 @@ class Pass:
     rate: float
     halved: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
+    is wrong with them, and what to try."""
+
+    weights: list[Affine]
+    history: list[Pass]
+    status: Status
+    result: str
+    network: LiftedNetwork
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass

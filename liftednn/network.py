@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -21,6 +23,9 @@ __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 # Rows that are evaluated at a time: the float64 energies stay in a CPU's cache; a GPU wants few large launches.
 _CPU_ROWS, _GPU_ROWS = 4096, 1 << 16
 
+# What float32 holds.
+_LARGEST = 1e38
+
 Weights = Sequence[Affine]
 States = Sequence[Tensor]
 T = TypeVar("T")
@@ -37,8 +42,8 @@ class Layer:
     uncertainty: Uncertainty | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.lam < torch.inf:
-            raise ValueError(f"lam must be positive, got {self.lam}")
+        if not isinstance(self.lam, Real) or not 0 < self.lam < _LARGEST:
+            raise ValueError(f"lam must be positive, got {self.lam}; it must also be below {_LARGEST:g}")
         shape = self.operator.weight_shape
         if not self.penalty.fits(shape):
             raise ValueError(
@@ -138,15 +143,20 @@ class LiftedNetwork:
         lam          the weight of the hidden divergences, one for all or one each; the loss has weight 1
         rho          the weight of |w|^2 in every layer
         """
-        if len(sizes) < 2:
-            raise ValueError(f"sizes must hold at least inputs and outputs, got {list(sizes)}")
+        sizes = _widths(sizes)
         hidden = len(sizes) - 2
         given: list[str | Activation] = _one_each(activation, hidden, "activation")
         chosen = [_activation(each) for each in given]
         divergences: list[Divergence] = [*chosen, losses.named(loss) if isinstance(loss, str) else loss]
+        if not isinstance(divergences[-1], Loss):
+            raise ValueError(f"loss must be a name such as 'softmax' or a Loss of liftednn.losses, got {loss!r}")
+        if not all(isinstance(each, Activation) for each in chosen):
+            raise ValueError(
+                f"activation must be a name such as 'relu' or an Activation of liftednn, got {activation!r}"
+            )
         lams = [*_one_each(lam, hidden, "lam"), 1.0]
         operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
-        return cls([Layer(a, d, L2(rho), float(x)) for a, d, x in zip(operators, divergences, lams, strict=True)])
+        return cls([Layer(a, d, L2(rho), x) for a, d, x in zip(operators, divergences, lams, strict=True)])
 
     def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:
         """The same network with other weights of its hidden divergences, one for all or one each."""
@@ -289,6 +299,17 @@ def _blocks(states: States) -> Iterator[list[Tensor]]:
     size = _CPU_ROWS if states[0].device.type == "cpu" else _GPU_ROWS
     for start in range(0, len(states[0]), size):
         yield [state[start : start + size] for state in states]
+
+
+def _widths(sizes: Sequence[int]) -> list[int]:
+    """Whole numbers, of Python, numpy or torch."""
+    try:
+        widths = [operator.index(size) for size in sizes]
+    except TypeError as error:
+        raise ValueError(f"sizes must be whole numbers, inputs, hidden ..., outputs, got {sizes!r}") from error
+    if len(widths) < 2:
+        raise ValueError(f"sizes must hold at least inputs and outputs, got {widths}")
+    return widths
 
 
 def _activation(given: str | Activation) -> Activation:

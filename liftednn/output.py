@@ -38,6 +38,8 @@ def reason(error: Exception) -> str:
     which says which."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         return f"stdout cannot be written to ({error.strerror}): files are written as asked, what is printed is lost"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)[:100]} cannot be read or written: {error.strerror}"
     return str(error) or type(error).__name__
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "check_trainable",
     "given_weights",
     "inputs",
+    "pairs_of",
     "random_weights",
     "responses",
     "row_weights",
@@ -36,6 +37,7 @@ _SUMMED = 8192
 
 
 def check_trainable(network: LiftedNetwork) -> None:
+    check_network(network)
     for place, layer in enumerate(network.layers):
         if layer.divergence.refusal:
             raise ValueError(f"layer {place}: {layer.divergence.refusal}")
@@ -45,8 +47,16 @@ def check_trainable(network: LiftedNetwork) -> None:
             raise ValueError(f"layer {place}: {error}") from error
 
 
+def check_network(network: object) -> None:
+    if not isinstance(network, LiftedNetwork):
+        raise ValueError(
+            f"network must be a LiftedNetwork, got {type(network).__name__}: make one by LiftedNetwork.mlp or init.from_module"
+        )
+
+
 def inputs(network: LiftedNetwork, x: Any) -> Tensor:
     """Rows to train on, in float32 or float64."""
+    check_network(network)
     rows = as_tensor(x, "x")
     wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
     rows = network.check_rows(rows if rows.dtype in (torch.float32, torch.float64) else rows.to(wide))
@@ -104,10 +114,11 @@ def given_weights(
     network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor, frozen: Sequence[int] = ()
 ) -> list[Affine]:
     """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
-    if len(weights) != len(network.layers):
-        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
+    pairs = pairs_of(weights, "weights")
+    if len(pairs) != len(network.layers):
+        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(pairs)}")
     _check_start(network, x)
-    start = [Affine(w.detach().to(x), b.detach().to(x)) for w, b in weights]
+    start = [Affine(*(as_tensor(part, "a weight").to(x) for part in pair)) for pair in pairs]
     for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
         shape = layer.operator.weight_shape
         if w.shape != shape or b.shape != shape[:1]:
@@ -130,16 +141,32 @@ def given_weights(
 
 def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Affine]:
     """The weights, with those that must stay as they are in their place."""
-    if len(fixed) != len(weights):
-        raise ValueError(f"fixed has {len(fixed)} entries for {len(weights)} layers: give a pair for each")
+    kept = pairs_of(fixed, "fixed")
+    if len(kept) != len(weights):
+        raise ValueError(f"fixed has {len(kept)} entries for {len(weights)} layers: give a pair for each")
     return [
-        Affine(*(part if kept is None else kept.detach().to(part) for part, kept in zip(pair, stay, strict=True)))
-        for pair, stay in zip(weights, fixed, strict=True)
+        Affine(
+            *(part if own is None else as_tensor(own, "fixed").to(part) for part, own in zip(pair, stay, strict=True))
+        )
+        for pair, stay in zip(weights, kept, strict=True)
     ]
 
 
+def pairs_of(given: Any, name: str) -> list[tuple[Any, Any]]:
+    """(w, b) for each layer, from whatever holds them."""
+    try:
+        return [(w, b) for w, b in given]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a sequence of pairs (w, b), one for each layer, got {error}") from error
+
+
 def check_device(device: object) -> None:
-    """Refuse a GPU where there is none, before anything is moved to it."""
+    """Refuse a device that is none, and a GPU where there is none, before anything is moved to it."""
+    kind = str(device).partition(":")[0]
+    if device is not None and kind not in ("cpu", "cuda", "mps", "xpu"):
+        raise ValueError(f"there is no device {str(device)!r} to train on: give 'cpu' or 'cuda'")
+    if kind in ("mps", "xpu") and not getattr(torch, kind).is_available():
+        raise ValueError(f"device {str(device)!r} is not to be found here: take the CPU")
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
             f"device {str(device)!r} needs a GPU and a torch built for it, and finds none here: take the CPU"

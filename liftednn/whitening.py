@@ -48,6 +48,8 @@ class Whitening:
         """
         if damping < 0 or not 0 < keep <= 1:
             raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
+        if len(moments.mean_x) != like.shape[1]:
+            raise ValueError(f"moments are of {len(moments.mean_x)} inputs, and the network takes {like.shape[1]}")
         values, vectors = torch.linalg.eigh(moments.gram)
         values = values.clamp(min=0).flip(0)
         total = values.sum().clamp(min=torch.finfo(values.dtype).tiny)

@@ -669,7 +669,7 @@ def test_numbers_with_an_odd_value_can_be_declared_text(run: Any, tmp_path: Path
     done = run(*order)
     assert done.code == 2
     assert "column 'b' of" in done.err
-    assert "holds numbers, but also '3+' in row 3" in done.err
+    assert "holds numbers, but '3+' in row 3 cannot be read as such" in done.err
     assert run(*order, "--text", "b").code == 0
     assert "no column 'B'" in run(*order, "--text", "B").err
     table = stored(frame(), tmp_path / "t.parquet")

@@ -53,7 +53,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_layout_of_x_does_not_matter(layout: str, dtype: type, divergence: str) -> None:
+def test_the_layout_of_x_does_not_matter(layout: str, dtype: type[np.floating[Any]], divergence: str) -> None:
     x, other = X.astype(dtype), LAYOUTS[layout](X.astype(dtype))
     options: dict[str, Any] = {"divergence": divergence, "max_iter": 2}
     for make, y in ((classifier, Y), (regressor, REAL)):

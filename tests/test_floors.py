@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "liftednn"
 FLOORS = {
     "base": 0,
+    "checks": 0,
     "files": 0,
     "functional": 0,
     "graphs": 0,

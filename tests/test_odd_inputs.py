@@ -175,3 +175,71 @@ def test_weights_without_memory_of_their_own_are_refused() -> None:
     made[0].weight.data = torch.zeros(1, 1).expand(4, 3)
     with pytest.raises(ValueError, match="not each has memory of its own"):
         lnn.init.lifted_(made, X, Y)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    holed, cut, bare = module(), module(), module()
+    holed.add_module("hole", None)
+    cut[0].weight.data = torch.zeros(2, 3)
+    bare[0].weight = None  # type: ignore[assignment]
+    cases: list[tuple[Any, str]] = [
+        (None, "module must be a torch.nn.Module such as a Sequential, got NoneType"),
+        (nn.Linear, "got the class Linear"),
+        (holed, r"module\.hole is None"),
+        (cut, r"module\.0: Linear.* has a weight of another shape"),
+        (bare, r"module\.0: Linear.* has a weight of another shape, or none"),
+    ]
+    for given, sentence in cases:
+        with pytest.raises(ValueError, match=sentence):
+            lnn.init.from_module(given)
+
+
+PAIRS = [(torch.ones(4, 3), torch.zeros(4)), (torch.ones(2, 4), torch.zeros(2))]
+OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
+    "network": (lambda: lnn.MiniBatch().run(module(), X, Y), "network must be a LiftedNetwork, got Sequential"),  # type: ignore[arg-type]
+    "network of BCD": (lambda: lnn.BCD().run(None, X, Y), "network must be a LiftedNetwork, got NoneType"),  # type: ignore[arg-type]
+    "network, automatic": (lambda: lnn.automatic(3, X, Y), "network must be a LiftedNetwork, got int"),  # type: ignore[arg-type]
+    "step": (lambda: lnn.MiniBatch(step="a"), "step must be a number, got 'a'"),  # type: ignore[arg-type]
+    "max_iter": (lambda: lnn.MiniBatch(max_iter=None), "max_iter must be an integer of at least 1"),  # type: ignore[arg-type]
+    "seed": (lambda: lnn.MiniBatch(seed=1.5), "seed must be a whole number below 2.64, got 1.5"),  # type: ignore[arg-type]
+    "device": (lambda: lnn.MiniBatch(device="tpu"), "there is no device 'tpu' to train on"),
+    "device, meta": (lambda: lnn.MiniBatch(device="meta"), "there is no device 'meta' to train on"),
+    "sweeps": (lambda: lnn.BCD(max_iter=1.5), "max_iter must be a whole number of at least 0"),  # type: ignore[arg-type]
+    "tol": (lambda: lnn.BCD(tol="a"), "tol must be non-negative, got 'a'"),  # type: ignore[arg-type]
+    "tol, NaN": (lambda: lnn.BCD(tol=float("nan")), "tol must be non-negative, got nan"),
+    "seed of BCD": (lambda: lnn.BCD(seed="a"), "seed must be a whole number"),  # type: ignore[arg-type]
+    "callback": (lambda: lnn.BCD().run(network(), X, Y, callback=3), "callback must be None or a function"),  # type: ignore[arg-type]
+    "validation": (lambda: lnn.MiniBatch().run(network(), X, Y, validation=X), "validation must be None or a pair"),  # type: ignore[arg-type]
+    "checkpoint": (lambda: lnn.MiniBatch().run(network(), X, Y, checkpoint="a"), "must be None or a Checkpoint"),  # type: ignore[arg-type]
+    "moments": (
+        lambda: lnn.MiniBatch().run(network(), X, Y, moments=lnn.moments.Moments.of(X[:, :2], X[:, :0])),
+        "moments are of 2 inputs, and the network takes 3",
+    ),
+    "weights": (lambda: lnn.BCD().run(network(), X, Y, weights=3), "weights must be a sequence of pairs"),  # type: ignore[arg-type]
+    "weights, complex": (
+        lambda: lnn.BCD().run(network(), X, Y, weights=[(PAIRS[0][0] + 0j, PAIRS[0][1]), PAIRS[1]]),
+        "a weight holds torch.complex64",
+    ),
+    "fixed": (lambda: lnn.MiniBatch().run(network(), X, Y, fixed=[None, None]), "fixed must be a sequence of pairs"),  # type: ignore[list-item]
+    "sizes": (lambda: lnn.LiftedNetwork.mlp([3, 4.5, 2]), "sizes must be whole numbers"),  # type: ignore[list-item]
+    "activation": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], nn.ReLU()), "activation must be a name"),  # type: ignore[arg-type]
+    "loss": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], loss=nn.MSELoss()), "loss must be a name"),  # type: ignore[arg-type]
+    "lam": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], lam=1e300), "lam must be positive, got 1e.300; it must also be below"),
+    "rho": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], rho="a"), "rho must be non-negative and finite, got 'a'"),  # type: ignore[arg-type]
+    "mask": (lambda: lnn.penalties.Mask([[1]]), "mask must be None or a tensor"),  # type: ignore[arg-type]
+    "place": (lambda: lnn.init.lifted_(module(), X, Y, device="xpu:3"), "is not to be found here|there is no device"),
+    "robust": (lambda: lnn.init.lifted_(module(), X, Y, robust="ball:1e300"), "up to 1e.18, got 'ball:1e300'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_settings_that_are_none_are_refused(case: str) -> None:
+    call, sentence = OPTIONS[case]
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+def test_weights_may_be_arrays() -> None:
+    arrays: Any = [(w.numpy(), b.numpy()) for w, b in PAIRS]
+    found, same = (lnn.BCD(max_iter=0).run(network(), X, Y, weights=each).weights for each in (arrays, PAIRS))
+    assert all(torch.equal(a.w, b.w) for a, b in zip(found, same, strict=True))

@@ -452,12 +452,13 @@ ODD = "x,y\n" + "".join(f"{'?' if row == 7 else row % 26},{row}.5\n" for row in 
 def test_a_column_of_numbers_with_one_odd_value_is_refused_by_name(tmp_path: Path) -> None:
     found = table(tmp_path, ODD)
     with pytest.raises(
-        ValueError, match=r"column 'x' of .*t.csv holds numbers, but also '\?' in row 8: .*--missing '\?'.*--text 'x'"
+        ValueError,
+        match=r"column 'x' of .*t.csv holds numbers, but '\?' in row 8 cannot be read as such: .*--missing.*--text",
     ):
         Encoding.of(found, "y")
-    with pytest.raises(ValueError, match=r"column 'x' of .* also '\?' in row 8"):
+    with pytest.raises(ValueError, match=r"column 'x' of .*, but '\?' in row 8"):
         Encoding.of(found, "x")
-    with pytest.raises(ValueError, match=r"column 'x' of .* also '\?' in row 8"):
+    with pytest.raises(ValueError, match=r"column 'x' of .*, but '\?' in row 8"):
         Encoding.of(found, "y", weight="x")
     assert Encoding.of(table(tmp_path, ODD, ["x"]), "y").columns[0].kind == "text"
 
@@ -472,15 +473,32 @@ def test_a_column_of_numbers_with_one_odd_value_is_refused_by_name(tmp_path: Pat
         (["12345", "12345-6789", "99999"], "odd"),
         (["?"] * 9 + ["1", "2.5e3"], "odd"),
         (["?", "-", "1", "2"], "odd"),
+        (["1,5", "2,5", "3,25"], "odd"),
+        (["5%", "7.5%"], "odd"),
+        (["$3", "$1,200.50"], "odd"),
+        (["2020-01-01", "?", "2020-01-03 10:00"], "odd"),
+        (["10:30", "25", "11:45:10"], "odd"),
     ],
 )  # fmt: skip
 def test_text_is_told_from_numbers_by_its_distinct_values(values: list[str], guess: str, tmp_path: Path) -> None:
-    found = table(tmp_path, "x,y\n" + "".join(f"{each},{row}.5\n" for row, each in enumerate(values * 2)))
+    found = table(tmp_path, "x,y\n" + "".join(f'"{each}",{row}.5\n' for row, each in enumerate(values * 2)))
     if guess == "text":
         assert Encoding.of(found, "y").columns[0].kind == "text"
     else:
-        with pytest.raises(ValueError, match="holds numbers, but also"):
+        with pytest.raises(ValueError, match="cannot be read as such: correct it"):
             Encoding.of(found, "y")
+
+
+def test_values_in_a_sentence_are_cut(tmp_path: Path) -> None:
+    found = table(tmp_path, "x,y\n" + "".join(f"{row},{row}.5\n" for row in range(9)) + f"{'u' * 10**5},1\n")
+    with pytest.raises(ValueError, match=r"u'\.\.\. in row 10") as raised:
+        Encoding.of(found, "y")
+    assert len(str(raised.value)) < 500
+
+
+def test_arrays_of_either_byte_order_are_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.array([1.5, 2.5], ">f8"), y=np.array([1, 2], "<i4"))
+    assert read(tmp_path / "t.npz").columns["x"].to_pylist() == [1.5, 2.5]
 
 
 def test_text_of_a_file_that_says_so_may_hold_numbers(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ class Chain:
 
 def read(module: nn.Module) -> Chain:
     """The module as a chain; refused in words if it is not one."""
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise ValueError(f"module must be a torch.nn.Module such as a Sequential, got {what}")
     _check_plain(module)
     linears: list[tuple[Step, nn.Linear]] = []
     after: list[Step | None] = []
@@ -57,7 +60,8 @@ def _steps(step: Step) -> Iterator[Step]:
     layer = step.layer
     if isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward:
         for name, part in layer._modules.items():  # named_children would leave out a layer that comes a second time
-            assert part is not None
+            if part is None:
+                raise ValueError(f"{step.path}.{name} is None: put a layer there, or remove it")
             yield from _steps(Step(f"{step.path}.{name}", part))
     elif not known(layer):
         if type(layer).__module__.startswith("torch."):
@@ -90,6 +94,8 @@ def _check_linears(linears: list[tuple[Step, nn.Linear]]) -> None:
     given = linears[0][1].in_features
     for step, linear in linears:
         own = list(linear.parameters())
+        if linear.weight is None or linear.weight.shape != (linear.out_features, linear.in_features):
+            raise refusal(step, "has a weight of another shape, or none")
         _check_numbers(step, own)
         if any(_share(a, b) for a in own for b in seen):
             raise refusal(
@@ -97,7 +103,7 @@ def _check_linears(linears: list[tuple[Step, nn.Linear]]) -> None:
             )
         if linear.in_features != given:
             raise refusal(step, f"takes {linear.in_features} inputs, but the layer before it gives {given}")
-        seen, given = seen + own, linear.out_features
+        seen, given = [*seen, *own], linear.out_features
 
 
 def _check_numbers(step: Step, parts: list[nn.Parameter]) -> None:

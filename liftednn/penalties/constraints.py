@@ -52,6 +52,8 @@ class Mask(_Boxed):
 
     def __post_init__(self) -> None:
         check_strength("rho", self.rho)
+        if self.mask is not None and not isinstance(self.mask, Tensor):
+            raise ValueError(f"mask must be None or a tensor of shape (out, in), got {type(self.mask).__name__}")
 
     def box(self) -> Box:
         if self.mask is None:
@@ -60,10 +62,11 @@ class Mask(_Boxed):
         return Box(-free, free, 2 * self.rho, 0.0)
 
     def fits(self, shape: tuple[int, int]) -> bool:
-        try:
-            return self.mask is None or tuple(torch.broadcast_shapes(self.mask.shape, shape)) == tuple(shape)
-        except RuntimeError:
-            return False
+        """A mask may have one row or column for all, as it broadcasts."""
+        if self.mask is None:
+            return True
+        given = (1,) * (2 - self.mask.ndim) + tuple(self.mask.shape)
+        return len(given) == 2 and all(own in (1, width) for own, width in zip(given, shape, strict=True))
 
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
         if self.mask is None:

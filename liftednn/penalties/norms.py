@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
+from liftednn.checks import check_number
 from liftednn.functional import soft_threshold
 
 __all__ = ["L1", "L2", "ElasticNet", "GroupL2", "NoPenalty", "check_strength"]
 
 
 def check_strength(name: str, rho: float) -> None:
-    if not 0 <= rho < torch.inf:
-        raise ValueError(f"{name} must be non-negative and finite, got {rho}")
+    check_number(name, rho, zero=True)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ __all__ = ["parse", "uncertainty_of"]
 
 KINDS: dict[str, type[Noise | FrobeniusBall | BoxBall]] = {"noise": Noise, "ball": FrobeniusBall, "box": BoxBall}
 
+# Beyond it, squares overflow in float32.
+_LARGEST = 1e18
+
 
 def parse(words: str) -> Uncertainty:
     """KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1."""
@@ -23,8 +26,10 @@ def parse(words: str) -> Uncertainty:
         number = float(size)
     except ValueError:
         number = math.nan
-    if kind not in KINDS or not 0 < number < math.inf:
-        raise ValueError(f"robust takes KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1, got {words!r}")
+    if kind not in KINDS or not 0 < number < _LARGEST:
+        raise ValueError(
+            f"robust takes KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1, up to {_LARGEST:g}, got {words!r}"
+        )
     return KINDS[kind](number)
 
 

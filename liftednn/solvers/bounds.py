@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
+
+from liftednn.checks import check_count, check_dense, check_number
 
 __all__ = ["Bounds", "check_options", "check_problem", "largest"]
 
@@ -21,6 +24,9 @@ class Bounds:
     @staticmethod
     def of(lower: float | Tensor, upper: float | Tensor | None, q: Tensor) -> Bounds:
         upper = math.inf if upper is None else upper
+        for name, bound in (("lower", lower), ("upper", upper)):
+            if not isinstance(bound, (Tensor, Real)):
+                raise ValueError(f"{name} must be a number or a tensor, got {bound!r}")
         if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
             return Bounds(float(lower), float(upper))
         return Bounds(_bound("lower", lower, q), _bound("upper", upper, q))
@@ -101,6 +107,7 @@ def _check_like(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
+    check_dense(h=h, q=q, z0=q if z0 is None else z0)
     if q.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"q must be float32 or float64, got {q.dtype}; use q.float() or q.double()")
     if q.dim() != 2 or h.shape != (q.shape[1], q.shape[1]) or q.shape[1] == 0:
@@ -119,9 +126,6 @@ def check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
 
 
 def check_options(tol: float, max_iter: int, block_rows: int | None) -> None:
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}")
-    if max_iter < 0:
-        raise ValueError(f"max_iter must be 0 or more, got {max_iter}")
-    if block_rows is not None and block_rows < 1:
-        raise ValueError(f"block_rows must be 1 or more, or None for a default, got {block_rows}")
+    check_number("tol", tol, infinite=True)
+    check_count("max_iter", max_iter)
+    check_count("block_rows", 1 if block_rows is None else block_rows, least=1)

@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from liftednn.checks import check_count, check_number, check_tensors
+
 __all__ = ["Composite", "ProxResult", "prox_gradient"]
 
 # Steps between two looks at F and at the residual, and the looks without progress after which a solve counts as stalled.
@@ -70,6 +72,12 @@ def prox_gradient(
     scale       what the residual is measured against; None for max |gradient at 0|
     convexity   modulus of strong convexity of g, where it is known: bounds the momentum
     """
+    check_number("step", 1.0 if callable(step) else step, infinite=True)
+    check_number("tol", tol, zero=True)
+    check_number("convexity", convexity, zero=True)
+    check_count("max_iter", max_iter)
+    check_number("scale", 1.0 if scale is None else scale, zero=True, infinite=True)
+    check_tensors(**{f"start[{index}]": part for index, part in enumerate(start)})
     at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity))
     scale = scale or _largest(problem.gradient(*_origin(problem, start))) or 1.0
     n_iter = 0

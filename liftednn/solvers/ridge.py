@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.checks import check_finite, check_strengths
 from liftednn.moments import Moments
 
 __all__ = ["Factor", "ridge"]
@@ -42,6 +43,7 @@ class Factor:
         floor = 0.0 if rho > 0 else len(matrix) * eps
         if int(info) == 0 and bool(lower.diagonal().square().min() > floor):
             return cls(size[:, None] * lower, singular=False)
+        check_finite("the Gram matrix", matrix)
         values, vectors = torch.linalg.eigh(matrix)
         kept = values > (-torch.inf if rho > 0 else len(matrix) * eps * values[-1])
         return cls(vectors[:, kept] / values[kept].clamp(min=rho).sqrt(), singular=True)
@@ -65,9 +67,15 @@ def ridge(
     anchor   (q, p), the point that rho pulls towards; None for 0
     factor   `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
     """
-    if lam <= 0 or rho < 0:
-        raise ValueError(f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}")
+    check_strengths(lam, rho)
+    inputs, outputs = moments.cross.shape
+    if anchor is not None and anchor.shape != (outputs, inputs):
+        raise ValueError(f"anchor must have the shape of w, {(outputs, inputs)}, got {tuple(anchor.shape)}")
     factor = factor or Factor.of(moments.gram, lam, rho, moments.eps)
+    if len(factor.lower) != inputs:
+        raise ValueError(f"factor is of {len(factor.lower)} inputs, and moments of {inputs}: factor moments.gram")
     centre = torch.zeros_like(moments.cross) if anchor is None else anchor.to(moments.cross).T
-    w = (centre + factor.solve(lam * (moments.cross - moments.gram @ centre))).T
+    right = lam * (moments.cross - moments.gram @ centre)
+    check_finite("what is regressed on, z or the anchor,", right)
+    w = (centre + factor.solve(right)).T
     return Affine(w, moments.bias(w))

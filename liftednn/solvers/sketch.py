@@ -7,11 +7,13 @@ Each refinement is one exact gradient in the metric of the sketched Hessian, whi
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.checks import check_count, check_finite, check_strengths, check_tensors
 from liftednn.solvers.ridge import Factor
 
 __all__ = ["sketch"]
@@ -22,9 +24,17 @@ def sketch(x: Tensor, z: Tensor, lam: float, rho: float, size: int, refine: int 
 
     refine   steps of the iterative Hessian sketch; 0 is sketch-and-solve
     """
-    if lam <= 0 or rho < 0:
-        raise ValueError(f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}")
-    if not 0 < size <= len(x):
+    check_strengths(lam, rho)
+    for name, count in (("refine", refine), ("seed", seed)):
+        check_count(name, count)
+    check_tensors(x=x, z=z)
+    if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not x.numel():
+        raise ValueError(
+            f"x and z must be matrices with the same rows, at least one, got {tuple(x.shape)} and {tuple(z.shape)}"
+        )
+    check_finite("x", x)
+    check_finite("z", z)
+    if not isinstance(size, Integral) or not 0 < size <= len(x):
         raise ValueError(f"size must lie in 1 .. {len(x)}, the number of rows, got {size}")
     centre_x, centre_z = x.double().mean(0), z.double().mean(0)
     xc, zc = x.double() - centre_x, z.double() - centre_z

@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from liftednn.checks import check_count, check_number, check_tensors
+
 __all__ = ["Separable", "SplittingResult", "splitting"]
 
 _RELAXATION = 1.6
@@ -68,6 +70,13 @@ def splitting(
     sigma   first guess of the penalty, balanced as the iteration goes
     scale   what the stationarity A'f' + g' is measured against; None for the largest its two terms have been
     """
+    check_number("sigma", sigma)
+    check_number("tol", tol, zero=True)
+    check_count("max_iter", max_iter)
+    check_number("scale", 1.0 if scale is None else scale, zero=True)
+    check_tensors(start=start)
+    if not start.numel():
+        raise ValueError(f"start must have entries, got the shape {tuple(start.shape)}")
     at = _Copies.begin(problem, start, sigma, scale)
     ceiling = problem.value(start)
     if not bool(ceiling.isfinite().all()):

@@ -126,9 +126,9 @@ def _blanked(values: Any, missing: Sequence[str]) -> Any:
     """Without the values that stand for missing ones; lists and the like, which are no text, stay."""
     try:
         found = pc.is_in(values.cast(pa.string()), value_set=pa.array(missing, pa.string()))
+        return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
     except pa.ArrowException:
         return values
-    return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> str:
@@ -199,7 +199,10 @@ def _read_npz(path: Path) -> list[tuple[str, Any]]:
             columns += [(name, array)] if array.ndim == 1 else [(f"{name}{j}", a) for j, a in enumerate(array.T)]
     if len({len(array) for _, array in columns}) > 1:
         raise ValueError("its arrays have different numbers of rows")
-    return [(name, pa.chunked_array([pa.array(np.ascontiguousarray(array))])) for name, array in columns]
+    return [
+        (name, pa.chunked_array([pa.array(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))]))
+        for name, array in columns
+    ]
 
 
 def listed(names: Iterable[Any], shown: type[str] | Any = repr) -> str:

@@ -32,8 +32,13 @@ __all__ = [
 
 _EXACT = 2**53  # beyond it, neighbouring integers are the same double
 _NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
+# Numbers as people write them and no program reads them: 1,5 or 12,345.6 or 5% or $3.
+_WRITTEN = r"^\s*[-+]?[$€£]?\s*[0-9]+((,[0-9]{3})*(\.[0-9]+)?|,[0-9]+)\s*[%$€£]?\s*$"
+_TIME = r"^\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*$"
 # Text of which so many distinct values are numbers is taken for numbers with some odd values.
 _MOSTLY = 0.5
+# Letters of a value in a sentence, at most.
+_SHOWN = 60
 
 Kind = Literal["number", "text", "truth"]
 WORDS: dict[Kind, str] = {"number": "numbers", "text": "text", "truth": "true/false"}
@@ -61,21 +66,25 @@ def check_guess(table: Table, name: str) -> None:
         return
     values = table.columns[name]
     distinct = pc.unique(values).drop_null()
-    if _numeric(distinct).sum() < max(_MOSTLY * len(distinct), 1):
-        return
-    odd = ~_numeric(values)
-    if not odd.any():
-        return
-    value = values[int(odd.argmax())].as_py()
-    others = len(distinct) - int(_numeric(distinct).sum()) - 1
-    more = f" and {others} other values that are none" if others else ""
-    cure = f"mend it, take it as missing by --missing {value!r}, or declare the column text by --text {name!r}"
-    table.refuse(name, f"holds numbers, but also {value!r} in row {table.row(odd)}{more}: {cure}")
+    for what, pattern, meant in (("numbers", _NUMBER, f"{_NUMBER}|{_WRITTEN}"), ("dates or times", _TIME, _TIME)):
+        odd = ~_like(pattern, values)
+        if not odd.any() or _like(meant, distinct).sum() < max(_MOSTLY * len(distinct), 1):
+            continue
+        others = int((~_like(pattern, distinct)).sum()) - 1
+        found = f"{_shown(values[int(odd.argmax())].as_py())} in row {table.row(odd)}"
+        more = f" and {others} other values" if others else ""
+        cure = "correct it, name it by --missing to take it as missing, or declare the column text by --text"
+        table.refuse(name, f"holds {what}, but {found}{more} cannot be read as such: {cure}")
 
 
-def _numeric(values: Any) -> NDArray[np.bool_]:
-    """Which values can be read as numbers; missing ones count as such."""
-    return np.asarray(pc.match_substring_regex(values, _NUMBER).fill_null(fill_value=True), dtype=bool)
+def _like(pattern: str, values: Any) -> NDArray[np.bool_]:
+    """Which values have that form; missing ones count as such."""
+    return np.asarray(pc.match_substring_regex(values, pattern).fill_null(fill_value=True), dtype=bool)
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence."""
+    return repr(value) if len(str(value)) <= _SHOWN else repr(str(value)[:_SHOWN]) + "..."
 
 
 def check_kind(table: Table, name: str, kind: Kind) -> None:
@@ -83,8 +92,8 @@ def check_kind(table: Table, name: str, kind: Kind) -> None:
     found, example = kind_of(table, name), ""
     if found == "text" != kind:
         values = text_of(table.columns[name])
-        odd = ~_numeric(values)
-        example = f" ({values[int(odd.argmax())].as_py()!r} in row {table.row(odd)})"
+        odd = ~_like(_NUMBER, values)
+        example = f" ({_shown(values[int(odd.argmax())].as_py())} in row {table.row(odd)})"
     if found != kind:
         table.refuse(name, f"holds {WORDS[found]}{example}, and {WORDS[kind]} in training")
 
@@ -123,7 +132,8 @@ def places_of(table: Table, name: str, values: Any, known: Sequence[Any]) -> NDA
     places = pc.index_in(values, value_set=among)
     if places.null_count:
         unseen = np.asarray(pc.is_null(places))
-        held = f"holds {values[int(unseen.argmax())].as_py()!r} in row {table.row(unseen)}, which training never saw"
+        value = _shown(values[int(unseen.argmax())].as_py())
+        held = f"holds {value} in row {table.row(unseen)}, which training never saw"
         table.refuse(name, f"{held}: it saw {listed(known)}; remove that row, or train on rows that have it")
     return np.asarray(places).astype(np.int64)
 

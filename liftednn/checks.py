@@ -1,0 +1,117 @@
+"""Arguments of the solvers, checked: numbers that are in their range, counts that are whole, tensors of real numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "check_callable",
+    "check_count",
+    "check_dense",
+    "check_finite",
+    "check_kind",
+    "check_number",
+    "check_pair",
+    "check_real",
+    "check_seed",
+    "check_strengths",
+    "check_tensors",
+]
+
+
+def check_number(name: str, given: Any, *, zero: bool = False, infinite: bool = False) -> None:
+    """Refuse what is no positive number; 0 and infinity are allowed where the names say so."""
+    try:
+        number = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    inside = number >= 0 if zero else number > 0
+    if isinstance(given, str) or not inside or (number == math.inf and not infinite):
+        range_ = ("non-negative" if zero else "positive") + ("" if infinite else " and finite")
+        raise ValueError(f"{name} must be {range_}, got {given!r}")
+
+
+def check_strengths(lam: Any, rho: Any) -> None:
+    try:
+        check_number("lam", lam)
+        check_number("rho", rho, zero=True)
+    except ValueError as error:
+        raise ValueError(
+            f"lam must be positive and rho non-negative, got lam={lam} and rho={rho}; both must be finite numbers"
+        ) from error
+
+
+def check_count(name: str, given: Any, least: int = 0) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    try:
+        right = operator.index(given) >= least
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {given!r}")
+
+
+def check_seed(given: Any) -> None:
+    """Refuse what torch's generators take for no seed."""
+    try:
+        right = -(2**63) <= operator.index(given) < 2**64
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(f"seed must be a whole number below 2^64, got {given!r}")
+
+
+def check_callable(name: str, given: Any) -> None:
+    if given is not None and not callable(given):
+        raise ValueError(f"{name} must be None or a function, got {given!r}")
+
+
+def check_kind(name: str, given: Any, kind: type, words: str) -> None:
+    """Refuse what is neither None nor of that kind."""
+    if given is not None and not isinstance(given, kind):
+        raise ValueError(f"{name} must be None or {words}, got {given!r}")
+
+
+def check_real(name: str, given: Any, *, none: bool = False) -> None:
+    """Refuse what is no number; NaN is one."""
+    if not isinstance(given, Real) and not (none and given is None):
+        raise ValueError(f"{name} must be a number{', or None' if none else ''}, got {given!r}")
+
+
+def check_pair(name: str, given: Any) -> None:
+    """Refuse what is neither None nor a pair of rows and responses."""
+    if given is not None and (not isinstance(given, (tuple, list)) or len(given) != 2):
+        raise ValueError(f"{name} must be None or a pair (x, y), got {type(given).__name__}: give rows and responses")
+
+
+def check_dense(**tensors: Any) -> None:
+    """Refuse what are no tensors with all their values in memory."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}: use torch.as_tensor({name})")
+        if x.layout != torch.strided or x.is_meta:
+            raise ValueError(f"{name} must be dense and have values, got {x.layout} on {x.device}: convert it first")
+
+
+def check_tensors(**given: Any) -> None:
+    """Refuse what are no dense tensors of real floating-point numbers, all of one precision and on one device."""
+    check_dense(**given)
+    for name, x in given.items():
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must hold floating-point numbers, got {x.dtype}: use {name}.float() or .double()")
+    if len({(x.dtype, x.device) for x in given.values()}) > 1:
+        found = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in given.items())
+        raise ValueError(f"{' and '.join(given)} must have one precision and be on one device, got {found}")
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        raise ValueError(
+            f"{name} must be finite, got NaN or infinity, or numbers whose squares are: remove or scale those first"
+        )
