@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
     return x
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "read-only": read_only,
     "Fortran": np.asfortranarray,
     "strided": lambda x: np.repeat(x, 2, axis=0)[::2],

@@ -88,7 +88,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     history_ : list of records
         One per pass of the last call, or per sweep from sweep 0 on.
     loss_curve_ : list of floats
-        The training loss in `history_`.
+        The training loss in `history_`, of a pass the mean over all its batches.
     validation_scores_ : list of floats or None
         With early stopping, the score on the rows held back after each pass.
     n_iter_ : int
