@@ -129,7 +129,7 @@ def test_every_elementwise_activation_has_a_textbook_formula() -> None:
     assert tested == set(activations.__all__)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("activation", EVERY, ids=label)
 def test_conforms(activation: Activation, seed: int) -> None:
     check_activation(activation, seed=seed)
@@ -258,7 +258,7 @@ MATRIX = arrays(np.float64, (3, 4), elements=REALS)
 
 
 @pytest.mark.parametrize("activation", FENCHEL, ids=label)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(u=MATRIX, other=MATRIX)
 def test_fenchel_energies_are_non_negative_and_zero_at_phi(
     activation: Activation, u: np.ndarray, other: np.ndarray

@@ -48,7 +48,7 @@ def responses(loss: Loss, n: int, p: int, seed: int = 5) -> Tensor:
     return decoded if decoded.is_floating_point() else rows(n, p, seed).softmax(-1)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("loss", EVERY, ids=repr)
 def test_conforms(loss: Loss, seed: int) -> None:
     check_loss(loss, seed=seed)

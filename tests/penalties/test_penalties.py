@@ -50,7 +50,7 @@ def label(penalty: Penalty) -> str:
     return f"Mask({penalty.mask is not None}, {penalty.rho})" if isinstance(penalty, Mask) else repr(penalty)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("penalty", EVERY, ids=label)
 def test_conforms(penalty: Penalty, seed: int) -> None:
     check_penalty(penalty, seed=seed)
