@@ -31,19 +31,24 @@ class Scaling:
 
     @classmethod
     def of(cls, a: Any, counts: Array | None = None) -> Scaling:
-        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted, and one of zeros and
-        ones, an indicator without units: a rare one would become the largest of all inputs. `a` is an array, or has rows that slices
-        give: a few are read at a time, and added up in float64 in an order that does not depend on the layout."""
-        weight = float(len(a) if counts is None else counts.sum())
-        mean, squares, indicates = np.zeros(a.shape[1]), np.zeros(a.shape[1]), np.ones(a.shape[1], bool)
+        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted. One of zeros and one
+        other number is an indicator, and has that number as its unit: a rare one would become the largest of all inputs.
+
+        `a` is an array, or has rows that slices give: a few are read at a time, and added up in float64 in an order that does not
+        depend on the layout.
+        """
+        weight, shape = float(len(a) if counts is None else counts.sum()), a.shape[1]
+        mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for rows, count in _blocks(a, counts):
             mean += _total(rows, count) / weight
-            indicates &= ((rows == 0) | (rows == 1)).all(axis=0)
+            low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+        mark, indicates = low + high, (low == 0) | (high == 0)
         for rows, count in _blocks(a, counts):
             squares += _total((rows - mean) ** 2, count)
+            indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
         spread = np.sqrt(squares / weight)
         varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
-        return cls(mean, np.where(varies & ~indicates, spread, 1.0))
+        return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), 1.0))
 
     @classmethod
     def robust(cls, a: Array, counts: Array | None = None) -> Scaling:
