@@ -20,7 +20,16 @@ from liftednn.penalties import L2
 from liftednn.precision import plain_arithmetic
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, Source, source_of
-from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, unit_of, with_fixed
+from liftednn.start import (
+    check_network,
+    given_weights,
+    inputs,
+    random_weights,
+    responses,
+    row_weights,
+    unit_of,
+    with_fixed,
+)
 from liftednn.threads import one_thread
 
 __all__ = [
@@ -65,6 +74,7 @@ def batch_size(rows: int | None) -> int:
 
 def small(network: LiftedNetwork, size: int) -> bool:
     """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
+    check_network(network)
     weights = sum(math.prod(layer.operator.weight_shape) for layer in network.layers)
     return 2 * size * weights <= _SMALL
 

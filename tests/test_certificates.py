@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -239,3 +240,21 @@ def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine,
         rows.abs().max() * (weights.b.abs().max() + 1)
     )
     return true / scale, 300 * eps * (1 + size / scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [[6], [6, 4]])
+def test_lifted_predictions(hidden: list[int], dtype: torch.dtype) -> None:
+    """All energies times a factor: the same classes, and energies that many times as large."""
+    x = draw(5, 3, seed=2).to(dtype)
+    sizes = [3, *hidden, 3]
+    weights = [
+        lnn.Affine(draw(q, p, seed=q).to(dtype), draw(q, seed=p).to(dtype)) for p, q in itertools.pairwise(sizes)
+    ]
+    network = lnn.LiftedNetwork.mlp(sizes, "relu", "softmax", lam=0.5)
+    plain = lnn.predict.lifted(network, weights, x, tol=1e-4, max_iter=300).double()
+    for scale in SCALES[::3]:
+        scaled = lnn.LiftedNetwork([replace(layer, lam=scale * layer.lam) for layer in network.layers])
+        found = lnn.predict.lifted(scaled, weights, x, tol=1e-4, max_iter=300).double() / scale
+        torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-3)
+        assert torch.equal(found.argmax(1), plain.argmax(1))
