@@ -20,7 +20,16 @@ from liftednn.penalties import L2
 from liftednn.precision import plain_arithmetic
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, Source, source_of
-from liftednn.start import given_weights, inputs, random_weights, responses, row_weights, unit_of, with_fixed
+from liftednn.start import (
+    check_network,
+    given_weights,
+    inputs,
+    random_weights,
+    responses,
+    row_weights,
+    unit_of,
+    with_fixed,
+)
 from liftednn.threads import one_thread
 
 __all__ = [
@@ -95,6 +104,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """
+    check_network(network)
     source = source_of(x, y, sample_weight)
     if isinstance(source, Once):
         raise ValueError(

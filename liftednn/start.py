@@ -17,6 +17,7 @@ from liftednn.sources import as_tensor, check_weights
 
 __all__ = [
     "check_device",
+    "check_network",
     "check_trainable",
     "given_weights",
     "inputs",
