@@ -105,6 +105,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """
+    check_network(network)
     source = source_of(x, y, sample_weight)
     if isinstance(source, Once):
         raise ValueError(

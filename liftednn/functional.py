@@ -178,13 +178,13 @@ def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> 
 
 def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Of each column of y (n, p): the median, and the range of its middle half over 1.349, which is the standard deviation of normal
-    numbers. Where half of the entries are alike, the standard deviation of all; 1 where all are."""
+    numbers. Where half of the entries are alike, the standard deviation of all; 1 where all that count are."""
     low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
     share = torch.full_like(y[:, :1], 1 / len(y)) if counts is None else (counts / counts.sum())[:, None].to(y)
     deviation = (share * (y - (share * y).sum(0)).square()).sum(0).sqrt()
     constant = y.amin(0) == y.amax(0)
     spread = torch.where(high > low, (high - low) / 1.349, deviation)
-    return centre, torch.where(constant, torch.ones_like(spread), spread)
+    return centre, torch.where(constant | (spread == 0), torch.ones_like(spread), spread)
 
 
 def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter: int = 120) -> Tensor:

@@ -33,7 +33,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.precision import plain_arithmetic
 from liftednn.shortcomings import shortcomings
 from liftednn.sources import Memory, Once, Source, source_of
-from liftednn.start import check_device, check_trainable, given_weights, pairs_of, with_fixed
+from liftednn.start import check_device, check_network, check_trainable, given_weights, pairs_of, with_fixed
 from liftednn.threads import one_thread
 from liftednn.watch import Watch
 from liftednn.whitening import Coordinates
@@ -120,6 +120,7 @@ class MiniBatch:
         fixed           for every layer, w and b that must stay as they are, None for what is trained
         moments         of the inputs, where more is known of them than these rows tell
         """
+        check_network(network)
         if self.patience and validation is None:
             raise ValueError("patience needs validation data: give validation=(x, y)")
         check_callable("callback", callback)

@@ -255,7 +255,10 @@ def _native(given: NDArray[Any]) -> NDArray[Any]:
     """An array as torch can share it: in the machine's byte order, in one piece, and its to write; otherwise a copy."""
     if given.dtype.kind not in "biufc":
         raise ValueError(f"its entries are of type {given.dtype}")
-    return np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
+    shared = np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
+    return (
+        shared.copy() if min(shared.strides, default=0) < 0 else shared
+    )  # a single row counts as contiguous either way
 
 
 def _check_plain(x: Tensor, name: str) -> None:

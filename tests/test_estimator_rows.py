@@ -168,3 +168,38 @@ def test_a_grid_search_with_two_jobs_finds_what_one_finds(backend: str) -> None:
     np.testing.assert_array_equal(one.cv_results_["mean_test_score"], two.cv_results_["mean_test_score"])
     for a, b in zip(parts(one.best_estimator_), parts(two.best_estimator_), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_row_that_is_read_backwards_is_predicted() -> None:
+    x = X[:1].astype(np.float32)
+    model = regressor().fit(X.astype(np.float32), REAL)
+    np.testing.assert_array_equal(model.predict(x[::-1]), model.predict(x))
+
+
+def test_zeros_that_are_not_to_be_written_are_streamed() -> None:
+    locked = read_only(np.zeros((4, 2)))
+    assert np.isfinite(regressor().partial_fit(locked, REAL[:4]).predict(locked)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_column_next_to_0_gets_no_infinite_weight(dtype: type) -> None:
+    x = X.astype(dtype)
+    x[:, 0] = RNG.random(300) * np.finfo(dtype).tiny / 10
+    model = classifier().fit(x, Y)
+    assert np.isfinite(model.coefs_[0]).all()
+    np.testing.assert_allclose(model.predict_proba(x).sum(axis=1), 1, rtol=1e-5)
+
+
+def test_columns_are_standardised_whatever_their_squares() -> None:
+    x = X * 10.0 ** np.array([-300, -170, 0, 170, 300])
+    found = Scaling.of(x)
+    np.testing.assert_allclose(found.scale, X.std(axis=0) * (x[0] / X[0]), rtol=1e-12)
+
+
+def test_what_float32_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sum is beyond float32: scale them, or give dtype='float64'"):
+        classifier(dtype="float32").fit(1e39 * X, Y)
+    steep = regressor(hidden_layer_sizes=())
+    with pytest.raises(ValueError, match=r"weights for X and y as they are given go beyond torch.float32: scale"):
+        steep.fit((1e-30 * X).astype(np.float32), 1e30 * REAL)
+    assert np.isfinite(steep.fit(1e-30 * X, 1e30 * REAL).predict(1e-30 * X)).all()

@@ -125,6 +125,7 @@ def test_arrays_that_torch_cannot_share_are_copied() -> None:
     locked.flags.writeable = False
     for given in (locked, X.numpy().astype(">f4"), X.numpy()[::-1][::-1], np.asfortranarray(X.numpy())):
         assert torch.equal(as_tensor(given, "x"), X)
+    assert torch.equal(as_tensor(X[:1].numpy()[::-1], "x"), X[:1])  # contiguous, and its stride is negative
 
 
 def tied(tie: Callable[[nn.Sequential], None]) -> nn.Sequential:

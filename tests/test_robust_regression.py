@@ -211,3 +211,14 @@ def test_the_command_line_refuses(tmp_path: Path, options: list[str], sentence: 
     done = CliRunner().invoke(app, ["fit", str(path), "--target", "y", *out, *options])
     assert done.exit_code != 0
     assert sentence in str(done.exception)
+
+
+def test_the_spread_is_1_where_all_rows_that_count_are_alike() -> None:
+    y = torch.tensor([[1.0], [2.0], [5.0]])
+    assert float(median_and_spread(y, torch.tensor([0.0, 0.0, 1.0]))[1]) == 1
+
+
+def test_a_single_row_that_counts_is_fitted() -> None:
+    x, y = np.arange(6.0)[:, None], np.arange(6.0)
+    model = lnn.LiftedRegressor((5,), loss="absolute", max_iter=2, random_state=0).fit(x, y, np.eye(6)[3])
+    np.testing.assert_allclose(model.predict(x[3:4]), [3.0], atol=0.1)

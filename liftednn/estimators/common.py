@@ -33,6 +33,7 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
+from liftednn.sources import as_tensor
 from liftednn.start import check_device
 
 __all__ = ["Lifted"]
@@ -245,7 +246,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """The moments of all rows that partial_fit was given, these ones included; on the CPU, to be pickled from there."""
         seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
         for part in blocks(len(work.x)):
-            rows = torch.from_numpy(work.x[part])
+            rows = as_tensor(work.x[part], "X")
             counts = None if work.counts is None else torch.as_tensor(work.counts[part]).to(rows)
             fresh = Moments.of(rows, rows[:, :0], counts)
             seen = fresh if seen is None else seen + fresh
@@ -272,6 +273,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]
+        if not all(bool(part.isfinite().all()) for pair in weights for part in pair):
+            raise ValueError(
+                f"the weights for X and y as they are given go beyond {weights[0].w.dtype}: scale the columns of X, or y, or give "
+                "dtype='float64'"
+            )
         self.coefs_ = [w.T.numpy(force=True) for w, _ in weights]
         self.intercepts_ = [b.numpy(force=True) for _, b in weights]
         self.history_, self.n_iter_ = history, n_iter

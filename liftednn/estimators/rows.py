@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from liftednn.estimators.scaling import Array, Scaling
-from liftednn.sources import Gathered, Mapped, Source, weighted
+from liftednn.sources import Gathered, Mapped, Source, as_tensor, weighted
 
 __all__ = ["Rows", "blocks"]
 
@@ -53,7 +53,8 @@ class Rows:
 
     def __getitem__(self, key: slice | Array) -> Array:
         rows = self.x[key if self.chosen is None else self.chosen[key]]
-        return self.scaling(np.asarray(rows, self.dtype))
+        with np.errstate(over="ignore"):  # what is infinite in `dtype` is refused by whoever reads it
+            return self.scaling(np.asarray(rows, self.dtype))
 
     @property
     def like(self) -> Tensor:
@@ -66,7 +67,7 @@ class Rows:
 
     def tensor(self, device: str | None = None) -> Tensor:
         """All of them; X itself where that can be, so not to be written to."""
-        return torch.from_numpy(np.require(self[:], requirements=["C", "W"])).to(device or "cpu")
+        return as_tensor(self[:], "X").to(device or "cpu")
 
     def source(self, y: Tensor, counts: Array | None, device: str | None) -> Source:
         """For a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""

@@ -20,6 +20,8 @@ Array = NDArray[Any]
 
 # Rows that are added up at a time.
 _ROWS = 8192
+# Times the least normal number: the least spread that weights are divided by.
+_LEAST = 1e4
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Scaling:
 
     @classmethod
     def of(cls, a: Any, counts: Array | None = None) -> Scaling:
-        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary is only shifted. One of zeros and one
-        other number is an indicator, and has that number as its unit: a rare one would become the largest of all inputs.
+        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary, or so little that weights on it would
+        overflow, is only shifted. One of zeros and one other number is an indicator, and has that number as its unit: a rare one would
+        become the largest of all inputs.
 
         `a` is an array, or has rows that slices give: a few are read at a time, and added up in float64 in an order that does not
         depend on the layout.
@@ -40,14 +43,23 @@ class Scaling:
         weight, shape = float(len(a) if counts is None else counts.sum()), a.shape[1]
         mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for rows, count in _blocks(a, counts):
-            mean += _total(rows, count) / weight
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean += _total(rows, count) / weight
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+        if not np.isfinite(mean).all():
+            raise ValueError(f"X or y holds numbers whose sum is beyond {a.dtype}: scale them, or give dtype='float64'")
         mark, indicates = low + high, (low == 0) | (high == 0)
+        unit = np.ldexp(
+            1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1
+        )  # squares of what is not about 1 may overflow
         for rows, count in _blocks(a, counts):
-            squares += _total((rows - mean) ** 2, count)
+            squares += _total(((rows - mean) / unit) ** 2, count)
             indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
-        spread = np.sqrt(squares / weight)
-        varies = spread > 10 * np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps * np.abs(mean)
+        spread, precision = (
+            unit * np.sqrt(squares / weight),
+            np.finfo(np.float64 if a.dtype == np.float64 else np.float32),
+        )
+        varies = spread > np.maximum(10 * precision.eps * np.abs(mean), _LEAST * precision.tiny)
         return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), 1.0))
 
     @classmethod

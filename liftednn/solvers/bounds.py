@@ -28,7 +28,7 @@ class Bounds:
             if not isinstance(bound, (Tensor, Real)):
                 raise ValueError(f"{name} must be a number or a tensor, got {bound!r}")
         if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
-            return Bounds(float(lower), float(upper))
+            return Bounds(_representable(lower, q), _representable(upper, q))
         return Bounds(_bound("lower", lower, q), _bound("upper", upper, q))
 
     def take(self, rows: slice | Tensor) -> Bounds:
@@ -39,9 +39,9 @@ class Bounds:
     def clip(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.clamp(x, self.lower, self.upper, out=out)  # type: ignore[arg-type]
 
-    def scaled(self, factor: float) -> Bounds:
-        """The box of factor * x; factor > 0."""
-        return Bounds(self.lower * factor, self.upper * factor)
+    def scaled(self, factor: float, like: Tensor) -> Bounds:
+        """The box of factor * x, for x as `like` in precision; factor > 0."""
+        return Bounds(*(_scaled(bound, factor, like) for bound in (self.lower, self.upper)))
 
     def distance(self, x: Tensor, g: Tensor, curvature: float) -> Tensor:
         """max over j of curvature |x - clip(x - g / curvature)|, one number per row, for x in the box.
@@ -88,9 +88,19 @@ def largest(name: str, x: Tensor) -> float:
     return size
 
 
+def _representable(bound: float | Real, like: Tensor) -> float:
+    """The bound, infinite where it is beyond what x can reach: torch refuses such numbers."""
+    return math.copysign(math.inf, float(bound)) if abs(float(bound)) > torch.finfo(like.dtype).max else float(bound)
+
+
+def _scaled(bound: float | Tensor, factor: float, like: Tensor) -> float | Tensor:
+    """In float64, where a large factor is not infinity: 0 times that would be NaN."""
+    return (bound.double() * factor).to(like) if isinstance(bound, Tensor) else _representable(bound * factor, like)
+
+
 def _bound(name: str, bound: float | Tensor, q: Tensor) -> Tensor:
     if not isinstance(bound, Tensor):
-        return q.new_full((1, 1), bound)
+        return q.new_full((1, 1), _representable(bound, q))
     _check_like(name, bound, q)
     shape = (1,) * (2 - bound.dim()) + tuple(bound.shape)
     if len(shape) > 2 or shape[0] not in (1, len(q)) or shape[1] not in (1, q.shape[1]):

@@ -86,11 +86,11 @@ def nnls(
     for first in range(0, len(q), size):
         rows = slice(first, first + size)
         box.take(rows).check()
-        part, right = box.take(rows).scaled(1 / units.z), q[rows] / units.q
-        start = part.clip(torch.zeros_like(right) if z0 is None else z0[rows] / units.z)
+        part, right = box.take(rows).scaled(1 / units.z, q), q[rows] / units.q
+        start = part.clip(torch.zeros_like(right) if z0 is None else (z0[rows].double() / units.z).to(q))
         steps, ending = _Block(shared, right, part, start, units.scale).solve(z[rows], tol, max_iter)
         residuals.append(_certify(shared, right, part, z[rows], tol * units.scale))
-        box.take(rows).clip(z[rows].mul_(units.z), out=z[rows])
+        box.take(rows).clip((z[rows].double() * units.z).to(q), out=z[rows])
         n_iter = max(n_iter, steps)
         endings.add(ending)
     kkt = torch.cat(residuals).max().item() / units.scale
@@ -123,9 +123,15 @@ class _Units:
 
     @staticmethod
     def of(h: Tensor, q: Tensor) -> _Units:
-        size, curvature = largest("q", q), h.diagonal().abs().mean().item() or largest("h", h)
-        unit_q, unit_h = (2.0 ** round(math.log2(each)) if each else 1.0 for each in (size, curvature))
-        return _Units(unit_h, unit_q, unit_q / unit_h, size / unit_q or 1.0)
+        size, curvature = largest("q", q), h.diagonal().double().abs().mean().item() or largest("h", h)
+        unit_q, unit_h = (2.0 ** math.floor(math.log2(each)) if each else 1.0 for each in (size, curvature))
+        unit_z = unit_q / unit_h
+        if not 0 < unit_z <= torch.finfo(q.dtype).max:
+            raise ValueError(
+                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond what {q.dtype} holds: scale h and q, or "
+                "give float64"
+            )
+        return _Units(unit_h, unit_q, unit_z, size / unit_q or 1.0)
 
 
 class _SharedMatrix:

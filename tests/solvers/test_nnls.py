@@ -360,3 +360,18 @@ def test_cuda_equals_cpu(condition: float) -> None:
     assert cuda.z.is_cuda
     assert cuda.status == "converged"
     torch.testing.assert_close(cuda.z.cpu(), cpu.z, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "h"), [(3e38, 1.0), (1e-40, 1.0), (1.0, 3e38), (1e-30, 1e-40), (1e30, 1e38)])
+def test_sizes_next_to_the_limits_of_float32(size: float, h: float) -> None:
+    q = torch.tensor([[size, -size, size / 2]])
+    for upper in (None, 1e39, torch.full((3,), 3e38)):
+        found = nnls(h * torch.eye(3), q, torch.zeros_like(q), upper=upper).z
+        torch.testing.assert_close(found.double(), (q.double() / h).clamp(min=0), rtol=1e-4, atol=1e-44)
+
+
+def test_a_solution_beyond_the_precision_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"h of about 1e-30 and q of about 1e\+30 have a solution beyond what torch.float32 holds"
+    ):
+        nnls(1e-30 * torch.eye(2), torch.full((1, 2), 1e30), upper=1.0)
