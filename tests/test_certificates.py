@@ -101,12 +101,12 @@ def test_states_by_bounded_least_squares(knob: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", [act.ReLU(), act.FenchelReLU(), act.Tanh()], ids=repr)
 def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dtype: torch.dtype) -> None:
     u, y = draw(N, P, seed=2).to(dtype), SoftmaxCrossEntropy().encode(torch.arange(N) % Q, Q).to(dtype)
-    for scale in SCALES[::3]:
+    for scale in (SCALES[0], SCALES[-1]):
         lam, lam_next, w = (
             scale if knob in names else 1.0 for names in (("lam", "both"), ("lam_next", "both"), ("weights",))
         )
         link = surroundings(activation, SoftmaxCrossEntropy(), lam, lam_next, w, dtype)
-        step = update_state(link, u, activation(u), y, 1e-3, 60)
+        step = update_state(link, u, activation(u), y, 1e-3, 40)
         z, curvature = step.states[0].double(), max(link.lipschitz, 1e-9)
         g, scaled = pull(link, u, z, y, own=False), float(pull(link, u, torch.zeros_like(z), y, own=False).abs().max())
         moved = activation.prox(z - g / curvature, u.double(), lam / curvature)
