@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo chromium test test-slow test-gpu lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
+.PHONY: setup demo chromium test test-slow test-gpu baselines lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
 	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-robust bench-refit bench-constraints \
 	bench-regression bench-beyond figures clean
 
@@ -36,6 +36,10 @@ test-slow: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# Short runs of every part, compared with stored results: before and after a refactoring.
+baselines: setup
+	$(BIN)/python -m tests.baselines
 
 lint: setup
 	$(BIN)/ruff check .
