@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence, Operator, Penalty
+from liftednn.base import Activation, Affine, Divergence
+from liftednn.layer import Layer
 from liftednn.operators import Dense
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["pruned"]
 
@@ -25,24 +25,7 @@ __all__ = ["pruned"]
 _PROBES = 16
 
 
-class _Layer(Protocol):
-    @property
-    def operator(self) -> Operator: ...
-
-    @property
-    def divergence(self) -> Divergence: ...
-
-    @property
-    def penalty(self) -> Penalty: ...
-
-    @property
-    def uncertainty(self) -> Uncertainty | None: ...
-
-
-L = TypeVar("L", bound=_Layer)
-
-
-def pruned(layers: Sequence[L], weights: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[L], list[Affine]]:
+def pruned(layers: Sequence[Layer], weights: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Layer], list[Affine]]:
     """Layers and weights without the units that can go; a layer keeps at least one."""
     given = [Affine(w, b) for w, b in weights]
     if len(given) != len(layers):
@@ -65,7 +48,7 @@ def pruned(layers: Sequence[L], weights: Sequence[tuple[Tensor, Tensor]]) -> tup
     return smaller, current
 
 
-def _check(layers: Sequence[_Layer]) -> None:
+def _check(layers: Sequence[Layer]) -> None:
     for place, layer in enumerate(layers):
         if not isinstance(layer.operator, Dense):
             raise ValueError(f"layer {place}: only units of Dense layers can be pruned, got {layer.operator!r}")
@@ -73,7 +56,7 @@ def _check(layers: Sequence[_Layer]) -> None:
             raise ValueError(f"layer {place}: {layer.divergence!r} makes one state of several units, so none can go")
 
 
-def _fold(layers: Sequence[_Layer], current: list[Affine], kept: list[Tensor], place: int) -> None:
+def _fold(layers: Sequence[Layer], current: list[Affine], kept: list[Tensor], place: int) -> None:
     """Let constants join the next bias, where the next layer has one."""
     (w, b), (onward, bias) = current[place], current[place + 1]
     varies = w.any(1)
@@ -97,7 +80,7 @@ def _narrow(current: list[Affine], kept: list[Tensor], place: int, stays: Tensor
     kept[place] = kept[place][stays]
 
 
-def _smaller(place: int, layer: L, outputs: Tensor, inputs: Tensor) -> L:
+def _smaller(place: int, layer: Layer, outputs: Tensor, inputs: Tensor) -> Layer:
     operator: Any = layer.operator
     divergence = layer.divergence
     if len(outputs) < operator.out_features:
@@ -108,7 +91,7 @@ def _smaller(place: int, layer: L, outputs: Tensor, inputs: Tensor) -> L:
     fewer = len(inputs) < operator.in_features
     uncertainty = layer.uncertainty.restrict(inputs) if layer.uncertainty and fewer else layer.uncertainty
     parts = {"operator": narrow, "divergence": divergence, "penalty": penalty, "uncertainty": uncertainty}
-    return replace(layer, **parts)  # type: ignore[type-var]
+    return replace(layer, **parts)
 
 
 def _without(divergence: Divergence, width: int, kept: Tensor) -> Divergence:
