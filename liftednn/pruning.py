@@ -15,14 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence
+from liftednn.base import Activation, Affine
 from liftednn.layer import Layer
 from liftednn.operators import Dense
 
 __all__ = ["pruned"]
-
-# Rows of random pre-activations by which an activation shows that it acts unit by unit.
-_PROBES = 16
 
 
 def pruned(layers: Sequence[Layer], weights: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Layer], list[Affine]]:
@@ -61,7 +58,8 @@ def _fold(layers: Sequence[Layer], current: list[Affine], kept: list[Tensor], pl
     (w, b), (onward, bias) = current[place], current[place + 1]
     varies = w.any(1)
     here, operator = layers[place], layers[place + 1].operator
-    phi = _without(here.divergence, here.operator.out_width, kept[place])(b[None].double())[0]
+    assert isinstance(here.divergence, Activation)
+    phi = here.divergence.restrict(kept[place])(b[None].double())[0]
     goes = ~varies if operator.bias else ~varies & (phi == 0)
     moved = onward.double() @ torch.where(goes, phi, torch.zeros_like(phi))
     if bool(goes.all()):
@@ -84,32 +82,16 @@ def _smaller(place: int, layer: Layer, outputs: Tensor, inputs: Tensor) -> Layer
     operator: Any = layer.operator
     divergence = layer.divergence
     if len(outputs) < operator.out_features:
-        divergence = _without(layer.divergence, operator.out_features, outputs)
-        _check_units(place, layer.divergence, divergence, operator.out_features, outputs)
+        assert isinstance(divergence, Activation)
+        if not divergence.unitwise:
+            raise ValueError(
+                f"layer {place}: {divergence!r} is not declared `unitwise`, so its units may depend on each other and none can go: use "
+                "an activation that acts unit by unit"
+            )
+        divergence = divergence.restrict(outputs)
     narrow = replace(operator, in_features=len(inputs), out_features=len(outputs))
     penalty = layer.penalty.restrict(outputs, inputs)
     fewer = len(inputs) < operator.in_features
     uncertainty = layer.uncertainty.restrict(inputs) if layer.uncertainty and fewer else layer.uncertainty
     parts = {"operator": narrow, "divergence": divergence, "penalty": penalty, "uncertainty": uncertainty}
     return replace(layer, **parts)
-
-
-def _without(divergence: Divergence, width: int, kept: Tensor) -> Divergence:
-    """With the parameters of the units that stay, where each has its own."""
-    assert isinstance(divergence, Activation)
-    given = {name: getattr(divergence, name) for name in divergence.learned}
-    own = {name: p[kept.to(p.device)] for name, p in given.items() if isinstance(p, Tensor) and p.numel() == width}
-    return replace(divergence, **own) if own else divergence  # type: ignore[type-var]
-
-
-def _check_units(place: int, divergence: Divergence, narrow: Divergence, width: int, kept: Tensor) -> None:
-    """The states of the units that stay must not depend on the others."""
-    u = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(kept.device)
-    try:
-        alone = narrow(u[:, kept])
-    except (RuntimeError, ValueError):
-        alone = u[:, kept] * torch.nan
-    if not torch.allclose(divergence(u)[:, kept], alone):
-        raise ValueError(
-            f"layer {place}: the units of {divergence!r} depend on each other or on their places, so none can go"
-        )

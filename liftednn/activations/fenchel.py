@@ -93,7 +93,7 @@ class FenchelLeakyReLU(Fenchel):
     """
 
     alpha: Tensor | float = 0.01
-    homogeneous, learned, limits = True, ("alpha",), (1e-3, 10.0)
+    homogeneous, unitwise, learned, limits = True, True, ("alpha",), (1e-3, 10.0)
 
     def __post_init__(self) -> None:
         if not positive(self.alpha):
@@ -132,6 +132,8 @@ class _Entropic(Fenchel):
 
     z + step phi^-1(z) = y has z = phi(w) with step w + phi(w) = y: an increasing function of w with slope at least `step`.
     """
+
+    unitwise = True
 
     @abstractmethod
     def entropy(self, z: Tensor) -> Tensor:
@@ -262,6 +264,7 @@ class Monotone(Fenchel):
     phi: Callable[[Tensor], Tensor] = torch.arcsinh
     inverse: Callable[[Tensor], Tensor] = torch.sinh
     curvature: float = 1.0
+    unitwise = True
 
     def __post_init__(self) -> None:
         u = torch.linspace(-30, 30, 6001, dtype=torch.float64)
