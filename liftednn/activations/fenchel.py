@@ -50,7 +50,8 @@ __all__ = [
 class Fenchel(Activation):
     """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi.
 
-    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those.
+    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those. The hash
+    has a tensor's shape in the place of its entries, so that it stays the same while a run changes them.
     """
 
     joint = False
@@ -59,11 +60,11 @@ class Fenchel(Activation):
         return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._key()))
+        return hash((type(self), *(_shape(part) for part in vars(self).values())))
 
     def _key(self) -> tuple[object, ...]:
         return tuple(
-            (part.shape, *part.flatten().tolist()) if isinstance(part, Tensor) else part for part in vars(self).values()
+            (_shape(part), part.tolist() if isinstance(part, Tensor) else None) for part in vars(self).values()
         )
 
     @abstractmethod
@@ -82,6 +83,11 @@ class Fenchel(Activation):
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         y = v + step * z
         return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
+
+
+def _shape(part: object) -> object:
+    """What never changes of a field: of a tensor its shape, else all of it."""
+    return (Tensor, *part.shape) if isinstance(part, Tensor) else part
 
 
 @dataclass(frozen=True, eq=False)
