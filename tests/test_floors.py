@@ -26,6 +26,7 @@ FLOORS = {
     "sources": 2,
     "checkpoint": 2,
     "tables": 2,
+    "conformance": 2,
     "identity": 3,
     "layer": 3,
     "pruning": 3,
