@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation
-from liftednn.conformance.common import SLACK, WIDTH, N, below_cap, check_in_u, check_minimal, close, draws, rivals
+from liftednn.base import Activation, Divergence, Grain
+from liftednn.conformance.common import (
+    SLACK,
+    WIDTH,
+    N,
+    below_cap,
+    check_in_u,
+    check_minimal,
+    check_units,
+    close,
+    draws,
+    no_better,
+    rivals,
+)
 from liftednn.functional import box_prox
 
 __all__ = ["check_activation"]
@@ -40,6 +53,13 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
         _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
     if activation.joint and not activation.refusal:
         _check_prox_joint(activation, u, reached, seed)
+    if activation.capped:
+        _check_cap(activation, inside, below_cap(activation, other, reached), reached)
+    if activation.curvature < torch.inf and not activation.refusal:
+        _check_tilted(activation, u, activation(other), seed)
+    check_units(activation, inside, reached)
+    if activation.unitwise:
+        _check_restrict(activation, u)
     _check_refit(activation, inside, reached)
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
@@ -75,7 +95,7 @@ def _check_prox(activation: Activation, u: Tensor, other: Tensor, seed: int) -> 
     for step in (0.05, 1.0, 20.0):
         found = activation.prox(v, u, step)
         check_minimal(lambda z: activation.value(u, z), found, v, step, "prox", seed)
-        if activation.curvature == torch.inf:
+        if activation.curvature == torch.inf or type(activation).prox_u is not Divergence.prox_u:
             moved = activation.prox_u(other, found, step)
             check_minimal(lambda a, z=found: activation.value(a, z), moved, other, step, "prox_u", seed)  # type: ignore[misc]
 
@@ -116,9 +136,104 @@ def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:
         close(box_prox(box, other, step), activation.prox(other, u, step), "box and prox disagree")
 
 
+def _check_cap(activation: Activation, u: Tensor, other: Tensor, z: Tensor) -> None:
+    """|u - s(z)|^2 below the cap, so that a midpoint is lower than the mean of its ends by |u - other|^2 / 4; +inf above it."""
+    ends = (activation.value(u, z) + activation.value(other, z)) / 2
+    sag = ends - activation.value((u + other) / 2, z)
+    close(sag, (u - other).square().sum(-1) / 4, "declared capped, but D is not |u - s(z)|^2 below the cap")
+    for unit in range(u.shape[-1]):
+        above = activation.cap(z)
+        above[:, unit] += 0.1 + 0.1 * above[:, unit].abs()
+        assert bool(activation.value(above, z).isinf().all()), (
+            "cap is not the largest u that z allows: D is finite above"
+        )
+
+
+def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -> None:
+    """Against points near and far: the states of other pre-activations are of the domain, unless it depends on u."""
+    for size in (0.1, 3.0):
+        pull = size * draws(seed + 3, 1, other.shape[-1])[0]
+        found = activation.tilted(u, pull)
+        near = [
+            point
+            for each in rivals(found, seed, lambda v: activation.prox(v, u, 1e-3))
+            for point in (each, each.lerp(found, 0.9))
+        ]
+        others = [activation(u), other, other.lerp(found, 0.9), *near]
+        no_better(
+            lambda z, g=pull: activation.value(u, z) + (g * z).sum(-1),  # type: ignore[misc]
+            found,
+            others,
+            "tilted(u, g) is not the argmin over z of D(u, z) + <g, z>",
+        )
+
+
+def _check_restrict(activation: Activation, u: Tensor) -> None:
+    kept = torch.arange(0, u.shape[-1], 2)
+    close(
+        activation.restrict(kept)(u[:, kept]),
+        activation(u)[:, kept],
+        "restrict(units) must give the states of those units",
+    )
+
+
 def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
+    grains: tuple[Grain, ...] = ("layer", "unit") if activation.learned and activation.unitwise else ("layer",)
+    for per in grains:
+        _check_lower(activation, u, z, per)
+    if activation.learned:
+        _check_rows(activation, u, z)
+
+
+def _parameters(activation: Activation) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(getattr(activation, name), dtype=torch.float64) for name in activation.learned}
+
+
+def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
+    """Rows of no weight do not count, those of next to none count for next to nothing where `summed` is declared."""
+    half = len(u) // 2
+    weights = (torch.arange(len(u)) < half).double().clamp(min=1e-12 if activation.summed else 0.0)
+    whole, few = (_parameters(activation.refit(*rows)) for rows in ((u, z, weights), (u[:half], z[:half])))
+    for name in activation.learned:
+        close(
+            whole[name],
+            few[name],
+            f"refit does not weigh rows by sample_weight, or is not `summed`: {name}",
+            share=1e-6,
+        )
+
+
+def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> None:
     counts = torch.arange(len(u)) % 3 + 0.5
-    found = activation.refit(u, z, counts)
+    found = activation.refit(u, z, counts, per)
     assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"
     before, after = (float(each.value(u, z) @ counts.to(u)) for each in (activation, found))
     assert after <= before + SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
+    shapes = {name: tuple(each.shape) for name, each in _parameters(found).items()}
+    assert per == "layer" or set(shapes.values()) <= {(), (u.shape[-1],)}, f"refit per unit gave shapes {shapes}"
+    for name, now in _parameters(found).items():
+        given = _parameters(activation)[name]
+        lower, upper = (bound.flatten() for bound in torch.broadcast_tensors(*_limits(activation, given)))
+        assert bool(((now >= lower.min() - SLACK) & (now <= upper.max() + SLACK)).all()), (
+            f"refit leaves `limits`: {name} = {now}"
+        )
+        for factor in (0.9, 0.99, 1.01, 1.1):
+            rival = (now * factor).clamp(lower.min(), upper.max())
+            energy = _energy(found, name, rival, u, z) @ counts.to(u)
+            assert bool(energy >= after - SLACK * (1 + abs(after))), (
+                f"refit is not the minimiser: another {name} is better"
+            )
+
+
+def _limits(activation: Activation, given: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in activation.limits)
+    return torch.minimum(low, given), torch.maximum(high, given)
+
+
+def _energy(activation: Activation, name: str, parameter: Tensor, u: Tensor, z: Tensor) -> Tensor:
+    """D with another parameter; +inf where the class refuses it, as bounds in the wrong order."""
+    given = parameter if parameter.ndim else float(parameter)
+    try:
+        return replace(activation, **{name: given}).value(u, z)  # type: ignore[type-var]
+    except ValueError:
+        return torch.full_like(u[:, 0], torch.inf)
