@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple, Self
 
 from torch import Tensor
 
@@ -52,12 +53,19 @@ class Divergence(ABC):
     quadratic    D(u, z) = curvature / 2 |u - z|^2 + const(z)
     capped       D(u, z) = |u - s(z)|^2 on u <= cap(z): the domain couples u and z
     homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0: what the rescaling of sec. 3 needs
+    unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k): what pruning needs
+    uniform      `unitwise`, with the same function for every unit, of any number of them: what robust.BoxBall needs
     refusal      why no network can be trained with this divergence; empty if it can
     """
 
     quadratic: bool = False
     capped: bool = False
     homogeneous: bool = False
+    unitwise: bool = False
+
+    @property
+    def uniform(self) -> bool:
+        return self.unitwise
 
     @property
     @abstractmethod
@@ -119,6 +127,15 @@ class Activation(Divergence):
     @abstractmethod
     def joint(self) -> bool: ...
 
+    @property
+    def uniform(self) -> bool:
+        return self.unitwise and not self._of_units()
+
+    def _of_units(self) -> dict[str, Tensor]:
+        """The learned fields that have one entry per unit."""
+        given = {name: getattr(self, name) for name in self.learned}
+        return {name: field for name, field in given.items() if isinstance(field, Tensor) and field.numel() > 1}
+
     @abstractmethod
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
@@ -161,14 +178,26 @@ class Activation(Divergence):
         """
         return self
 
+    def restrict(self, units: Tensor) -> Self:
+        """The same activation for u[:, units], for a `unitwise` one: `learned` fields keep the entries of those units."""
+        own = {name: field[units.to(field.device)] for name, field in self._of_units().items()}
+        return replace(self, **own) if own else self  # type: ignore[type-var]
+
 
 class Loss(Divergence):
     """A divergence whose z is clamped to the encoded responses: L(y, u) = D(u, encode(y)).
 
+    classes     responses are labels, which `decode` gives as integers; otherwise they are real
     invariant   L(y + c, u + c) = L(y, u): responses may be centred, and measured in units of their own spread
+    link        the activation that `loss(u)` is, such as Softmax(); None where it is not one of liftednn.activations
     """
 
     invariant: bool = False
+    link: Activation | None = None
+
+    @property
+    @abstractmethod
+    def classes(self) -> bool: ...
 
     def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
         """What mini-batch steps are scaled by, row i counting `counts[i]` times: the curvature, unless few scores ever meet it."""

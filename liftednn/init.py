@@ -292,12 +292,12 @@ class _Look(NamedTuple):
         rows, loss = inputs(network, x), network.loss
         z = responses(network, y, rows)
         u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
-        value, said = float(loss.value(u, z).mean()), loss.decode(u)
+        value = float(loss.value(u, z).mean())
         integers = not as_tensor(y, "y").is_floating_point()
         if isinstance(loss, Matching) and (integers or (isinstance(loss.activation, Sigmoid) and _hard(z))):
-            return cls(value, float(((said > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
+            return cls(value, float(((loss.decode(u) > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
         real = "D^2" if isinstance(loss, Bounded) else "R^2"
-        return cls(value, loss.score(u, z), real if said.is_floating_point() else "accuracy", len(rows))
+        return cls(value, loss.score(u, z), "accuracy" if loss.classes else real, len(rows))
 
 
 def _tell(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:

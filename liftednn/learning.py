@@ -7,7 +7,8 @@ d = theta' - theta the block gains  g = lam mean D_theta - lam mean D_theta',  s
     theta <- theta + rate * 2 g / (c mean |J d|^2) * d,      c the curvature of the loss, as its residuals meet it
 
 with g and c |J d|^2 as running means. It rests where theta = refit(u, z), as the exact block does. Parameters are tensors that
-are changed in place, so that a step recorded on a GPU sees them.
+are changed in place, so that a step recorded on a GPU sees them. They belong to the run: `as_tensors` copies what is given, `settled`
+what is handed out, and a layer that learns nothing is never written to.
 """
 
 from __future__ import annotations
@@ -123,9 +124,10 @@ class Learner:
         return self._now() | {f"good.{name}": tensor for name, tensor in self.good.items()}
 
     def _now(self) -> dict[str, Tensor]:
-        if not any(self.grains):
-            return {}
-        return {"phi.means": self.means, **named_parameters(self.descent.network, self.descent.network)}
+        hidden = [(place, phi) for place, phi in enumerate(self.descent.network.hidden) if self.grains[place]]
+        named = {f"phi.{place}.{name}": part for place, phi in hidden for name, part in parameters(phi).items()}
+        tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
+        return tensors and {"phi.means": self.means, **tensors}
 
     def _kept(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._now().items()}

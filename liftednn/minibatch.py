@@ -152,7 +152,7 @@ class MiniBatch:
 
 
 class Run:
-    """A run in progress."""
+    """A run in progress. The learned parameters of its `network` change in place; those given and handed out are copies."""
 
     def __init__(
         self,

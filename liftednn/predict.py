@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Loss
+from liftednn.base import Affine
 from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
@@ -51,13 +51,8 @@ def lifted(
     max_iter   iterations at most in a block, and cyclic passes at most
     """
     x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
-    rule = _by_class if _classifies(network.loss) else _by_elimination
+    rule = _by_class if network.loss.classes else _by_elimination
     return torch.cat([rule(network, weights, rows, tol, max_iter) for rows in x.split(_ROWS)])
-
-
-def _classifies(loss: Loss) -> bool:
-    """Whether responses are labels: then decoding scores gives integers."""
-    return not loss.decode(torch.zeros(1, 1)).is_floating_point()
 
 
 def _by_elimination(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:

@@ -10,39 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence, Operator, Penalty
+from liftednn.base import Activation, Affine
+from liftednn.layer import Layer
 from liftednn.operators import Dense
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["pruned"]
 
-# Rows of random pre-activations by which an activation shows that it acts unit by unit.
-_PROBES = 16
 
-
-class _Layer(Protocol):
-    @property
-    def operator(self) -> Operator: ...
-
-    @property
-    def divergence(self) -> Divergence: ...
-
-    @property
-    def penalty(self) -> Penalty: ...
-
-    @property
-    def uncertainty(self) -> Uncertainty | None: ...
-
-
-L = TypeVar("L", bound=_Layer)
-
-
-def pruned(layers: Sequence[L], weights: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[L], list[Affine]]:
+def pruned(layers: Sequence[Layer], weights: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Layer], list[Affine]]:
     """Layers and weights without the units that can go; a layer keeps at least one."""
     given = [Affine(w, b) for w, b in weights]
     if len(given) != len(layers):
@@ -65,7 +45,7 @@ def pruned(layers: Sequence[L], weights: Sequence[tuple[Tensor, Tensor]]) -> tup
     return smaller, current
 
 
-def _check(layers: Sequence[_Layer]) -> None:
+def _check(layers: Sequence[Layer]) -> None:
     for place, layer in enumerate(layers):
         if not isinstance(layer.operator, Dense):
             raise ValueError(f"layer {place}: only units of Dense layers can be pruned, got {layer.operator!r}")
@@ -73,12 +53,13 @@ def _check(layers: Sequence[_Layer]) -> None:
             raise ValueError(f"layer {place}: {layer.divergence!r} makes one state of several units, so none can go")
 
 
-def _fold(layers: Sequence[_Layer], current: list[Affine], kept: list[Tensor], place: int) -> None:
+def _fold(layers: Sequence[Layer], current: list[Affine], kept: list[Tensor], place: int) -> None:
     """Let constants join the next bias, where the next layer has one."""
     (w, b), (onward, bias) = current[place], current[place + 1]
     varies = w.any(1)
     here, operator = layers[place], layers[place + 1].operator
-    phi = _without(here.divergence, here.operator.out_width, kept[place])(b[None].double())[0]
+    assert isinstance(here.divergence, Activation)
+    phi = here.divergence.restrict(kept[place])(b[None].double())[0]
     goes = ~varies if operator.bias else ~varies & (phi == 0)
     moved = onward.double() @ torch.where(goes, phi, torch.zeros_like(phi))
     if bool(goes.all()):
@@ -97,36 +78,20 @@ def _narrow(current: list[Affine], kept: list[Tensor], place: int, stays: Tensor
     kept[place] = kept[place][stays]
 
 
-def _smaller(place: int, layer: L, outputs: Tensor, inputs: Tensor) -> L:
+def _smaller(place: int, layer: Layer, outputs: Tensor, inputs: Tensor) -> Layer:
     operator: Any = layer.operator
     divergence = layer.divergence
     if len(outputs) < operator.out_features:
-        divergence = _without(layer.divergence, operator.out_features, outputs)
-        _check_units(place, layer.divergence, divergence, operator.out_features, outputs)
+        assert isinstance(divergence, Activation)
+        if not divergence.unitwise:
+            raise ValueError(
+                f"layer {place}: {divergence!r} is not declared `unitwise`, so its units may depend on each other and none can go: use "
+                "an activation that acts unit by unit"
+            )
+        divergence = divergence.restrict(outputs)
     narrow = replace(operator, in_features=len(inputs), out_features=len(outputs))
     penalty = layer.penalty.restrict(outputs, inputs)
     fewer = len(inputs) < operator.in_features
     uncertainty = layer.uncertainty.restrict(inputs) if layer.uncertainty and fewer else layer.uncertainty
     parts = {"operator": narrow, "divergence": divergence, "penalty": penalty, "uncertainty": uncertainty}
-    return replace(layer, **parts)  # type: ignore[type-var]
-
-
-def _without(divergence: Divergence, width: int, kept: Tensor) -> Divergence:
-    """With the parameters of the units that stay, where each has its own."""
-    assert isinstance(divergence, Activation)
-    given = {name: getattr(divergence, name) for name in divergence.learned}
-    own = {name: p[kept.to(p.device)] for name, p in given.items() if isinstance(p, Tensor) and p.numel() == width}
-    return replace(divergence, **own) if own else divergence  # type: ignore[type-var]
-
-
-def _check_units(place: int, divergence: Divergence, narrow: Divergence, width: int, kept: Tensor) -> None:
-    """The states of the units that stay must not depend on the others."""
-    u = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(kept.device)
-    try:
-        alone = narrow(u[:, kept])
-    except (RuntimeError, ValueError):
-        alone = u[:, kept] * torch.nan
-    if not torch.allclose(divergence(u)[:, kept], alone):
-        raise ValueError(
-            f"layer {place}: the units of {divergence!r} depend on each other or on their places, so none can go"
-        )
+    return replace(layer, **parts)

@@ -136,6 +136,15 @@ def test_units_that_have_died_are_no_part_of_a_curvature(counts: Tensor | None) 
     assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, counts)[0]) == torch.inf
 
 
+@pytest.mark.parametrize("shape", [(40, 3), (2, 40, 1), (2, 1, 3), (0, 40, 3)], ids=str)
+def test_probes_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    network, weights = setup(1e3)
+    with pytest.raises(
+        ValueError, match=r"probes have shape .*: give \(m, 40, 3\), m >= 1 probes of the network's scores"
+    ):
+        curvatures(network, weights, recursion(network, weights, X)[1], torch.ones(shape, dtype=torch.float64))
+
+
 def test_a_whole_batch_is_the_full_batch_step() -> None:
     """Rate 1, no momentum, no damping, the divergence's own curvature: one ridge step on pseudo-targets, as BCD's W-step takes."""
     network, weights = setup(3.0, "softplus", (6,))
@@ -215,7 +224,7 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
         Metric.of(layer, rows, 0.01) for layer, rows in zip(network.layers, network.propagate(weights, X), strict=True)
     ]
     descent = Descent(network, weights, metrics, 0.0)
-    descent.refresh(X, Y, torch.sign(draw(40, 3, seed=1)))
+    descent.refresh(X, Y, torch.sign(draw(2, 40, 3, seed=1)))
     seen, (_, u) = answer(network, weights, X, Y), recursion(network, weights, X)
     for place, metric in enumerate(metrics):
         move = lnn.Affine(*metric.direction(weights[place], seen.forward[place], seen.pulls[place]))

@@ -26,7 +26,9 @@ FLOORS = {
     "sources": 2,
     "checkpoint": 2,
     "tables": 2,
+    "conformance": 2,
     "identity": 3,
+    "layer": 3,
     "pruning": 3,
     "network": 4,
     "start": 5,
@@ -52,7 +54,7 @@ FLOORS = {
     "cli": 11,
     "__main__": 12,
 }
-CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments")}
+CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments"), ("pruning", "layer")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

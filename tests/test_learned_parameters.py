@@ -22,6 +22,7 @@ from liftednn.choices import smoothed
 from liftednn.cli import main
 from liftednn.functional import within
 from liftednn.init import to_module
+from liftednn.learning import settled
 from liftednn.minibatch import Run
 from liftednn.modules.slopes import started
 from liftednn.network import Layer
@@ -242,6 +243,37 @@ def test_activations_and_networks_with_tensors_are_equal_by_value() -> None:
     assert FenchelLeakyReLU(torch.tensor([0.5])) != FenchelLeakyReLU(0.5)
     assert FenchelReLU() != FenchelLeakyReLU()
     assert Scaled(Tanh()) != Scaled(Sigmoid())
+
+
+@pytest.mark.parametrize("per", ["layer", "unit"])
+def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
+    x, y = planted(300)
+    given, still = (FenchelLeakyReLU(torch.full(shape, 0.1, dtype=torch.float64)) for shape in ((), (3,)))
+    network = lnn.LiftedNetwork.mlp([5, 4, 3, 3], [given, still], "squared")
+    run = Run(lnn.MiniBatch(refit=[per, None], batch_size=50), network, source_of(x, y))
+    live, kept, versions = run.network.hidden[0], settled(run.network), [phi.alpha._version for phi in (given, still)]  # type: ignore[union-attr]
+    theirs, own = {given: 1, network: 2}, {live: 3, run.network: 4}
+    next(run.passes())
+    run._restore()
+    next(run.passes())
+    assert (theirs[given], theirs[network], own[live], own[run.network]) == (1, 2, 3, 4)
+    assert [phi.alpha._version for phi in (given, still)] == versions  # type: ignore[union-attr]
+    assert network.hidden == [given, still] == [FenchelLeakyReLU(phi.alpha.clone()) for phi in (given, still)]  # type: ignore[union-attr]
+    assert settled(run.network) != kept
+    assert kept == settled(kept)
+
+
+def test_what_a_run_hands_out_stays_as_it_is() -> None:
+    x, y = planted(300)
+    network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
+    run = Run(lnn.MiniBatch(refit="unit", batch_size=50), network, source_of(x, y), validation=(x, y))
+    next(run.passes())
+    best = run.monitor.best_network
+    assert best is not None
+    before = learned(best.hidden[0]).clone()
+    next(run.passes())
+    assert torch.equal(learned(best.hidden[0]), before)
+    assert not torch.equal(learned(run.network.hidden[0]), before)
 
 
 def test_without_hidden_layers_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

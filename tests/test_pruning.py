@@ -130,8 +130,15 @@ def test_a_topology_is_cut_with_its_units() -> None:
 @pytest.mark.parametrize(
     ("activation", "sentence"),
     [
-        (act.Softmax(), "units of Softmax.* depend on each other or on their places, so none can go"),
-        (act.Simplex(), "units of Simplex.* depend on each other or on their places, so none can go"),
+        (
+            act.Softmax(),
+            r"Softmax\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+        ),
+        (
+            act.Simplex(),
+            r"Simplex\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+        ),
+        (act.Scaled(act.Softmax(), 2.0), r"Scaled\(.*\) is not declared `unitwise`"),
         (act.MaxPool(2), "MaxPool.* makes one state of several units, so none can go"),
     ],
 )

@@ -23,7 +23,7 @@ class _Clip(Fenchel):
     With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u - shift>: two terms that are each >= 0, free of cancellation.
     """
 
-    boxed = True
+    boxed, unitwise = True, True
     lower: Tensor | float
     upper: Tensor | float
     weight: float = 1.0

@@ -27,7 +27,7 @@ def _meet(a: Tensor, z: Tensor, step: float) -> Tensor:
 class _Clip(Activation):
     """phi(u) = clip(u, lower, upper);  D(u, z) = |u - z|^2 on lower <= z <= upper; curvature 2."""
 
-    curvature, quadratic, joint, boxed = 2.0, True, True, True
+    curvature, quadratic, joint, boxed, unitwise = 2.0, True, True, True, True
     lower: float
     upper: float
 
@@ -80,7 +80,7 @@ class ReLU(Activation):
     """
 
     norm: Literal["l2", "l1"] = "l2"
-    joint = True
+    joint, unitwise = True, True
 
     def __post_init__(self) -> None:
         if self.norm not in ("l2", "l1"):
@@ -135,7 +135,7 @@ class LeakyReLU(Activation):
     """
 
     alpha: float = 0.01
-    curvature, capped, joint, boxed, homogeneous = torch.inf, True, True, True, True
+    curvature, capped, joint, boxed, homogeneous, unitwise = torch.inf, True, True, True, True, True
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < torch.inf:

@@ -50,7 +50,8 @@ __all__ = [
 class Fenchel(Activation):
     """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi.
 
-    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those.
+    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those. The hash
+    has a tensor's shape in the place of its entries, so that it stays the same while a run changes them.
     """
 
     joint = False
@@ -59,11 +60,11 @@ class Fenchel(Activation):
         return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._key()))
+        return hash((type(self), *(_shape(part) for part in vars(self).values())))
 
     def _key(self) -> tuple[object, ...]:
         return tuple(
-            (part.shape, *part.flatten().tolist()) if isinstance(part, Tensor) else part for part in vars(self).values()
+            (_shape(part), part.tolist() if isinstance(part, Tensor) else None) for part in vars(self).values()
         )
 
     @abstractmethod
@@ -84,6 +85,11 @@ class Fenchel(Activation):
         return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
 
 
+def _shape(part: object) -> object:
+    """What never changes of a field: of a tensor its shape, else all of it."""
+    return (Tensor, *part.shape) if isinstance(part, Tensor) else part
+
+
 @dataclass(frozen=True, eq=False)
 class FenchelLeakyReLU(Fenchel):
     """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha).
@@ -93,7 +99,7 @@ class FenchelLeakyReLU(Fenchel):
     """
 
     alpha: Tensor | float = 0.01
-    homogeneous, learned, limits = True, ("alpha",), (1e-3, 10.0)
+    homogeneous, unitwise, learned, limits = True, True, ("alpha",), (1e-3, 10.0)
 
     def __post_init__(self) -> None:
         if not positive(self.alpha):
@@ -132,6 +138,8 @@ class _Entropic(Fenchel):
 
     z + step phi^-1(z) = y has z = phi(w) with step w + phi(w) = y: an increasing function of w with slope at least `step`.
     """
+
+    unitwise = True
 
     @abstractmethod
     def entropy(self, z: Tensor) -> Tensor:
@@ -262,6 +270,7 @@ class Monotone(Fenchel):
     phi: Callable[[Tensor], Tensor] = torch.arcsinh
     inverse: Callable[[Tensor], Tensor] = torch.sinh
     curvature: float = 1.0
+    unitwise = True
 
     def __post_init__(self) -> None:
         u = torch.linspace(-30, 30, 6001, dtype=torch.float64)

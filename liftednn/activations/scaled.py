@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from liftednn.activations.fenchel import Fenchel, Softmax, Tanh
+from liftednn.activations.fenchel import Fenchel, Tanh
 from liftednn.base import Box, Grain
 from liftednn.functional import as_given, grain, largest, like, positive, root, spread, totals
 
@@ -47,9 +47,11 @@ class Scaled(Fenchel):
             self._check_units()
 
     def _check_units(self) -> None:
-        if isinstance(self.activation, Softmax):
+        if not self.activation.unitwise:
+            kind = type(self.activation).__name__
             raise ValueError(
-                "the units of Softmax depend on each other, so they cannot have a scale each: give a number"
+                f"the units of {kind} depend on each other, so they cannot have a scale each: give a number, or declare "
+                f"{kind}.unitwise = True where they do not"
             )
 
     @property
@@ -63,6 +65,10 @@ class Scaled(Fenchel):
     @property
     def boxed(self) -> bool:  # type: ignore[override]
         return self.activation.boxed
+
+    @property
+    def unitwise(self) -> bool:  # type: ignore[override]
+        return self.activation.unitwise
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.activation(like(self.scale, u) * u)

@@ -105,6 +105,11 @@ def curvatures(
     mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores. Where nothing arrives, as below a head of zeros, c is
     infinite: the layer had better wait.
     """
+    if probes.ndim != 3 or not len(probes) or probes.shape[1:] != preactivations[-1].shape:
+        n, outputs = preactivations[-1].shape
+        raise ValueError(
+            f"probes have shape {tuple(probes.shape)}: give (m, {n}, {outputs}), m >= 1 probes of the network's scores"
+        )
     met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, counts)
     top = network.layers[-1].lam * met
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]

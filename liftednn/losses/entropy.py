@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from liftednn.activations import Identity, Softmax
 from liftednn.base import Loss
 from liftednn.functional import barrier, entropy_prox, log_partition, softmax
 
@@ -20,7 +21,7 @@ class SoftmaxCrossEntropy(Loss):
     Responses are labels 0 .. p-1, (n,), or rows of probabilities, (n, p).
     """
 
-    curvature = 0.5
+    curvature, classes, link = 0.5, True, Softmax()
 
     def __call__(self, u: Tensor) -> Tensor:
         return softmax(u)
@@ -55,7 +56,7 @@ class CrossEntropy(Loss):
     projection on the simplex, `Split(CrossEntropy(), Simplex())`.
     """
 
-    curvature = torch.inf
+    curvature, classes, link = torch.inf, True, Identity()
     refusal = (
         "CrossEntropy takes probabilities, and over affine scores it has no lower bound: use Split(CrossEntropy(), Simplex()) "
         "or SoftmaxCrossEntropy()"

@@ -29,6 +29,11 @@ class Matching(Loss):
     """
 
     activation: Activation = field(default_factory=Sigmoid)
+    classes = False
+
+    link = property(lambda self: self.activation)
+    unitwise = property(lambda self: self.activation.unitwise)
+    uniform = property(lambda self: self.activation.uniform)
 
     def __post_init__(self) -> None:
         if not isinstance(self.activation, Fenchel) or self.activation.curvature == torch.inf:

@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from liftednn.activations import Identity
 from liftednn.base import Loss
 from liftednn.functional import quantile, root
 from liftednn.losses.squared import real_responses
@@ -32,7 +33,8 @@ class Bounded(Loss):
     the best constant. It is taken without the smoothing, and summed over outputs before the division.
     """
 
-    invariant = True
+    unitwise, invariant = True, True
+    classes, link = False, Identity()
 
     @property
     @abstractmethod
@@ -201,6 +203,10 @@ class Quantile(Bounded):
     @property
     def levels(self) -> tuple[float, ...]:
         return self.q if isinstance(self.q, tuple) else (float(self.q),)
+
+    @property
+    def uniform(self) -> bool:
+        return not isinstance(self.q, tuple)
 
     @property
     def softness(self) -> float:

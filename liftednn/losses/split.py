@@ -32,6 +32,11 @@ class Split(Loss):
     activation: Activation = field(default_factory=ReLU)
     lam: float = 1.0
 
+    link = property(lambda self: self.activation)
+    classes = property(lambda self: self.loss.classes)
+    unitwise = property(lambda self: self.loss.unitwise and self.activation.unitwise)
+    uniform = property(lambda self: self.loss.uniform and self.activation.uniform)
+
     def __post_init__(self) -> None:
         if not 0 < self.lam < torch.inf:
             raise ValueError(f"lam must be positive, got {self.lam}")

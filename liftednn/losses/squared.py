@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from liftednn.activations import Identity
 from liftednn.base import Loss
 
 __all__ = ["SquaredError"]
@@ -15,7 +16,8 @@ __all__ = ["SquaredError"]
 class SquaredError(Loss):
     """L(y, u) = |u - y|^2; curvature 2, quadratic. Responses are real, (n,) or (n, p)."""
 
-    curvature, quadratic, homogeneous, invariant = 2.0, True, True, True
+    curvature, quadratic, homogeneous, unitwise, invariant = 2.0, True, True, True, True
+    classes, link = False, Identity()
 
     def __call__(self, u: Tensor) -> Tensor:
         return u

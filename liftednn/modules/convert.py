@@ -13,7 +13,7 @@ from liftednn.activations import Identity, Scaled
 from liftednn.base import Activation, Affine, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.modules.criteria import CRITERIA, loss_of
-from liftednn.modules.layers import fenchel, joint, layer_of
+from liftednn.modules.layers import fenchel, joint, layer_of, same_phi
 from liftednn.modules.reading import Chain, read
 from liftednn.modules.tracing import Step, refusal
 from liftednn.network import Layer, LiftedNetwork, Weights
@@ -64,19 +64,16 @@ def _loss(chain: Chain, given: str | Loss | nn.Module | None) -> Loss:
             what = type(loss).__name__ if not isinstance(loss, type) else f"the class {loss.__name__}"
             names = "'softmax', 'squared', 'absolute', 'huber', 'quantile'"
             raise ValueError(f"loss cannot be {what}: give {names}, a Loss of liftednn.losses, or torch's {CRITERIA}")
-        _check_link(step, loss, outputs)
+        _check_link(step, loss)
         return loss
     if step is None:
         return SoftmaxCrossEntropy() if outputs > 1 else SquaredError()
     return SoftmaxCrossEntropy() if isinstance(step.layer, (nn.Softmax, nn.LogSoftmax)) else Matching(fenchel(step))
 
 
-def _check_link(step: Step | None, loss: Loss, outputs: int) -> None:
+def _check_link(step: Step | None, loss: Loss) -> None:
     """What the module ends in must be the link of its loss, or nothing."""
-    if step is None:
-        return
-    u = torch.linspace(-7, 7, 15 * outputs, dtype=torch.float64).reshape(outputs, 15).T
-    if not torch.allclose(loss(u), fenchel(step)(u)):
+    if step is not None and not (loss.link and same_phi(loss.link, fenchel(step))):
         raise refusal(
             step, f"ends the module, but the link of {loss!r} is another: leave loss=None, or remove that layer"
         )

@@ -9,7 +9,7 @@ from liftednn.base import Activation
 from liftednn.functional import largest
 from liftednn.modules.tracing import Step, refusal
 
-__all__ = ["fenchel", "joint", "layer_of"]
+__all__ = ["fenchel", "joint", "layer_of", "same_phi"]
 
 # Where torch's softplus goes over to the identity: from here on by less than float32 can tell.
 _THRESHOLD = 20
@@ -114,6 +114,14 @@ def layer_of(activation: Activation) -> nn.Module | None:
         act.Softmax: nn.Softmax(-1),
     }
     return plain.get(type(activation))
+
+
+def same_phi(a: Activation, b: Activation) -> bool:
+    """Whether two activations are equal, or the same torch layer computes both: ReLU() and FenchelReLU(), say."""
+    one, other = layer_of(a), layer_of(b)
+    if one is None or isinstance(one, nn.PReLU):
+        return a == b
+    return repr(one) == repr(other)
 
 
 def _prelu(slopes: Tensor) -> nn.PReLU:

@@ -10,7 +10,7 @@ from torch import Tensor
 from liftednn.base import Divergence, Penalty
 from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, one_each, per_column, read
-from liftednn.robust.worst import Shifted, Worst, separable
+from liftednn.robust.worst import Shifted, Worst
 
 __all__ = ["BoxBall"]
 
@@ -43,10 +43,10 @@ class BoxBall(Uncertainty):
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if penalty.ridge is None:
             return f"BoxBall goes with a squared norm, L2 or NoPenalty, got {penalty!r}"
-        if not isinstance(divergence, SoftmaxCrossEntropy) and not separable(divergence, shape[0]):
+        if not isinstance(divergence, SoftmaxCrossEntropy) and (not divergence.uniform or divergence.capped):
             return (
-                "BoxBall needs a divergence that is a sum over units, the same for each, or the softmax's cross-entropy, "
-                f"got {divergence!r}"
+                "BoxBall needs a divergence declared `uniform`, a sum over units, the same for each, whose domain does not couple u "
+                f"and z, or the softmax's cross-entropy, got {divergence!r}"
             )
         if not divergence.quadratic and type(divergence).prox_u is Divergence.prox_u:
             return f"BoxBall needs a divergence with a prox in u, and {divergence!r} has none: use another loss"

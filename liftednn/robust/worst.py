@@ -12,25 +12,12 @@ from liftednn.base import Activation, Divergence
 from liftednn.functional import root
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 
-__all__ = ["Shifted", "Worst", "prox_of", "separable", "unit_values"]
+__all__ = ["Shifted", "Worst", "prox_of", "unit_values"]
 
 
 def unit_values(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
-    """D_k(u_k, z_k), (n, p), of a divergence that is a sum over units."""
+    """D_k(u_k, z_k), (n, p), of a `uniform` divergence."""
     return divergence.value(u[..., None], z[..., None])
-
-
-def separable(divergence: Divergence, width: int) -> bool:
-    """Whether D is a sum over units, each the same function: asked of values at a few points."""
-    generator = torch.Generator().manual_seed(0)
-    u, other = (torch.randn(4, width, generator=generator, dtype=torch.float64) for _ in range(2))
-    try:
-        z = divergence(other)
-        whole, parts = divergence.value(u, z), unit_values(divergence, u, z)
-    except (RuntimeError, IndexError):
-        return False
-    alike = parts.shape == u.shape and bool(whole.isfinite().all())
-    return alike and torch.allclose(parts.sum(-1), whole, rtol=1e-9, atol=1e-9)
 
 
 def prox_of(divergence: Divergence, v: Tensor, z: Tensor, step: float | Tensor) -> Tensor:

@@ -1,0 +1,121 @@
+"""What the checks share: points, rivals, and what holds for every divergence as a function of u."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Divergence
+
+__all__ = [
+    "SLACK",
+    "WIDTH",
+    "N",
+    "below_cap",
+    "check_in_u",
+    "check_minimal",
+    "check_units",
+    "close",
+    "draws",
+    "no_better",
+    "rivals",
+]
+
+N, WIDTH, SLACK = 64, 6, 1e-7
+
+
+def draws(seed: int, count: int, p: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(N, p, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def close(a: Tensor, b: Tensor, sentence: str, share: float = 1e-9) -> None:
+    a, b = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
+    size = 1 + b.abs().max()
+    off = torch.where(a == b, 0.0, (a - b).abs()).max()  # so that two infinities agree
+    assert bool(off <= share * size) or float(off) == 0, f"{sentence}: they differ by {float(off):.3g}"
+
+
+def no_better(energy: Callable[[Tensor], Tensor], found: Tensor, others: Iterable[Tensor], sentence: str) -> None:
+    """`found` has the least energy, row by row."""
+    least = energy(found)
+    assert bool(least.isfinite().all()), f"{sentence}: it lies outside the domain"
+    for other in others:
+        assert bool((energy(other) >= least - SLACK * (1 + least.abs())).all()), f"{sentence}: another point has less"
+
+
+def below_cap(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
+    """u moved into the domain that z leaves it."""
+    return torch.minimum(u, divergence.cap(z)) if divergence.capped else u
+
+
+def rivals(z: Tensor, seed: int, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Points near and far, as they are and pulled into the domain."""
+    generator = torch.Generator().manual_seed(seed + 17)
+    rivals = []
+    for size in (1e-3, 1e-2, 0.1, 1.0, 5.0):
+        moved = z + size * torch.randn(*z.shape, generator=generator, dtype=z.dtype)
+        rivals += [moved, project(moved)]
+    return rivals
+
+
+def check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> None:
+    """Convexity, gradient and curvature in u, along segments inside the domain."""
+    near = torch.lerp(u, other, 1e-5)
+    value, gradient = divergence.value(u, z), divergence.grad(u, z)
+    assert value.shape == u.shape[:1], (
+        f"value gave shape {tuple(value.shape)}, expected one energy per row, {(len(u),)}"
+    )
+    assert gradient.shape == u.shape, f"grad gave shape {tuple(gradient.shape)}, expected {tuple(u.shape)}"
+    assert bool(value.isfinite().all()), "D must be finite in its domain"
+    for point in (other, torch.lerp(u, other, 0.5), near):
+        move = point - u
+        linear, size = value + (gradient * move).sum(-1), 1 + value.abs() + divergence.value(point, z).abs()
+        rise = divergence.value(point, z) - linear
+        assert bool((rise >= -SLACK * size).all()), "D is not convex in u with this gradient: a tangent lies above it"
+        if divergence.curvature < torch.inf:
+            bound = divergence.curvature / 2 * move.square().sum(-1)
+            assert bool((rise <= bound + SLACK * size).all()), (
+                f"curvature {divergence.curvature} is not an upper bound, or grad is wrong"
+            )
+    if divergence.quadratic:
+        spread = divergence.value(other, z) - value
+        expected = divergence.curvature / 2 * ((other - z).square() - (u - z).square()).sum(-1)
+        close(spread, expected, "declared quadratic, but D is not curvature / 2 |u - z|^2 + const(z)")
+
+
+def check_minimal(
+    energy: Callable[[Tensor], Tensor], found: Tensor, v: Tensor, step: float, name: str, seed: int, whole: bool = False
+) -> None:
+    """`found` minimises energy + |. - v|^2 / (2 step) among points near and far."""
+
+    def objective(point: Tensor) -> Tensor:
+        distance = (point - v).square() / (2 * step)
+        return energy(point) + (distance.sum() if whole else distance.sum(-1))
+
+    least = objective(found)
+    assert bool(least.isfinite().all()), f"{name} must land inside the domain"
+    for rival in rivals(found, seed, lambda moved: torch.lerp(found, moved, 0.5)):
+        assert bool((objective(rival) >= least - SLACK * (1 + least.abs())).all()), (
+            f"{name} is not a minimiser at step {step}"
+        )
+
+
+def check_units(divergence: Divergence, u: Tensor, z: Tensor) -> None:
+    """`unitwise`: units of one row beside those of another add up to the same energy. `uniform`: so does every unit by itself."""
+    assert divergence.unitwise or not divergence.uniform, "declared uniform, but not unitwise"
+    if not divergence.unitwise:
+        return
+    assert u.shape == z.shape, "declared unitwise, but there are not as many states as pre-activations"
+    even = torch.arange(u.shape[-1]) % 2 == 0
+    mixed = [torch.where(even, part, part.flip(0)) for part in (u, z)]
+    total, whole = (divergence.value(*pair) for pair in (mixed, (u, z)))
+    close(total + total.flip(0), whole + whole.flip(0), "declared unitwise, but D is not a sum over units")
+    if divergence.uniform:
+        parts = divergence.value(u[..., None], z[..., None])
+        assert parts.shape == u.shape, (
+            "declared uniform, but D of single units, (n, p, 1), does not have one energy each"
+        )
+        close(parts.sum(-1), whole, "declared uniform, but D is not a sum over units, the same for each")

@@ -1,0 +1,84 @@
+"""`check_loss`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Divergence, Loss
+from liftednn.conformance.common import WIDTH, N, check_in_u, check_minimal, check_units, close, draws, no_better
+
+__all__ = ["check_loss"]
+
+
+def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
+    """Convex in u with the declared gradient and curvature; encode, decode and score agree with L; every attribute holds."""
+    u, other = draws(seed, 2, width)
+    integers = not loss.decode(u).is_floating_point()
+    assert loss.classes == integers, f"classes is {loss.classes}, but decode gives {loss.decode(u).dtype}"
+    y = torch.arange(N) % width if loss.classes else loss.decode(u.flip(0))
+    encoded = loss.encode(y, width).double()
+    assert encoded.shape == (N, width), f"encode gave shape {tuple(encoded.shape)}, expected {(N, width)}"
+    if loss.classes:
+        assert torch.equal(loss.decode(encoded), y), "decode(encode(y)) must give the labels back"
+        assert loss.score(encoded, encoded) == 1.0, "labels scored against themselves must give 1"
+    if not bool(loss.value(u, encoded).isfinite().all()):
+        u, other = u.softmax(-1), other.softmax(-1)
+    check_in_u(loss, u, other, encoded)
+    for step in (0.05, 0.7, 20.0):
+        if loss.curvature == torch.inf or type(loss).prox_u is not Divergence.prox_u:
+            _check_prox(loss, u, encoded, step, seed)
+    _check_responses(loss, u, width)
+    _check_link(loss, u)
+    _check_met(loss, u, encoded)
+    check_units(loss, u, encoded)
+    if loss.invariant:
+        shifted = loss.value(u + 0.7, loss.encode(y + 0.7, width))
+        close(shifted, loss.value(u, encoded), "declared invariant, but L(y + c, u + c) is not L(y, u)")
+    if loss.homogeneous:
+        close(
+            loss.value(3 * u, 3 * encoded),
+            9 * loss.value(u, encoded),
+            "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)",
+        )
+
+
+def _check_prox(loss: Loss, u: Tensor, encoded: Tensor, step: float, seed: int) -> None:
+    check_minimal(lambda v: loss.value(v, encoded), loss.prox_u(u, encoded, step), u, step, "prox_u", seed)
+
+
+def _check_responses(loss: Loss, u: Tensor, width: int) -> None:
+    """decode(u) is the response at which the loss is least, and the one of the best score."""
+    own = loss.encode(loss.decode(u), width).double()
+    labels = [torch.full((N,), label) for label in range(width)]
+    others = labels if loss.classes else [loss.decode(u.roll(turn, 0)) for turn in (1, 7)]
+    rivals = [loss.encode(each, width).double() for each in others]
+    no_better(lambda z: loss.value(u, z), own, rivals, "decode(u) is not the response at which the loss is least")
+    best, worse = (
+        loss.score(u, own),
+        max(loss.score(u, loss.encode(loss.decode(u.roll(turn, 0)), width).double()) for turn in (1, 7)),
+    )
+    assert best > worse, (
+        f"score must be higher for better scores: {best:.4g} for those of the responses, {worse:.4g} for others"
+    )
+    assert abs(best - 1) < 1e-9, f"scores whose responses are all right must have score 1, got {best:.6g}"
+
+
+def _check_link(loss: Loss, u: Tensor) -> None:
+    phi = loss(u)
+    assert phi.shape == u.shape, f"phi gave shape {tuple(phi.shape)}, expected {tuple(u.shape)}"
+    if loss.link is not None:
+        close(phi, loss.link(u), "loss(u) is not link(u)")
+    if loss.classes:
+        assert torch.equal(phi.argmax(-1), loss.decode(u)), "phi(u) is largest at another label than decode(u)"
+    else:
+        close(phi, loss.decode(u), "loss(u) is not decode(u)")
+
+
+def _check_met(loss: Loss, u: Tensor, encoded: Tensor) -> None:
+    """A row that counts three times is three rows."""
+    counts = torch.arange(N) % 3 + 1
+    met = loss.curvature_met(u, encoded, counts.to(u))
+    assert met > 0, f"curvature_met must be positive, got {met}"
+    many = loss.curvature_met(*(part.repeat_interleave(counts, 0) for part in (u, encoded)))
+    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weigh rows by counts")
