@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from liftednn import activations, losses
-from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
+from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty, Uncertainty
 from liftednn.operators import Dense
 from liftednn.penalties import L2, one_each
 from liftednn.pruning import pruned
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 

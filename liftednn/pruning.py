@@ -15,9 +15,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence, Operator, Penalty
+from liftednn.base import Activation, Affine, Divergence, Operator, Penalty, Uncertainty
 from liftednn.operators import Dense
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["pruned"]
 

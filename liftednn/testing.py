@@ -10,11 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
+from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty, Uncertainty
 from liftednn.functional import box_prox
 from liftednn.losses import SquaredError
 from liftednn.penalties import NoPenalty
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["check_activation", "check_loss", "check_operator", "check_penalty", "check_uncertainty"]
 

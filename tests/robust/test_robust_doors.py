@@ -18,14 +18,13 @@ from torch import nn
 import liftednn as lnn
 from liftednn import robust
 from liftednn.activations import FenchelReLU, Tanh
-from liftednn.base import Divergence
+from liftednn.base import Divergence, Uncertainty
 from liftednn.cli import main
 from liftednn.estimators.structure import Structured
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.testing import check_uncertainty
 
 KINDS: list[Uncertainty] = [getattr(robust, name)() for name in robust.__all__]
