@@ -1,7 +1,4 @@
-"""Conformance checks for your own activations, losses, penalties and operators: `check_activation(MyActivation())`.
-
-Each asserts mathematics on random points in float64 and fails with a sentence. They are the checks that this package's own classes pass.
-"""
+"""Checks of activations, losses, penalties and operators."""
 
 from __future__ import annotations
 
@@ -10,23 +7,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty, Uncertainty
+from liftednn.base import Activation, Affine, Divergence, Loss, Operator, Penalty
 from liftednn.functional import box_prox
-from liftednn.losses import SquaredError
-from liftednn.penalties import NoPenalty
 
-__all__ = ["check_activation", "check_loss", "check_operator", "check_penalty", "check_uncertainty"]
+__all__ = [
+    "SLACK",
+    "WIDTH",
+    "check_activation",
+    "check_loss",
+    "check_operator",
+    "check_penalty",
+    "close",
+    "draws",
+    "rivals",
+]
 
-_N, _WIDTH, _SLACK = 64, 6, 1e-7
+_N, WIDTH, SLACK = 64, 6, 1e-7
 
 
-def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0) -> None:
+def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) -> None:
     """phi is the argmin; D is convex as declared; gradient, curvature, prox, box, homogeneity and refit agree with D's values."""
     p = activation.fan(width)
     assert activation.width(p) == width, (
         f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
     )
-    u, other = (3 * draw for draw in _draws(seed, 2, p))
+    u, other = (3 * draw for draw in draws(seed, 2, p))
     z = activation(u)
     assert z.shape == (_N, width), f"phi gave shape {tuple(z.shape)} for {_N} rows of {p}: expected {(_N, width)}"
     assert activation(u.float()).dtype == torch.float32, "phi must keep float32"
@@ -49,12 +54,12 @@ def check_activation(activation: Activation, width: int = _WIDTH, seed: int = 0)
     _check_refit(activation, inside, reached)
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
-        _close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
+        close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
 
 
-def check_loss(loss: Loss, width: int = _WIDTH, seed: int = 0) -> None:
+def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
     """Convex in u with the declared gradient and curvature; encode and decode are inverse."""
-    u, other = _draws(seed, 2, width)
+    u, other = draws(seed, 2, width)
     classes = not loss.decode(u).is_floating_point()
     y = torch.arange(_N) % width if classes else loss.decode(u.flip(0))
     encoded = loss.encode(y, width).double()
@@ -69,7 +74,7 @@ def check_loss(loss: Loss, width: int = _WIDTH, seed: int = 0) -> None:
         _check_minimal(lambda v: loss.value(v, encoded), loss.prox_u(u, encoded, 0.7), u, 0.7, "prox_u", seed)
 
 
-def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, _WIDTH), seed: int = 0) -> None:
+def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: int = 0) -> None:
     """Non-negative; convex, or declared not to be; prox minimises; `ridge` and `box` agree with the value."""
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -77,25 +82,25 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, _WIDTH), seed: 
     value = penalty.value
     assert 0 <= value(inside) < torch.inf, f"pi must be finite and non-negative at prox(w), got {value(inside)}"
     if penalty.convex:
-        assert value((inside + other) / 2) <= (value(inside) + value(other)) / 2 + _SLACK, "pi is not convex"
+        assert value((inside + other) / 2) <= (value(inside) + value(other)) / 2 + SLACK, "pi is not convex"
     else:
         _check_projection(penalty, w, inside, seed)
     _check_minimal(lambda v: value(v)[None], inside, w, 0.4, "prox", seed, whole=True)
     if penalty.ridge is not None:
-        _close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
+        close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
     if penalty.boxed:
-        _close(box_prox(penalty.box(), w, 0.4), inside, "box and prox disagree")
+        close(box_prox(penalty.box(), w, 0.4), inside, "box and prox disagree")
 
 
 def _check_projection(penalty: Penalty, w: Tensor, found: Tensor, seed: int) -> None:
     """On a set without convexity: points of the set stay, and none of many others is better than prox(w)."""
-    _close(penalty.prox(found, 0.0), found, "prox with step 0 must leave a point of the set where it is")
-    near = [point for centre in (found, w) for point in _rivals(centre, seed, lambda moved: moved)]
+    close(penalty.prox(found, 0.0), found, "prox with step 0 must leave a point of the set where it is")
+    near = [point for centre in (found, w) for point in rivals(centre, seed, lambda moved: moved)]
     pulled = [penalty.prox(point, 0.0) for point in near]
     least = penalty.value(found) + (found - w).square().sum() / 0.8
     for rival in pulled:
         reached = penalty.value(rival) + (rival - w).square().sum() / 0.8
-        assert bool(reached >= least - _SLACK * (1 + least.abs())), (
+        assert bool(reached >= least - SLACK * (1 + least.abs())), (
             "prox is not a minimiser: another point of the set is better"
         )
 
@@ -112,53 +117,22 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     u, at_zero = operator.forward(x, weights), operator.forward(torch.zeros_like(x), weights)
     assert u.shape == r.shape, f"forward gave shape {tuple(u.shape)}, expected {tuple(r.shape)}"
     back = operator.adjoint(r, weights)
-    _close(((u - at_zero) * r).sum(), (x * back).sum(), "adjoint fails <A x, r> = <x, A' r>")
+    close(((u - at_zero) * r).sum(), (x * back).sum(), "adjoint fails <A x, r> = <x, A' r>")
     regression = operator.unfold(x) @ weights.w.T + weights.b
-    _close(regression.reshape(u.shape), u, "forward(x) must be unfold(x) w' + b")
-    _close(x @ operator.gram(weights), operator.adjoint(u - at_zero, weights), "gram must be adjoint after forward")
+    close(regression.reshape(u.shape), u, "forward(x) must be unfold(x) w' + b")
+    close(x @ operator.gram(weights), operator.adjoint(u - at_zero, weights), "gram must be adjoint after forward")
     largest = float(torch.linalg.eigvalsh(operator.gram(weights))[-1])
-    _close(
+    close(
         torch.tensor(operator.norm(weights) ** 2), torch.tensor(largest), "norm must be the spectral norm", share=1e-5
     )
 
 
-def check_uncertainty(
-    kind: Uncertainty, divergence: Divergence | None = None, width: int = _WIDTH, seed: int = 0
-) -> None:
-    """A term that is convex in the weights, above the one without uncertainty, larger where that is, the same in other coordinates."""
-    divergence = SquaredError() if divergence is None else divergence
-    x, z = _draws(seed, 2, width)
-    z = divergence(z[:, :3])
-    w, other = (draw[:3] for draw in _draws(seed + 1, 2, width))
-    refusal = kind.refusal(divergence, NoPenalty(), (3, width))
-    assert not refusal, f"a layer refuses it: {refusal}"
-
-    def term(kind: Uncertainty, x: Tensor, w: Tensor) -> float:
-        return kind.term(float(kind.seen(divergence, w).value(x @ w.T, z).mean()), divergence.curvature, w)
-
-    plain, robust = float(divergence.value(x @ w.T, z).mean()), term(kind, x, w)
-    assert robust > plain, f"the term is {robust:.6g}, and without uncertainty {plain:.6g}: it must be larger"
-    assert term(kind.scaled(2.0), x, w) > robust, "twice the uncertainty must give a larger term"
-    middle, ends = term(kind, x, (w + other) / 2), (robust + term(kind, x, other)) / 2
-    assert middle <= ends + _SLACK * (1 + ends), "the term is not convex in the weights"
-    factors, basis = torch.linspace(0.5, 2, width, dtype=torch.float64), _draws(seed + 2, 1, width)[0][:width]
-    same = torch.tensor([term(kind.columns(factors), x * factors, w / factors)])
-    _close(same, torch.tensor([robust]), "columns(factors) must be the same in other units")
-    same = torch.tensor([term(kind.through(basis), x @ basis, torch.linalg.solve(basis, w.T).T)])
-    _close(same, torch.tensor([robust]), "through(basis) must be the same in other coordinates", share=1e-6)
-    kept = torch.arange(0, width, 2)
-    some, unused = kind.restrict(kept), torch.zeros_like(w).index_copy(1, kept, w[:, kept])
-    if some is not None:
-        same = torch.tensor([term(some, x[:, kept], w[:, kept])])
-        _close(same, torch.tensor([term(kind, x, unused)]), "restrict(inputs) must be as if others had no weight")
-
-
-def _draws(seed: int, count: int, p: int) -> list[Tensor]:
+def draws(seed: int, count: int, p: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(_N, p, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def _close(a: Tensor, b: Tensor, sentence: str, share: float = 1e-9) -> None:
+def close(a: Tensor, b: Tensor, sentence: str, share: float = 1e-9) -> None:
     a, b = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
     size = 1 + b.abs().max()
     assert bool((a - b).abs().max() <= share * size), f"{sentence}: they differ by {float((a - b).abs().max()):.3g}"
@@ -173,12 +147,12 @@ def _check_argmin(activation: Activation, u: Tensor, seed: int) -> None:
     z = activation(u)
     least = activation.value(u, z)
     assert bool(least.isfinite().all()), "D(u, phi(u)) must be finite"
-    for rival in _rivals(z, seed, lambda v: activation.prox(v, u, 1e-3)):
+    for rival in rivals(z, seed, lambda v: activation.prox(v, u, 1e-3)):
         energy = activation.value(u, rival)
-        assert bool((energy >= least - _SLACK * (1 + least.abs())).all()), "phi(u) is not the argmin over z of D(u, z)"
+        assert bool((energy >= least - SLACK * (1 + least.abs())).all()), "phi(u) is not the argmin over z of D(u, z)"
 
 
-def _rivals(z: Tensor, seed: int, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def rivals(z: Tensor, seed: int, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Points near and far, as they are and pulled into the domain."""
     generator = torch.Generator().manual_seed(seed + 17)
     rivals = []
@@ -197,29 +171,29 @@ def _check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> 
         move = point - u
         linear, size = value + (gradient * move).sum(-1), 1 + value.abs() + divergence.value(point, z).abs()
         rise = divergence.value(point, z) - linear
-        assert bool((rise >= -_SLACK * size).all()), "D is not convex in u with this gradient: a tangent lies above it"
+        assert bool((rise >= -SLACK * size).all()), "D is not convex in u with this gradient: a tangent lies above it"
         if divergence.curvature < torch.inf:
             bound = divergence.curvature / 2 * move.square().sum(-1)
-            assert bool((rise <= bound + _SLACK * size).all()), (
+            assert bool((rise <= bound + SLACK * size).all()), (
                 f"curvature {divergence.curvature} is not an upper bound, or grad is wrong"
             )
     if divergence.quadratic:
         spread = divergence.value(other, z) - value
         expected = divergence.curvature / 2 * ((other - z).square() - (u - z).square()).sum(-1)
-        _close(spread, expected, "declared quadratic, but D is not curvature / 2 |u - z|^2 + const(z)")
+        close(spread, expected, "declared quadratic, but D is not curvature / 2 |u - z|^2 + const(z)")
 
 
 def _check_in_z(activation: Activation, u: Tensor, z: Tensor, other: Tensor) -> None:
     """Convexity in z at midpoints, and in (u, z) where it is declared."""
     ends = (activation.value(u, z) + activation.value(u, other)) / 2
     middle = activation.value(u, (z + other) / 2)
-    assert bool((middle <= ends + _SLACK * (1 + ends.abs())).all()), "D is not convex in z"
+    assert bool((middle <= ends + SLACK * (1 + ends.abs())).all()), "D is not convex in z"
     if activation.joint:
         flipped, moved = u.flip(0), other.flip(0)
         flipped = _below_cap(activation, flipped, moved)
         ends = (activation.value(u, z) + activation.value(flipped, moved)) / 2
         middle = activation.value((u + flipped) / 2, (z + moved) / 2)
-        assert bool((middle <= ends + _SLACK * (1 + ends.abs())).all()), (
+        assert bool((middle <= ends + SLACK * (1 + ends.abs())).all()), (
             "declared jointly convex, but D is not at a midpoint"
         )
 
@@ -252,7 +226,7 @@ def _check_prox_joint(activation: Activation, a: Tensor, b: Tensor, seed: int) -
 
 def _check_no_better(energy: Callable[[Tensor], Tensor], found: Tensor, rival: Tensor, v: Tensor, step: float) -> None:
     least, other = (energy(point) + (point - v).square().sum(-1) / (2 * step) for point in (found, rival))
-    assert bool((other >= least - _SLACK * (1 + least.abs())).all()), f"prox_joint is not a minimiser at step {step}"
+    assert bool((other >= least - SLACK * (1 + least.abs())).all()), f"prox_joint is not a minimiser at step {step}"
 
 
 def _check_minimal(
@@ -266,8 +240,8 @@ def _check_minimal(
 
     least = objective(found)
     assert bool(least.isfinite().all()), f"{name} must land inside the domain"
-    for rival in _rivals(found, seed, lambda moved: torch.lerp(found, moved, 0.5)):
-        assert bool((objective(rival) >= least - _SLACK * (1 + least.abs())).all()), (
+    for rival in rivals(found, seed, lambda moved: torch.lerp(found, moved, 0.5)):
+        assert bool((objective(rival) >= least - SLACK * (1 + least.abs())).all()), (
             f"{name} is not a minimiser at step {step}"
         )
 
@@ -277,7 +251,7 @@ def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
     found = activation.refit(u, z, counts)
     assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"
     before, after = (float(each.value(u, z) @ counts.to(u)) for each in (activation, found))
-    assert after <= before + _SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
+    assert after <= before + SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
 
 
 def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:
@@ -286,10 +260,10 @@ def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:
     def quadratic(a: Tensor) -> Tensor:
         return (box.weight * a * a / 2 - box.pull * a).sum(-1)
 
-    _close(
+    close(
         activation.value(u, z) - activation.value(u, other),
         quadratic(z) - quadratic(other),
         "box and value disagree in z",
     )
     for step in (0.05, 1.0, 20.0):
-        _close(box_prox(box, other, step), activation.prox(other, u, step), "box and prox disagree")
+        close(box_prox(box, other, step), activation.prox(other, u, step), "box and prox disagree")
