@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 import torch
@@ -351,7 +352,7 @@ class NothingAdded(Noise):
 
 
 class WrongColumns(Noise):
-    def columns(self, factors: Tensor) -> Noise:
+    def columns(self, factors: Tensor) -> Self:
         return self
 
 

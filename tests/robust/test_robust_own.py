@@ -85,8 +85,8 @@ def test_it_trains_by_both_trainers(place: int) -> None:
     own, known = (lnn.BCD(max_iter=3).run(network, x, y) for network in pair(place))
     same(own.weights, known.weights)
     assert own.history[-1].objective < own.history[0].objective
-    own, known = (lnn.MiniBatch(max_iter=3, batch_size=20).run(network, x, y) for network in pair(place))
-    same(own.weights, known.weights)
+    fits = [lnn.MiniBatch(max_iter=3, batch_size=20).run(network, x, y) for network in pair(place)]
+    same(fits[0].weights, fits[1].weights)
 
 
 def test_what_it_declares_is_obeyed() -> None:
