@@ -8,7 +8,8 @@ with X_0 the data and X_{L+1} the encoded responses. Rows are samples. `u` is al
 divergence is always written D(u, z). The loss is the last divergence, so there is no first-layer or last-layer case anywhere.
 
 A `Divergence` is D, seen as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence
-whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A.
+whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A. An `Uncertainty` says how a layer's rows may differ from what
+is given, and what its term then is.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor
 
-__all__ = ["Activation", "Affine", "Box", "Divergence", "Grain", "Loss", "Operator", "Penalty"]
+__all__ = ["Activation", "Affine", "Box", "Divergence", "Grain", "Loss", "Operator", "Penalty", "Uncertainty"]
 
 # How many parameters of its own a learned activation has: one for the layer, or one for each unit.
 Grain = Literal["layer", "unit"]
@@ -301,3 +302,60 @@ class Operator(ABC):
     @abstractmethod
     def norm(self, weights: Affine) -> float:
         """Spectral norm of the linear map x -> A x."""
+
+
+class Uncertainty(ABC):
+    """How a layer's rows x may differ from what is given, and all that this changes; sizes are in the units of those rows.
+
+    joint      the states of all layers may be updated at once
+    per_unit   learned parameters of the layer's activation may differ from unit to unit
+
+    Any stands for classes of `liftednn.blocks`, which this module must not import.
+    """
+
+    joint: bool = True
+    per_unit: bool = True
+
+    @abstractmethod
+    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+        """Why a layer with weights of this shape (out, in) cannot have it; empty if it can."""
+
+    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
+        """The divergence that the rows' energies are of, at fixed weights (out, in)."""
+        return divergence
+
+    @abstractmethod
+    def term(self, mean: float, curvature: float, w: Tensor) -> float:
+        """The robust energy, from the mean over rows of `seen` and the curvature of D in u; concave in the mean."""
+
+    def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
+        """The derivative of `term` in the mean, which is computed if asked for: an X-step is a plain one of `seen` with lam times it."""
+        return 1.0
+
+    @abstractmethod
+    def update_weights(self, problem: Any) -> Any:
+        """The W-step, a `WeightStep` from a `WeightProblem`, whose `solve` is the plain W-step."""
+
+    @abstractmethod
+    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> Any:
+        """What mini-batch steps need, for weights like w: a `RobustTerm`."""
+
+    @abstractmethod
+    def deviations(self, width: int) -> Tensor:
+        """How far off each of so many inputs may be, (width,), float64."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """The same, so many times as large."""
+
+    @abstractmethod
+    def columns(self, factors: Tensor) -> Self:
+        """The same for rows whose columns are multiplied by these, (p,)."""
+
+    @abstractmethod
+    def through(self, basis: Tensor) -> Self:
+        """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
+
+    @abstractmethod
+    def restrict(self, inputs: Tensor) -> Self | None:
+        """The same for x[:, inputs], given by their indices; None where those are certain."""

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Loss
+from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.precision import plain_arithmetic
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import Once, Source, source_of
 from liftednn.start import (
     check_network,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
-from liftednn.base import Affine, Loss, Penalty
+from liftednn.base import Affine, Loss, Penalty, Uncertainty
 from liftednn.choices import automatic, first_passes, guarded
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber, Matching, SoftmaxCrossEntropy, SquaredError
@@ -34,7 +34,6 @@ from liftednn.modules import Chain, from_module, network_of, precision, read, sl
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.precision import plain_arithmetic
 from liftednn.predict import feedforward
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
 from liftednn.sources import Once, as_tensor, source_of
 from liftednn.start import check_device, inputs, responses

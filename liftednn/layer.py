@@ -7,9 +7,8 @@ from numbers import Real
 
 from torch import Tensor
 
-from liftednn.base import Activation, Divergence, Operator, Penalty
+from liftednn.base import Activation, Divergence, Operator, Penalty, Uncertainty
 from liftednn.penalties import L2
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["Layer"]
 

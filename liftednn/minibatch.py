@@ -288,7 +288,7 @@ class Run:
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y, None, self.descent.guards).states
+        states = answer(inner, weights, x, y, None, self.descent.terms).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:

@@ -182,7 +182,7 @@ def test_zeros_that_are_not_to_be_written_are_streamed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_column_next_to_0_gets_no_infinite_weight(dtype: type) -> None:
+def test_a_column_next_to_0_gets_no_infinite_weight(dtype: type[np.floating[Any]]) -> None:
     x = X.astype(dtype)
     x[:, 0] = RNG.random(300) * np.finfo(dtype).tiny / 10
     model = classifier().fit(x, Y)

@@ -20,13 +20,11 @@ FLOORS = {
     "losses": 1,
     "penalties": 1,
     "operators": 1,
-    "robust": 2,
     "moments": 2,
     "solvers": 2,
     "sources": 2,
     "checkpoint": 2,
     "tables": 2,
-    "conformance": 2,
     "identity": 3,
     "layer": 3,
     "pruning": 3,
@@ -44,7 +42,8 @@ FLOORS = {
     "shortcomings": 7,
     "watch": 7,
     "minibatch": 8,
-    "saving": 8,
+    "robust": 8,
+    "saving": 9,
     "init": 9,
     "estimators": 9,
     "testing": 9,
@@ -82,6 +81,50 @@ def test_imports_only_from_lower_floors(path: Path) -> None:
 
 def test_no_file_is_too_long() -> None:
     assert {path.name: lines for path in FILES if (lines := len(path.read_text().splitlines())) > 350} == {}
+
+
+ROBUST = [path for path in FILES if "robust" in path.relative_to(ROOT).parts]
+# The kinds of uncertainty, the divergences they make and their terms.
+OF_ROBUST = {
+    node.name for path in ROBUST for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+}
+
+
+def names_in(node: ast.AST) -> set[str]:
+    named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return named | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+def kinds_told_apart(tree: ast.Module) -> list[str]:
+    """Where a class of `robust` is looked for, or an uncertainty's class is: only whether it is an `Uncertainty` may be asked."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
+            given, classes = names_in(node.args[0]), names_in(node.args[-1])
+            if classes & OF_ROBUST or ("uncertainty" in given and classes != {"Uncertainty"}):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.MatchClass) and names_in(node.cls) & OF_ROBUST:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_kind_of_uncertainty_is_told_apart_outside_robust() -> None:
+    others = [path for path in FILES if path not in ROBUST]
+    assert {path.name: lines for path in others if (lines := kinds_told_apart(ast.parse(path.read_text())))} == {}
+
+
+def test_the_kinds_are_found_where_they_are_told_apart() -> None:
+    assert {"BoxBall", "FrobeniusBall", "Noise", "Shifted", "Worst"} <= OF_ROBUST
+    for line in (
+        "isinstance(layer.uncertainty, BoxBall)",
+        "isinstance(kind, robust.Noise | FrobeniusBall)",
+        "isinstance(seen, (Worst, Shifted))",
+        "isinstance(layer.uncertainty, Mine)",
+        "issubclass(type(kind), BoxBall)",
+        "match kind:\n    case BoxBall():\n        pass",
+    ):
+        assert kinds_told_apart(ast.parse(line)), line
+    assert kinds_told_apart(ast.parse("isinstance(self.uncertainty, Uncertainty)")) == []
 
 
 def test_the_rule_can_fail() -> None:

@@ -12,9 +12,9 @@ from liftednn.blocks.descent import (
 from liftednn.blocks.joint import joint_refusal, update_all_states
 from liftednn.blocks.metric import Metric
 from liftednn.blocks.refits import Grains, RefitStep, grains_of, parameters, update_activation, with_activation
-from liftednn.blocks.robust import plain_layer, update_weights
-from liftednn.blocks.states import Link, StateStep, update_state
-from liftednn.blocks.weights import Design, WeightStep
+from liftednn.blocks.robust_term import RobustTerm
+from liftednn.blocks.states import Link, StateStep, plain_layer, update_state
+from liftednn.blocks.weights import Design, WeightProblem, WeightStep, update_weights
 
 __all__ = [
     "Answer",
@@ -24,7 +24,9 @@ __all__ = [
     "Link",
     "Metric",
     "RefitStep",
+    "RobustTerm",
     "StateStep",
+    "WeightProblem",
     "WeightStep",
     "answer",
     "curvatures",

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine
-from liftednn.blocks.guard import Guard, guard_of
 from liftednn.blocks.metric import Metric
-from liftednn.network import LiftedNetwork, Weights
+from liftednn.blocks.robust_term import RobustTerm
+from liftednn.network import Layer, LiftedNetwork, Weights
 
 __all__ = ["Answer", "Descent", "answer", "curvatures", "descent_refusal", "reach_of", "recursion"]
 
@@ -70,23 +70,23 @@ def answer(
     x: Tensor,
     y: Tensor,
     row_weights: Tensor | None = None,
-    guards: Sequence[Guard | None] = (),
+    terms: Sequence[RobustTerm | None] = (),
 ) -> Answer:
     """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss.
 
-    guards   of layers whose rows are uncertain; without them the layers count as if they were not
+    terms   the robust terms of layers whose rows are uncertain; without them the layers count as if they were not
     """
     forward, preactivations = recursion(network, weights, x)
-    last, guard = network.layers[-1], guards[-1] if guards else None
-    if guard is not None:
-        pull, lever = guard.pull(weights[-1].w, preactivations[-1], y)
+    last, term = network.layers[-1], terms[-1] if terms else None
+    if term is not None:
+        pull, lever = term.pull(weights[-1].w, preactivations[-1], y)
     else:
         pull, lever = last.divergence.grad(preactivations[-1], y), None
         pull = last.lam * pull if last.lam != 1 else pull
     if row_weights is not None:
         pull.mul_(row_weights[:, None])
         lever = None if lever is None else lever * row_weights[:, None]
-    states, pulls, levers = _backward(network, weights, preactivations, pull, guards)
+    states, pulls, levers = _backward(network, weights, preactivations, pull, terms)
     return Answer(forward, preactivations, states, pulls, [*levers, lever])
 
 
@@ -159,7 +159,7 @@ def _backward(
     weights: Weights,
     preactivations: list[Tensor],
     pull: Tensor,
-    guards: Sequence[Guard | None] = (),
+    terms: Sequence[RobustTerm | None] = (),
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     states: list[Tensor] = []
     levers: list[Tensor | None] = []
@@ -169,15 +169,21 @@ def _backward(
         assert isinstance(layer.divergence, Activation)
         down = network.layers[place].operator.adjoint(pulls[0], weights[place])
         down.div_(layer.lam)
-        guard = guards[place - 1] if guards else None
+        term = terms[place - 1] if terms else None
         lever: Tensor | None = None
-        if guard is not None:
-            z, pull, lever = guard.answer(weights[place - 1].w, u, down)
+        if term is not None:
+            z, pull, lever = term.answer(weights[place - 1].w, u, down)
         else:
             z = layer.divergence.tilted(u, down)
             pull = layer.divergence.grad(u, z).mul_(layer.lam)
         states, pulls, levers = [z, *states], [pull, *pulls], [lever, *levers]
     return states, pulls, levers
+
+
+def _term_of(layer: Layer, w: Tensor) -> RobustTerm | None:
+    """For weights like w; None where the layer has no uncertainty."""
+    kind = layer.uncertainty
+    return None if kind is None else kind.batch_term(layer.divergence, layer.lam, w)
 
 
 class Descent:
@@ -201,7 +207,7 @@ class Descent:
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
         self.weights = self._views(self.values)
-        self.guards = [guard_of(layer, w) for layer, (w, _) in zip(network.layers, self.weights, strict=True)]
+        self.terms = [_term_of(layer, w) for layer, (w, _) in zip(network.layers, self.weights, strict=True)]
         self.proxed = [place for place, m in enumerate(metrics) if m.layer.penalty.ridge is None and m.free[0]]
 
     def _views(self, flat: Tensor) -> list[Affine]:
@@ -228,15 +234,15 @@ class Descent:
 
     def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Answer:
         """The answer of a batch: each row's states are its own affair, and its pulls then count as often as it does."""
-        seen = answer(self.network, self.weights, x, y, self._row_weights(x), self.guards)
+        seen = answer(self.network, self.weights, x, y, self._row_weights(x), self.terms)
         if counts is None:
             return seen
         levers = [None if lever is None else lever * counts[:, None] for lever in seen.levers]
         return seen._replace(pulls=[pull * counts[:, None] for pull in seen.pulls], levers=levers)
 
     def _push(self, place: int, seen: Answer) -> Tensor | None:
-        guard = self.guards[place]
-        return None if guard is None else guard.push(self.weights[place].w, seen.levers[place])
+        term = self.terms[place]
+        return None if term is None else term.push(self.weights[place].w, seen.levers[place])
 
     def _prox(self, place: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
@@ -262,18 +268,18 @@ class Descent:
         """
         seen = self.see(x, y, counts)
         found = curvatures(self.network, self.weights, seen.preactivations, probes, counts, y)
-        for place, guard in enumerate(self.guards):
-            if guard is not None:
+        for place, term in enumerate(self.terms):
+            if term is not None:
                 z = [*seen.states, y][place]
-                guard.renew(self.weights[place].w, seen.preactivations[place], z, seen.levers[place], counts)
-        if self.guards[-1] is not None:
-            found = [c / self.guards[-1].share for c in found]  # all layers feel the loss that many times
+                term.renew(self.weights[place].w, seen.preactivations[place], z, seen.levers[place], counts)
+        if self.terms[-1] is not None:
+            found = [c / self.terms[-1].share for c in found]  # to all layers the loss counts 1 / share times
         for place, (metric, curvature) in enumerate(zip(self.metrics, found, strict=True)):
             operator = self.network.layers[place].operator
             rows = operator.unfold(seen.forward[place])
             metric.absorb(rows, counts)
-            guard = self.guards[place]
-            metric.refresh(curvature, None if guard is None else guard.stiffness())
+            term = self.terms[place]
+            metric.refresh(curvature, None if term is None else term.stiffness())
             move = Affine(*metric.direction(self.weights[place], rows, seen.pulls[place], self._push(place, seen)))
             motion = _mean_square(operator.forward(seen.forward[place], move), counts)
             excess = float((motion / _mean_square(seen.preactivations[place], counts)).sqrt()) / _TRUST
@@ -290,8 +296,8 @@ class Descent:
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate}
         if self.reach is not None:
             named["reach"] = self.reach
-        for place, guard in enumerate(self.guards):
-            named |= {} if guard is None else {f"{place}.{name}": part for name, part in guard.state().items()}
+        for place, term in enumerate(self.terms):
+            named |= {} if term is None else {f"{place}.{name}": part for name, part in term.state().items()}
         for place, metric in enumerate(self.metrics):
             named |= {f"{place}.{name}": part for name, part in metric.state().items()}
         return named
@@ -302,8 +308,8 @@ class Descent:
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
         self.reach = named["reach"].to(self.values) if "reach" in named else None
-        for place, guard in enumerate(self.guards):
-            if guard is not None:
-                guard.load({name: named[f"{place}.{name}"] for name in guard.state()})
+        for place, term in enumerate(self.terms):
+            if term is not None:
+                term.load({name: named[f"{place}.{name}"] for name in term.state()})
         for place, metric in enumerate(self.metrics):
             metric.load({name: named[f"{place}.{name}"] for name in metric.state()})

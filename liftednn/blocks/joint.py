@@ -13,7 +13,6 @@ from torch import Tensor
 from liftednn.blocks.states import StateStep, chunks, gather
 from liftednn.losses import Split
 from liftednn.network import Layer, LiftedNetwork, States, Weights
-from liftednn.robust import BoxBall
 from liftednn.solvers import Factor, prox_gradient, splitting
 
 __all__ = ["joint_refusal", "update_all_states"]
@@ -21,11 +20,11 @@ __all__ = ["joint_refusal", "update_all_states"]
 
 def joint_refusal(network: LiftedNetwork) -> str:
     """Why the states of all layers cannot be updated at once; empty if they can."""
+    kinds = [layer.uncertainty for layer in network.layers if layer.uncertainty is not None]
     for place, activation in enumerate(network.hidden):
-        if isinstance(network.layers[place].uncertainty, BoxBall) or isinstance(
-            network.layers[-1].uncertainty, BoxBall
-        ):
-            return "with a BoxBall the states must be updated layer by layer"
+        for kind in kinds:
+            if not kind.joint:
+                return f"with a {type(kind).__name__} the states must be updated layer by layer"
         if not activation.joint:
             return f"layer {place}: {activation!r} is not jointly convex, so its states must be updated layer by layer"
     if isinstance(network.loss, Split) and not _smooth(network):

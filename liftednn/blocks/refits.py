@@ -17,7 +17,6 @@ from torch import Tensor
 from liftednn.base import Activation, Grain
 from liftednn.functional import row_mean
 from liftednn.network import Layer, LiftedNetwork
-from liftednn.robust import BoxBall
 
 __all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
 
@@ -50,8 +49,11 @@ def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
                 f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
                 "or leave refit=None"
             )
-        if per == "unit" and isinstance(network.layers[place].uncertainty, BoxBall):
-            raise ValueError(f"layer {place}: in a BoxBall all units share one parameter: give refit='layer'")
+        kind = network.layers[place].uncertainty
+        if per == "unit" and kind is not None and not kind.per_unit:
+            raise ValueError(
+                f"layer {place}: in a {type(kind).__name__} all units share one parameter: give refit='layer'"
+            )
     return given
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine, Box
-from liftednn.functional import box_prox, clip
+from liftednn.functional import box_prox, clip, row_mean
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, select, splitting
 
-__all__ = ["Link", "StateStep", "chunks", "gather", "update_state"]
+__all__ = ["Link", "StateStep", "chunks", "gather", "plain_layer", "update_state"]
 
 # Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
@@ -58,6 +58,22 @@ class Link:
     def copies(self) -> Factor:
         """(A'A + I)^-1, for splitting."""
         return Factor.of(self.following.operator.gram(self.weights).double(), 1.0, 1.0, 0.0)
+
+
+def plain_layer(layer: Layer, weights: Affine, rows: Tensor, z: Tensor, counts: Tensor | None = None) -> Layer:
+    """The layer without uncertainty that an X-step may take in its place: equal to its term at these rows and z, up to a constant, and
+    never below it."""
+    kind = layer.uncertainty
+    if kind is None:
+        return layer
+    seen = layer.seen(weights.w)
+
+    def mean() -> float:
+        energy = seen.value(layer.operator.forward(rows, weights), z).double()
+        return float(row_mean(energy, counts))
+
+    slope = kind.slope(mean, layer.divergence.curvature, weights.w)
+    return replace(layer, divergence=seen, lam=layer.lam * slope, uncertainty=None)
 
 
 def update_state(link: Link, u: Tensor, z: Tensor, x_next: Tensor, tol: float = 1e-3, max_iter: int = 200) -> StateStep:

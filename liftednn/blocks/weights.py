@@ -14,12 +14,13 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.blocks.constrained import Quadratic, majorised
+from liftednn.functional import row_mean
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, ridge, select, splitting
 from liftednn.solvers.bounds import Bounds
 
-__all__ = ["Centred", "Design", "WeightStep", "plain_weights"]
+__all__ = ["Centred", "Design", "WeightProblem", "WeightStep", "update_weights"]
 
 
 @dataclass
@@ -85,21 +86,57 @@ class WeightStep:
     method: str
 
 
-def plain_weights(
+@dataclass(frozen=True)
+class WeightProblem:
+    """One W-step: a layer, its rows, the states or responses z after it, and the present weights; `tol` bounds the relative KKT residual.
+
+    An `Uncertainty` is given it, and `solve` to call.
+    """
+
+    layer: Layer
+    design: Design
+    z: Tensor
+    current: Affine
+    tol: float = 1e-3
+    max_iter: int = 200
+
+    @property
+    def width(self) -> int:
+        """The number of inputs p."""
+        return self.design.rows.shape[1]
+
+    @property
+    def gram(self) -> Tensor:
+        """The Gram matrix of the rows, (p, p), float64."""
+        return self.design.inputs.gram
+
+    def mean(self, weights: Affine) -> float:
+        """The mean over rows of the layer's divergence."""
+        u = torch.addmm(weights.b, self.design.rows, weights.w.T)
+        return float(row_mean(self.layer.divergence.value(u, self.z).double(), self.design.sample_weight))
+
+    def solve(self, noise: Tensor | None = None, lam: float | None = None, start: Affine | None = None) -> WeightStep:
+        """The minimising weights of the layer without its uncertainty.
+
+        noise   covariance (p, p) of independent noise on the rows
+        lam     to take in place of the layer's
+        start   to take in place of the present weights
+        """
+        layer = replace(self.layer, lam=self.layer.lam if lam is None else lam, uncertainty=None)
+        design = self.design if noise is None else self.design.noisy(noise)
+        start = self.current if start is None else start
+        method = select(layer.divergence, layer.penalty)
+        w, b, kkt, n_iter = _SOLVERS[method](layer, design, self.z, start, self.tol, self.max_iter)
+        return WeightStep(Affine(w.to(start.w), b.to(start.b)), kkt, n_iter, method)
+
+
+def update_weights(
     layer: Layer, design: Design, z: Tensor, current: Affine, tol: float = 1e-3, max_iter: int = 200
 ) -> WeightStep:
-    """The minimising weights of a layer as it is, without its uncertainty; see `update_weights`."""
-    method = select(layer.divergence, layer.penalty)
-    solve = {
-        "ridge": _ridge,
-        "nnls": _nnls,
-        "majorised": _majorised,
-        "prox_gradient": _prox_gradient,
-        "splitting": _splitting,
-        "projected": _projected,
-    }
-    w, b, kkt, n_iter = solve[method](layer, design, z, current, tol, max_iter)
-    return WeightStep(Affine(w.to(current.w), b.to(current.b)), kkt, n_iter, method)
+    """The minimising weights, from the present ones; `tol` bounds the block's relative KKT residual."""
+    problem, kind = WeightProblem(layer, design, z, current, tol, max_iter), layer.uncertainty
+    step: WeightStep = problem.solve() if kind is None else kind.update_weights(problem)
+    return step
 
 
 Outcome = tuple[Tensor, Tensor, float, int]
@@ -172,6 +209,16 @@ def _splitting(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
     start = torch.cat([part.view(len(current.b), -1) for part in problem.data.centre(current)], 1)
     result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
     return *problem.data.uncentre([result.x[:, :-1], result.x[:, -1]]), result.kkt, result.n_iter
+
+
+_SOLVERS = {
+    "ridge": _ridge,
+    "nnls": _nnls,
+    "majorised": _majorised,
+    "prox_gradient": _prox_gradient,
+    "splitting": _splitting,
+    "projected": _projected,
+}
 
 
 class Centred:

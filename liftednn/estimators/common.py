@@ -20,7 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from liftednn import choices, losses, predict
-from liftednn.base import Activation, Affine, Loss, Penalty
+from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
 from liftednn.bcd import BCD
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
@@ -31,7 +31,6 @@ from liftednn.minibatch import MiniBatch
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
 from liftednn.sources import as_tensor
 from liftednn.start import check_device

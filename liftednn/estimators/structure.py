@@ -13,12 +13,11 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from liftednn import activations, penalties
-from liftednn.base import Activation, Affine, Penalty
+from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.choices import guarded
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import uncertainty_of
 
 __all__ = ["Structured"]

@@ -7,12 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Divergence, Penalty
+from liftednn.base import Activation, Divergence, Penalty, Uncertainty
+from liftednn.blocks import RobustTerm, WeightProblem, WeightStep
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.robust.uncertainty import Uncertainty, check_sizes, misfit, one_each, per_column, read
+from liftednn.robust.box_weights import box_weights
+from liftednn.robust.sizes import check_sizes, misfit, one_each, per_column, read
 from liftednn.robust.worst import Shifted, Worst
 
-__all__ = ["BoxBall"]
+__all__ = ["BoxBall", "BoxTerm"]
+
+# A weight this small against its column's others, in root mean squares, counts as near 0.
+_NEAR = 1.0
+# The curvature of r^2 = (sum eps |w|)^2 in w, where signs are mixed, against that of sum (eps w)^2.
+_SPREAD = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +35,8 @@ class BoxBall(Uncertainty):
     eps     the half-width: a number for all inputs, or one for each, (p,)
     basis   (p, k) where the layer's rows are x @ basis, x in the box; None for the identity
     """
+
+    joint, per_unit = False, False
 
     eps: float | Tensor = 0.1
     basis: Tensor | None = None
@@ -72,13 +81,24 @@ class BoxBall(Uncertainty):
         on_x = self.on_x(w)
         return on_x.abs() @ self.widths(on_x)
 
-    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
+    def seen(self, divergence: Divergence, w: Tensor) -> Worst | Shifted:
         if isinstance(divergence, SoftmaxCrossEntropy):
             return Shifted(divergence, self.reach(w))
         return Worst(divergence, self.reach(w))
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean
+
+    def update_weights(self, problem: WeightProblem) -> WeightStep:
+        if self.basis is not None:
+            raise ValueError("a full-batch step takes a box in the layer's own inputs: leave basis out")
+        return box_weights(problem, self.widths(problem.design.rows))
+
+    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
+        eps = self.widths(w).clone()  # on the device once: a recorded step must copy nothing to it
+        return BoxTerm(
+            replace(self, eps=eps, basis=None if self.basis is None else self.basis.to(w)), divergence, lam, eps
+        )
 
     def deviations(self, width: int) -> Tensor:
         sizes = self.widths(torch.empty(width, dtype=torch.float64))
@@ -102,3 +122,62 @@ class BoxBall(Uncertainty):
             return self
         eps = self.eps[inputs.to(self.eps.device)]
         return replace(self, eps=eps) if bool(eps.any()) else None
+
+
+class BoxTerm(RobustTerm):
+    """Pulls at the worst end; the lever is the gradient in r, entry by entry.
+
+    matrix     (in, in), a guess of the curvature of r^2
+    hardness   the curvature of D, renewed with the geometry: to ask a learned activation for it would halt a recorded step
+    near       the size, for each input, below which |w| is rounded off, sqrt(w^2 + near^2): steps of a finite length would otherwise
+               overshoot 0 again and again. Renewed with the geometry, as is
+    bend       the curvature in w of that rounding, for each input
+    """
+
+    def __init__(self, kind: BoxBall, divergence: Divergence, lam: float, eps: Tensor) -> None:
+        self.kind, self.divergence, self.lam, self.share = kind, divergence, lam, eps.new_ones(())
+        self.hardness = self.share * divergence.curvature
+        self.matrix = _SPREAD * self._on_inputs(eps**2)
+        self.near, self.bend = torch.zeros_like(eps), torch.zeros_like(eps)
+
+    def _on_inputs(self, diagonal: Tensor) -> Tensor:
+        """A diagonal matrix of the rows x, where the box is, as one of the layer's inputs."""
+        basis = self.kind.basis
+        return torch.diag(diagonal) if basis is None else (basis.T * diagonal) @ basis
+
+    def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        seen = self.kind.seen(self.divergence, w)
+        signs = seen.signs(u, z)
+        pull = self.divergence.grad(torch.addcmul(u, signs, seen.reach), z).mul_(self.lam)
+        return pull, signs * pull
+
+    def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The state moves only where g outweighs what the other end would add: until then both ends are equally bad, and count by
+        shares (1 - m) / 2 and (1 + m) / 2. Theirs is  m = clip(g / (c r)),  exact where phi has the slope c, or 0, between them.
+        """
+        assert isinstance(self.divergence, Activation)
+        reach = self.kind.reach(w)
+        m = (g / (self.hardness * reach).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
+        z = self.divergence.tilted(torch.addcmul(u, m, reach), g)
+        high = self.divergence.grad(u + reach, z).mul_(1 + m).mul_(self.lam / 2)
+        low = self.divergence.grad(u - reach, z).mul_(1 - m).mul_(self.lam / 2)
+        return z, high + low, high - low
+
+    def push(self, w: Tensor, lever: Tensor | None) -> Tensor:
+        assert lever is not None
+        on_x = self.kind.on_x(w)
+        moved = lever.mean(0)[:, None] * self.kind.widths(on_x) * on_x * (on_x.square() + self.near.square()).rsqrt()
+        return moved if self.kind.basis is None else moved @ self.kind.basis
+
+    def stiffness(self) -> Tensor:
+        return self.lam * self.hardness * self.matrix + self._on_inputs(self.bend)
+
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
+        self.hardness.fill_(self.divergence.curvature)
+        if lever is not None:
+            on_x = self.kind.on_x(w)
+            self.near.copy_((_NEAR * on_x.square().mean(0).sqrt()).clamp(min=torch.finfo(w.dtype).eps))
+            self.bend.copy_(lever.mean(0).abs().mean() * self.kind.widths(on_x) / self.near)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"hardness": self.hardness, "near": self.near, "bend": self.bend}

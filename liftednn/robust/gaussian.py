@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import (
-    Uncertainty,
+from liftednn.base import Divergence, Penalty, Uncertainty
+from liftednn.blocks import WeightProblem, WeightStep
+from liftednn.robust.sizes import (
     check_covariance,
     check_sizes,
+    curvature_refusal,
     misfit,
-    no_price,
     one_each,
     per_column,
     quadratic_form,
     read,
 )
+from liftednn.robust.terms import NoiseTerm
 
 __all__ = ["Noise"]
 
@@ -56,10 +57,17 @@ class Noise(Uncertainty):
         return torch.diag(deviations.square())
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        return no_price("noise", divergence) or misfit("sigma", self.sigma, shape)
+        return curvature_refusal("noise", divergence) or misfit("sigma", self.sigma, shape)
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean + curvature / 2 * quadratic_form(w, self.covariance(w.shape[1], w.double()))
+
+    def update_weights(self, problem: WeightProblem) -> WeightStep:
+        """A plain step: the Gram matrix is that of the noisy rows."""
+        return problem.solve(noise=self.covariance(problem.width, problem.gram))
+
+    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
+        return NoiseTerm(divergence, lam, self.covariance(w.shape[1], w))
 
     def deviations(self, width: int) -> Tensor:
         return self.covariance(width, torch.empty(0, dtype=torch.float64)).diagonal().sqrt()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Divergence, Penalty
-from liftednn.robust.uncertainty import Uncertainty, check_covariance, no_price, quadratic_form, read
+from liftednn.base import Divergence, Penalty, Uncertainty
+from liftednn.blocks import WeightProblem, WeightStep
+from liftednn.functional import row_mean
+from liftednn.robust.sizes import check_covariance, curvature_refusal, quadratic_form, read
+from liftednn.robust.spectrum import ball_weights
+from liftednn.robust.terms import CurvatureTerm
 
-__all__ = ["FrobeniusBall"]
+__all__ = ["BallTerm", "FrobeniusBall"]
 
 # The share t stays in [LEAST, 1 - LEAST]: at 0 or 1 a block could not move any more.
 LEAST = 0.05
+# Rounds of w and t in turn, and the change of t at which they end.
+_ROUNDS, _CONVERGED = 8, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,20 +51,46 @@ class FrobeniusBall(Uncertainty):
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if self.metric is not None and self.metric.shape != (shape[1], shape[1]):
             return f"metric has shape {tuple(self.metric.shape)}, and the layer has {shape[1]} inputs"
-        return no_price("a ball", divergence)
+        return curvature_refusal("a ball", divergence)
 
-    def price(self, curvature: float, w: Tensor) -> float:
+    def squared_norm(self, curvature: float, w: Tensor) -> float:
         """b^2."""
         return curvature / 2 * self.eps**2 * quadratic_form(w, self.metric)
 
     def share(self, mean: float, curvature: float, w: Tensor) -> float:
         """The minimising t."""
-        a, b = math.sqrt(max(mean, 0.0)), math.sqrt(self.price(curvature, w))
+        a, b = math.sqrt(max(mean, 0.0)), math.sqrt(self.squared_norm(curvature, w))
         return share_of(a, b)
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         t = self.share(mean, curvature, w)
-        return mean / t + self.price(curvature, w) / (1 - t)
+        return mean / t + self.squared_norm(curvature, w) / (1 - t)
+
+    def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
+        return 1 / self.share(mean(), curvature, w)
+
+    def update_weights(self, problem: WeightProblem) -> WeightStep:
+        """Over w and t together: at once where the term is quadratic in w, otherwise in turn."""
+        layer = problem.layer
+        if layer.divergence.quadratic and layer.penalty.ridge is not None and self.metric is None:
+            return ball_weights(problem, self.eps, LEAST)
+        return self._in_turn(problem)
+
+    def _in_turn(self, problem: WeightProblem) -> WeightStep:
+        """w at fixed t, t at fixed w: neither raises the term, and it is jointly convex in both."""
+        weights, n_iter, curvature = problem.current, 0, problem.layer.divergence.curvature
+        share, before = self.share(problem.mean(weights), curvature, weights.w), math.inf
+        for _ in range(_ROUNDS):
+            noise = self.covariance(share, problem.width, problem.gram)
+            step = problem.solve(noise, problem.layer.lam / share, weights)
+            weights, n_iter, before = step.weights, n_iter + step.n_iter, share
+            share = self.share(problem.mean(weights), curvature, weights.w)
+            if abs(share - before) <= _CONVERGED * before:
+                break
+        return WeightStep(weights, max(step.kkt, abs(share - before) / before), n_iter, f"ball, {step.method}")
+
+    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
+        return BallTerm(self, divergence, lam, w)
 
     def deviations(self, width: int) -> Tensor:
         """In root mean square, where all inputs of a row share eps alike."""
@@ -92,3 +125,22 @@ class FrobeniusBall(Uncertainty):
 def share_of(a: float, b: float) -> float:
     """argmin over t in [LEAST, 1 - LEAST] of a^2 / t + b^2 / (1 - t)."""
     return min(max(a / (a + b) if a + b > 0 else 0.5, LEAST), 1 - LEAST)
+
+
+class BallTerm(CurvatureTerm):
+    """At a fixed share t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and t is renewed with the geometry."""
+
+    def __init__(self, kind: FrobeniusBall, divergence: Divergence, lam: float, w: Tensor) -> None:
+        super().__init__(divergence, lam, w, 0.5)
+        self.kind, self.matrix = kind, kind.covariance(0.5, w.shape[1], w)  # eps^2 times the metric
+
+    def noise(self) -> Tensor:
+        return self.matrix / (1 - self.share)
+
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
+        curvature, mean = self.divergence.curvature, float(row_mean(self.divergence.value(u, z), counts))
+        self.hardness.fill_(curvature)
+        self.share.fill_(self.kind.share(mean, curvature, w))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"share": self.share, "hardness": self.hardness}

@@ -6,10 +6,10 @@ import math
 from numbers import Real
 from typing import Any
 
+from liftednn.base import Uncertainty
 from liftednn.robust.box import BoxBall
 from liftednn.robust.gaussian import Noise
 from liftednn.robust.matrix import FrobeniusBall
-from liftednn.robust.uncertainty import Uncertainty
 
 __all__ = ["parse", "uncertainty_of"]
 

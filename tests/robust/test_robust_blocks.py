@@ -14,15 +14,14 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU
-from liftednn.base import Activation, Affine, Loss
+from liftednn.base import Activation, Affine, Loss, Uncertainty
 from liftednn.blocks import Design, update_activation, update_weights
-from liftednn.blocks.box import cone_prox, ends_prox
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L1, L2, NonNegative
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.robust.uncertainty import Uncertainty
+from liftednn.robust.box_weights import cone_prox, ends_prox
 from liftednn.robust.worst import Worst
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.3), BoxBall(0.1)]

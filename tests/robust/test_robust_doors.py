@@ -18,22 +18,28 @@ from torch import nn
 import liftednn as lnn
 from liftednn import robust
 from liftednn.activations import FenchelReLU, Tanh
-from liftednn.base import Divergence
+from liftednn.base import Divergence, Uncertainty
 from liftednn.cli import main
 from liftednn.estimators.structure import Structured
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.testing import check_uncertainty
 
 KINDS: list[Uncertainty] = [getattr(robust, name)() for name in robust.__all__]
 Data = tuple[NDArray[Any], NDArray[Any]]
 
 
-@pytest.mark.parametrize("divergence", [SquaredError(), FenchelReLU(), Tanh()], ids=lambda d: type(d).__name__)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
+PAIRS = [
+    (kind, divergence)
+    for kind in KINDS
+    for divergence in (SquaredError(), FenchelReLU(), Tanh())
+    if kind.joint or not isinstance(divergence, Tanh)  # whose W-step in a box takes seconds
+]
+
+
+@pytest.mark.parametrize(("kind", "divergence"), PAIRS, ids=lambda each: type(each).__name__)
 def test_every_kind_passes_the_public_check(kind: Uncertainty, divergence: Divergence) -> None:
     check_uncertainty(kind, divergence)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU, Scaled, Sigmoid
-from liftednn.base import Activation, Affine
+from liftednn.base import Activation, Affine, Uncertainty
 from liftednn.blocks import Descent, Metric, answer
 from liftednn.checkpoint import Checkpoint
 from liftednn.choices import guarded
@@ -25,7 +25,6 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.sources import source_of
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.4), BoxBall(0.2)]
@@ -73,10 +72,10 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     run._advance(*next(iter(run.feed.batches(50, 0, 0))), 0)
     rows, responses, _ = next(iter(run.feed.batches(50, 0, 1)))
     run._look(rows, responses, None)
-    inner, weights, guards = run.descent.network, run.descent.weights, run.descent.guards
+    inner, weights, terms = run.descent.network, run.descent.weights, run.descent.terms
     found = [
         inner.objective(weights, [rows, *answer(inner, weights, rows, responses, None, given).states, responses])
-        for given in (guards, ())
+        for given in (terms, ())
     ]
     assert run.monitor.looks[-1].objective == pytest.approx(found[0], rel=1e-12)
     assert found[0] != pytest.approx(found[1], rel=1e-9)

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from liftednn.activations import FenchelReLU, ReLU, Sigmoid, Tanh
-from liftednn.base import Divergence
+from liftednn.base import Divergence, Uncertainty
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer
 from liftednn.operators import Dense
 from liftednn.penalties import L1, L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.matrix import LEAST
-from liftednn.robust.uncertainty import Uncertainty
 from liftednn.robust.words import parse, uncertainty_of
 from liftednn.robust.worst import Shifted, Worst
 

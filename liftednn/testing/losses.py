@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Loss
-from liftednn.conformance.common import WIDTH, N, check_in_u, check_minimal, check_units, close, draws, no_better
+from liftednn.testing.common import WIDTH, N, check_in_u, check_minimal, check_units, close, draws, no_better
 
 __all__ = ["check_loss"]
 

@@ -1,25 +1,23 @@
-"""What a layer's term becomes when its rows x are known only up to some delta: u = (x + delta) w' + b."""
+"""The sizes of an uncertainty: how they are read, checked and carried to other columns."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Divergence, Penalty
+from liftednn.base import Divergence
 from liftednn.losses import AbsoluteError, Quantile
 
 __all__ = [
     "Sizes",
-    "Uncertainty",
     "as_sizes",
     "check_covariance",
     "check_sizes",
+    "curvature_refusal",
     "misfit",
-    "no_price",
     "one_each",
     "per_column",
     "quadratic_form",
@@ -27,42 +25,6 @@ __all__ = [
 ]
 
 Sizes = float | Tensor
-
-
-class Uncertainty(ABC):
-    """How a layer's rows may differ from what is given; sizes are in the units of those rows."""
-
-    @abstractmethod
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        """Why a layer with weights of this shape (out, in) cannot have it; empty if it can."""
-
-    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
-        """The divergence that the rows' energies are of, at fixed weights."""
-        return divergence
-
-    @abstractmethod
-    def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        """The robust energy, from the mean of `seen` over the rows."""
-
-    @abstractmethod
-    def deviations(self, width: int) -> Tensor:
-        """How far off each of so many inputs may be, (width,), float64."""
-
-    @abstractmethod
-    def scaled(self, factor: float) -> Self:
-        """The same, so many times as large."""
-
-    @abstractmethod
-    def columns(self, factors: Tensor) -> Self:
-        """The same for rows whose columns are multiplied by these, (p,)."""
-
-    @abstractmethod
-    def through(self, basis: Tensor) -> Self:
-        """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
-
-    @abstractmethod
-    def restrict(self, inputs: Tensor) -> Self | None:
-        """The same for x[:, inputs], given by their places; None where those are certain."""
 
 
 def read(name: str, given: Any) -> Any:
@@ -99,8 +61,8 @@ def check_covariance(what: str, given: Tensor) -> None:
         raise ValueError(f"{what} has no negative eigenvalues, and this one has some")
 
 
-def no_price(what: str, divergence: Divergence) -> str:
-    """Why the curvature of a divergence cannot say what noise costs; empty if it can."""
+def curvature_refusal(what: str, divergence: Divergence) -> str:
+    """Why the curvature of a divergence cannot bound what noise adds to it; empty if it can."""
     if isinstance(divergence, AbsoluteError | Quantile):
         return (
             f"{divergence!r} bends only within its rounding, so that a price of {what} by curvature would be far too high: "

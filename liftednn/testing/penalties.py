@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
-from liftednn.conformance.common import SLACK, WIDTH, check_minimal, close, no_better, rivals
 from liftednn.functional import box_prox
+from liftednn.testing.common import SLACK, WIDTH, check_minimal, close, no_better, rivals
 
 __all__ = ["check_penalty"]
 

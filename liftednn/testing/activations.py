@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Divergence, Grain
-from liftednn.conformance.common import (
+from liftednn.functional import box_prox
+from liftednn.testing.common import (
     SLACK,
     WIDTH,
     N,
@@ -22,7 +23,6 @@ from liftednn.conformance.common import (
     no_better,
     rivals,
 )
-from liftednn.functional import box_prox
 
 __all__ = ["check_activation"]
 
@@ -213,7 +213,8 @@ def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> No
     assert per == "layer" or set(shapes.values()) <= {(), (u.shape[-1],)}, f"refit per unit gave shapes {shapes}"
     for name, now in _parameters(found).items():
         given = _parameters(activation)[name]
-        lower, upper = (bound.flatten() for bound in torch.broadcast_tensors(*_limits(activation, given)))
+        pair: tuple[Tensor, ...] = torch.broadcast_tensors(*_limits(activation, given))  # type: ignore[no-untyped-call]
+        lower, upper = (bound.flatten() for bound in pair)
         assert bool(((now >= lower.min() - SLACK) & (now <= upper.max() + SLACK)).all()), (
             f"refit leaves `limits`: {name} = {now}"
         )

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine, Divergence
-from liftednn.blocks.weights import Centred, Design, WeightStep
+from liftednn.blocks import WeightProblem, WeightStep
+from liftednn.blocks.weights import Centred
 from liftednn.functional import root
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.network import Layer
-from liftednn.robust import BoxBall
 from liftednn.robust.worst import prox_of, unit_values
 from liftednn.solvers import Factor, splitting
 
@@ -24,12 +23,12 @@ __all__ = ["box_weights", "cone_prox", "ends_prox"]
 _LEAST = 1e-6
 
 
-def box_weights(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> WeightStep:
-    """The minimising weights, from the present ones; never higher than those."""
-    problem = _Boxed(layer, design, z)
+def box_weights(given: WeightProblem, eps: Tensor) -> WeightStep:
+    """The minimising weights for a box of half-widths eps (p,), from the present ones; never higher than those."""
+    problem, current = _Boxed(given, eps), given.current
     w, c = problem.data.centre(current)
     start = torch.cat([w, c[:, None], w.abs()], 1)
-    result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
+    result = splitting(problem, start, given.layer.lam, given.tol, given.max_iter * 50, problem.data.scale())
     w, b = problem.data.uncentre([result.x[:, : problem.p], result.x[:, problem.p]])
     return WeightStep(Affine(w.to(current.w), b.to(current.b)), result.kkt, result.n_iter, "box, splitting")
 
@@ -37,14 +36,10 @@ def box_weights(layer: Layer, design: Design, z: Tensor, current: Affine, tol: f
 class _Boxed:
     """The block as a `Separable` in the matrix [w c v]; its image is [u rho], (n, 2 outputs)."""
 
-    def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
-        self.layer, self.z, self.p = layer, z, design.rows.shape[1]
-        self.data = Centred(layer, design, z)
+    def __init__(self, given: WeightProblem, eps: Tensor) -> None:
+        self.layer, self.z, self.p, self.eps = given.layer, given.z, given.width, eps
+        self.data = Centred(given.layer, given.design, given.z)
         self.factor = Factor.of(self.data.gram, 1.0, 1.0, 0.0)
-        assert isinstance(layer.uncertainty, BoxBall)
-        if layer.uncertainty.basis is not None:
-            raise ValueError("a full-batch step takes a box in the layer's own inputs: leave basis out")
-        self.kind, self.eps = layer.uncertainty, layer.uncertainty.widths(design.rows)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x[:, : self.p], x[:, self.p], x[:, self.p + 1 :]

@@ -1,0 +1,80 @@
+"""The W-step of a layer whose rows lie in a ball (FrobeniusBall), for a quadratic divergence and a squared norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.blocks import WeightProblem, WeightStep
+from liftednn.functional import row_mean
+from liftednn.moments import Moments
+from liftednn.network import Layer
+
+__all__ = ["ball_weights"]
+
+
+def ball_weights(problem: WeightProblem, eps: float, least: float) -> WeightStep:
+    """With the Gram matrix's eigenvectors, w(t) and both parts of the term are sums, and t in [least, 1 - least] is the root of an
+    increasing function."""
+    spectrum, current = _Spectrum.of(problem, eps), problem.current
+    low, high = least, 1 - least
+    for _ in range(60):
+        share = (low + high) / 2
+        low, high = (share, high) if spectrum.slope(share) < 0 else (low, share)
+    share = (low + high) / 2
+    w = spectrum.weights(share).to(current.w)
+    b = spectrum.moments.bias(w.double())
+    return WeightStep(Affine(w, b.to(current.b)), spectrum.residual(share, w.double()), 1, "ball, ridge")
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """min over w of  lam mean D / t + lam (c/2) eps^2 |w|^2 / (1 - t) + rho |w|^2  for a quadratic D, for every t."""
+
+    layer: Layer
+    eps: float
+    moments: Moments
+    values: Tensor
+    vectors: Tensor
+    cross: Tensor
+    constant: float
+
+    @classmethod
+    def of(cls, problem: WeightProblem, eps: float) -> _Spectrum:
+        layer, design, z = problem.layer, problem.design, problem.z
+        moments = design.moments(z)
+        values, vectors = design.spectrum
+        # What D holds beside c/2 |u - z|^2.
+        constant = float(row_mean(layer.divergence.value(z, z).double(), design.sample_weight))
+        return cls(layer, eps, moments, values, vectors, vectors.T @ moments.cross, constant)
+
+    def _parts(self, share: float) -> tuple[float, float]:
+        """The weight of |x w' - z|^2, and of |w|^2."""
+        layer = self.layer
+        data = layer.lam * layer.divergence.curvature / 2
+        return data / share, (layer.penalty.ridge or 0.0) + data * self.eps**2 / (1 - share)
+
+    def _coefficients(self, share: float) -> Tensor:
+        data, shrinkage = self._parts(share)
+        return data * self.cross / (data * self.values + shrinkage)[:, None]
+
+    def residual(self, share: float, w: Tensor) -> float:
+        """Of the optimality condition in w, relative to its size at 0."""
+        data, shrinkage = self._parts(share)
+        gradient = data * (w @ self.moments.gram - self.moments.cross.T) + shrinkage * w
+        size = data * self.moments.cross.abs().max()
+        return float(gradient.abs().max() / size.clamp(min=torch.finfo(size.dtype).tiny))
+
+    def weights(self, share: float) -> Tensor:
+        return (self.vectors @ self._coefficients(share)).T
+
+    def slope(self, share: float) -> float:
+        """The derivative in t of the minimum over w, up to a positive factor."""
+        a = self._coefficients(share)
+        squares = (self.values[:, None] * a * a - 2 * a * self.cross).sum() + self.moments.zz / self.moments.weight
+        mean = self.layer.divergence.curvature / 2 * float(squares) + self.constant
+        norm = self.layer.divergence.curvature / 2 * self.eps**2 * float(a.square().sum())
+        return norm / (1 - share) ** 2 - max(mean, 0.0) / share**2
