@@ -8,8 +8,7 @@ with X_0 the data and X_{L+1} the encoded responses. Rows are samples. `u` is al
 divergence is always written D(u, z). The loss is the last divergence, so there is no first-layer or last-layer case anywhere.
 
 A `Divergence` is D, seen as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence
-whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A. An `Uncertainty` says how a layer's rows may differ from what
-is given, and what its term then is.
+whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A, an `Uncertainty` how rows may differ from what is given.
 """
 
 from __future__ import annotations
@@ -264,24 +263,16 @@ class Penalty(ABC):
 
 
 class Operator(ABC):
-    """A(x; w, b): affine in x for fixed weights, linear in (w, b) for fixed x."""
+    """A(x; w, b): affine in x for fixed weights, linear in (w, b) for fixed x; `in_width` and `out_width` are those of x and of A(x)."""
 
-    @property
-    @abstractmethod
-    def in_width(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def out_width(self) -> int: ...
+    in_width: int
+    out_width: int
+    bias: bool
 
     @property
     @abstractmethod
     def weight_shape(self) -> tuple[int, int]:
         """Shape of w: (outputs, inputs) of the regression that `unfold` poses."""
-
-    @property
-    @abstractmethod
-    def bias(self) -> bool: ...
 
     @abstractmethod
     def forward(self, x: Tensor, weights: Affine) -> Tensor:
@@ -309,8 +300,6 @@ class Uncertainty(ABC):
 
     joint      the states of all layers may be updated at once
     per_unit   learned parameters of the layer's activation may differ from unit to unit
-
-    Any stands for classes of `liftednn.blocks`, which this module must not import.
     """
 
     joint: bool = True
@@ -334,11 +323,11 @@ class Uncertainty(ABC):
 
     @abstractmethod
     def update_weights(self, problem: Any) -> Any:
-        """The W-step, a `WeightStep` from a `WeightProblem`, whose `solve` is the plain W-step."""
+        """The W-step, a `blocks.WeightStep` from a `blocks.WeightProblem`, whose `solve` is the plain W-step."""
 
     @abstractmethod
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> Any:
-        """What mini-batch steps need, for weights like w: a `RobustTerm`."""
+        """What mini-batch steps need, for weights like w: a `blocks.RobustTerm`."""
 
     @abstractmethod
     def deviations(self, width: int) -> Tensor:

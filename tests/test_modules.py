@@ -17,6 +17,7 @@ from liftednn import activations as act
 from liftednn.base import Operator
 from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.modules import from_module, read, to_module
+from liftednn.modules.layers import same_phi
 from liftednn.testing import check_activation
 
 HIDDEN: dict[str, Callable[[], nn.Module]] = {
@@ -112,6 +113,17 @@ def test_softmax_and_its_logarithm_end_in_the_softmax_loss() -> None:
         module = chain(nn.Tanh(), last=last)
         assert from_module(module)[0].loss == SoftmaxCrossEntropy()
         close(of(linked(module, x)), oracle(module, x))
+
+
+def test_a_loss_goes_with_what_its_declared_link_computes() -> None:
+    module = chain(nn.Tanh(), last=nn.ReLU())
+    assert from_module(module, Split(SquaredError(), act.ReLU()))[0].loss == Split(SquaredError(), act.ReLU())
+    slopes = torch.full((3,), 0.3)
+    assert same_phi(act.FenchelLeakyReLU(slopes), act.FenchelLeakyReLU(slopes.clone()))
+    assert not same_phi(act.FenchelLeakyReLU(slopes), act.FenchelLeakyReLU(2 * slopes))
+    undeclared = type("Undeclared", (Matching,), {"link": None})()
+    with pytest.raises(ValueError, match="ends the module, but the link of"):
+        from_module(chain(nn.Tanh(), last=nn.Sigmoid()), undeclared)
 
 
 def test_the_loss_without_a_last_activation_follows_the_outputs() -> None:

@@ -3,71 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from liftednn.activations import FenchelLeakyReLU, FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU, Sigmoid
-from liftednn.base import Activation, Affine, Box, Divergence, Grain, Loss, Operator, Penalty, Uncertainty
-from liftednn.blocks import WeightProblem, WeightStep
-from liftednn.losses import CrossEntropy, SoftmaxCrossEntropy, SquaredError
+from liftednn.activations import (
+    FenchelClip,
+    FenchelLeakyReLU,
+    FenchelReLU,
+    HardTanh,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Scaled,
+    Sigmoid,
+    Simplex,
+    Softmax,
+    Tanh,
+)
+from liftednn.base import Activation, Affine, Box, Grain, Loss, Operator, Penalty
+from liftednn.losses import (
+    AbsoluteError,
+    CrossEntropy,
+    Huber,
+    Matching,
+    Quantile,
+    SoftmaxCrossEntropy,
+    Split,
+    SquaredError,
+)
 from liftednn.operators import Dense
-from liftednn.penalties import L1, L2, LowRank, NonNegative, Orthogonal
-from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.robust.box import BoxTerm
-from liftednn.robust.matrix import BallTerm
-from liftednn.robust.terms import NoiseTerm
-from liftednn.testing import check_activation, check_loss, check_operator, check_penalty, check_uncertainty
+from liftednn.penalties import L1, L2, Ball, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
+from liftednn.testing import check_activation, check_loss, check_operator, check_penalty
+
+T = TypeVar("T")
+# What is broken, its method or attribute, what stands there instead, and words of the sentence.
+Fault = tuple[Any, str, Any, str]
 
 
-class WrongArgmin(ReLU):
-    def __call__(self, u: Tensor) -> Tensor:
-        return u.relu() + 0.1
+def planted(good: T, name: str, broken: Any) -> T:
+    """The same object, but for one method or attribute."""
+    kind: Any = type(f"Broken{type(good).__name__}", (type(good),), {name: broken})
+    found = kind.__new__(kind)
+    vars(found).update(vars(good))
+    return found  # type: ignore[no-any-return]
 
 
-class PhiOutsideTheDomain(ReLU):
-    def __call__(self, u: Tensor) -> Tensor:
-        return u
+def found(check: Callable[[Any], None], fault: Fault) -> None:
+    good, name, broken, words = fault
+    with pytest.raises((AssertionError, TypeError), match=words):
+        check(planted(good, name, broken))
 
 
-class HalfGradient(ReLU):
-    def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return u - z
+def label(fault: Fault) -> str:
+    return f"{type(fault[0]).__name__}.{fault[1]}"
 
 
-class SlightlyWrongGradient(Sigmoid):
-    def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return 1.01 * (self(u) - z)
+class Unlimited(FenchelLeakyReLU):
+    """`refit` does not look at its own limits."""
 
-
-class SmallCurvature(Sigmoid):
-    curvature = 0.1
-
-
-class NotQuadratic(FenchelReLU):
-    quadratic = True  # type: ignore[assignment]
-
-
-class NotJoint(FenchelReLU):
-    joint = True
-
-
-class NotHomogeneous(HardTanh):
-    homogeneous = True
-
-
-class RefitsUpwards(FenchelLeakyReLU):
     def refit(
         self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer"
     ) -> FenchelLeakyReLU:
-        return FenchelLeakyReLU(5.0)
+        return ALPHA.refit(u, z, sample_weight, per)
 
 
-class LearnsInSecret(FenchelReLU):
-    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
-        return Sigmoid()
+ALPHA = FenchelLeakyReLU(0.3)
+GRADIENT = "grad is wrong|not convex in u with this gradient"
+ACTIVATIONS: list[Fault] = [
+    (ReLU(), "__call__", lambda self, u: u.relu() + 0.1, "is not the argmin"),
+    (ReLU(), "__call__", lambda self, u: u, r"D\(u, phi\(u\)\) must be finite"),
+    (MaxPool(), "__call__", lambda self, u: u, "phi gave shape"),
+    (HardTanh(), "__call__", lambda self, u: u.clamp(-1, 1).double(), "phi must keep float32"),
+    (ReLU(), "value", lambda self, u, z: ReLU.value(self, u, z)[:, None], "value gave shape|is not the argmin"),
+    (Sigmoid(), "value", lambda self, u, z: Sigmoid.value(self, u, z) - 2 * u.square().sum(-1), "not convex in u"),
+    (ReLU(), "grad", lambda self, u, z: u - z, GRADIENT),
+    (Sigmoid(), "grad", lambda self, u, z: 1.01 * (self(u) - z), GRADIENT),
+    (LeakyReLU(0.2), "grad", lambda self, u, z: 1.5 * (u - z), GRADIENT),
+    (
+        Sigmoid(),
+        "prox",
+        lambda self, v, u, step: Sigmoid.prox(self, v, u, 1.2 * step),
+        "prox is not a minimiser at step",
+    ),
+    (Simplex(), "prox", lambda self, v, u, step: v, "D must be finite|prox must land inside the domain|not the argmin"),
+    (ReLU("l1"), "prox_u", lambda self, v, z, step: v, "prox_u is not a minimiser at step"),
+    (FenchelReLU(), "prox_u", lambda self, v, z, step: v + step * z, "prox_u is not a minimiser at step"),
+    (FenchelReLU(), "tilted", lambda self, u, g: self(u), r"tilted\(u, g\) is not the argmin"),
+    (Tanh(), "tilted", lambda self, u, g: self(u - 0.9 * g), r"tilted\(u, g\) is not the argmin"),
+    (Softmax(), "tilted", lambda self, u, g: self(u + g), r"tilted\(u, g\) is not the argmin"),
+    (HardTanh(), "tilted", lambda self, u, g: u - g / 2, r"tilted\(u, g\) is not the argmin.*outside the domain"),
+    (ReLU(), "prox_joint", lambda self, a, b, step: (a, b.relu()), "prox_joint is not a minimiser at step"),
+    (LeakyReLU(), "prox_joint", Activation.prox_joint, "has no joint prox: implement it"),
+    (FenchelReLU(), "box", lambda self, u: Box(0.0, torch.inf, 1.0, 1.1 * u), "box and value disagree"),
+    (FenchelReLU(), "box", lambda self, u: Box(0.1, torch.inf, 1.0, u), "box and prox disagree"),
+    (Sigmoid(), "boxed", True, "is not quadratic in z on a box"),
+    (LeakyReLU(), "cap", lambda self, z: z / self.alpha + 1, "D must be finite in its domain"),
+    (MaxPool(), "cap", lambda self, z: MaxPool.cap(self, z) - 1, "cap is not the largest u that z allows"),
+    (LeakyReLU(), "capped", False, "D must be finite in its domain"),
+    (ReLU(), "capped", True, "does not bound u by z"),
+    (ALPHA, "refit", lambda self, u, z, counts=None, per="layer": FenchelLeakyReLU(5.0), "refit raises the sum of D"),
+    (ALPHA, "refit", lambda self, u, z, counts=None, per="layer": self, "refit is not the minimiser: another alpha"),
+    (
+        ALPHA,
+        "refit",
+        lambda self, u, z, counts=None, per="layer": ALPHA.refit(u, z, None, per),
+        "refit is not the minimiser",
+    ),
+    (
+        ALPHA,
+        "refit",
+        lambda self, u, z, counts=None, per="layer": ALPHA.refit(u, z, counts),
+        "refit per unit must give one entry each",
+    ),
+    (
+        FenchelReLU(),
+        "refit",
+        lambda self, u, z, counts=None, per="layer": Sigmoid(),
+        "name what it learns in `learned`",
+    ),
+    (ALPHA, "learned", (), "name what it learns in `learned`"),
+    (Unlimited(0.3), "limits", (0.29, 0.31), "refit leaves `limits`"),
+    (FenchelClip(), "summed", True, "refit does not weigh rows by sample_weight, or is not `summed`"),
+    (
+        Scaled(),
+        "restrict",
+        lambda self, units: Scaled(Tanh(), 2.0),
+        r"restrict\(units\) must give the states of those units",
+    ),
+    (MaxPool(), "width", lambda self, p: p // 3, "they must be inverse"),
+    (MaxPool(), "fan", lambda self, width: 2 * width + 2, "they must be inverse"),
+    (Sigmoid(), "curvature", 0.1, r"curvature 0\.1 is not an upper bound"),
+    (FenchelReLU(), "quadratic", True, "declared quadratic, but D is not"),
+    (FenchelReLU(), "joint", True, "declared jointly convex, but D is not"),
+    (HardTanh(), "homogeneous", True, r"declared homogeneous, but D\(3u, 3z\)"),
+    (Softmax(), "unitwise", True, "declared unitwise, but D is not a sum over units"),
+    (MaxPool(), "unitwise", True, "declared unitwise, but there are not as many states"),
+    (
+        FenchelLeakyReLU(torch.linspace(0.1, 0.9, 6).double()),
+        "uniform",
+        True,
+        "declared uniform, but D is not a sum over units",
+    ),
+    (Softmax(), "uniform", True, "declared uniform, but not unitwise"),
+]
+
+
+@pytest.mark.parametrize("fault", ACTIVATIONS, ids=label)
+def test_a_broken_activation_is_found(fault: Fault) -> None:
+    found(check_activation, fault)
 
 
 class TwoPoints(Activation):
@@ -106,198 +192,125 @@ class ConcaveInU(Activation):
         return (v + 2 * step * u) / (1 + 2 * step)
 
 
-class WrongProx(Sigmoid):
-    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
-        return super().prox(v, u, 1.2 * step)
-
-
-class ProxOutsideTheDomain(ReLU):
-    boxed = False  # type: ignore[assignment]
-
-    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
-        return torch.where(v > 100, v, super().prox(v, u, step)) - (1.0 if step == 20.0 else 0.0)
-
-
-class WrongProxInU(ReLU):
-    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return v
-
-
-class WrongBox(FenchelReLU):
-    def box(self, u: Tensor) -> Box:
-        return Box(0.0, torch.inf, 1.0, 1.1 * u)
-
-
-class WrongFan(MaxPool):
-    def fan(self, width: int) -> int:
-        return 2 * width + 2
-
-
-class WrongShape(MaxPool):
-    def __call__(self, u: Tensor) -> Tensor:
-        return u
-
-
-class Float64Only(HardTanh):
-    def __call__(self, u: Tensor) -> Tensor:
-        return u.clamp(-1, 1).double()
-
-
-class WrongCap(LeakyReLU):
-    def cap(self, z: Tensor) -> Tensor:
-        return z / self.alpha + 1
-
-
 @pytest.mark.parametrize(
     ("activation", "sentence"),
-    [
-        (WrongArgmin(), "is not the argmin"),
-        (PhiOutsideTheDomain(), r"D\(u, phi\(u\)\) must be finite"),
-        (HalfGradient(), "grad is wrong|not convex in u with this gradient"),
-        (SlightlyWrongGradient(), "grad is wrong|not convex in u with this gradient"),
-        (SmallCurvature(), r"curvature 0\.1 is not an upper bound"),
-        (NotQuadratic(), "declared quadratic, but D is not"),
-        (NotJoint(), "declared jointly convex, but D is not"),
-        (NotHomogeneous(), r"declared homogeneous, but D\(3u, 3z\)"),
-        (TwoPoints(), "D is not convex in z"),
-        (RefitsUpwards(), "refit raises the sum of D"),
-        (LearnsInSecret(), "name what it learns in `learned`"),
-        (ConcaveInU(), "not convex in u"),
-        (WrongProx(), "prox is not a minimiser at step"),
-        (ProxOutsideTheDomain(), "prox must land inside the domain"),
-        (WrongProxInU("l1"), "prox_u is not a minimiser at step"),
-        (WrongBox(), "box and value disagree"),
-        (WrongFan(), "they must be inverse"),
-        (WrongShape(), "phi gave shape"),
-        (Float64Only(), "phi must keep float32"),
-        (WrongCap(), "D must be finite in its domain"),
-    ],
-    ids=lambda x: type(x).__name__ if isinstance(x, Activation) else "",
+    [(TwoPoints(), "D is not convex in z"), (ConcaveInU(), "not convex in u")],
+    ids=["z", "u"],
 )
-def test_a_broken_activation_is_found(activation: Activation, sentence: str) -> None:
+def test_what_is_not_convex_is_found(activation: Activation, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_activation(activation)
 
 
-class HalfGradientSquaredError(SquaredError):
-    def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return u - z
+LOSSES: list[Fault] = [
+    (SoftmaxCrossEntropy(), "__call__", lambda self, u: (-u).softmax(-1), r"loss\(u\) is not link\(u\)"),
+    (SquaredError(), "__call__", lambda self, u: 2 * u, r"loss\(u\) is not link\(u\)"),
+    (SoftmaxCrossEntropy(), "link", Sigmoid(), r"loss\(u\) is not link\(u\)"),
+    (SquaredError(), "value", lambda self, u, z: -(u - z).square().sum(-1), "not convex in u"),
+    (SquaredError(), "grad", lambda self, u, z: u - z, GRADIENT),
+    (SoftmaxCrossEntropy(), "curvature", 0.05, r"curvature 0\.05 is not an upper bound"),
+    (CrossEntropy(), "prox_u", lambda self, v, z, step: v + step * z, "prox_u is not a minimiser"),
+    (Huber(), "prox_u", lambda self, v, z, step: v, "prox_u is not a minimiser"),
+    (SquaredError(), "encode", lambda self, y, width: y[:, :2], "encode gave shape"),
+    (SquaredError(), "encode", lambda self, y, width: y.flip(0), "the response at which the loss is least"),
+    (SoftmaxCrossEntropy(), "decode", lambda self, u: u.argmin(-1), r"decode\(encode\(y\)\) must give the labels back"),
+    (AbsoluteError(), "decode", lambda self, u: u + 1, "the response at which the loss is least"),
+    (SoftmaxCrossEntropy(), "score", lambda self, u, y: 0.5, "labels scored against themselves must give 1"),
+    (SoftmaxCrossEntropy(), "score", lambda self, u, y: 1.0, "score must be higher for better scores"),
+    (
+        SquaredError(),
+        "score",
+        lambda self, u, y: -SquaredError.score(self, u, y),
+        "score must be higher for better scores",
+    ),
+    (Matching(), "score", lambda self, u, y: SquaredError().score(u, y), "must have score 1|score must be higher"),
+    (SoftmaxCrossEntropy(), "classes", False, r"classes is False, but decode gives torch\.int64"),
+    (SquaredError(), "classes", True, "classes is True, but decode gives"),
+    (SquaredError(), "curvature_met", lambda self, u, z, counts=None: -2.0, "curvature_met must be positive"),
+    (
+        AbsoluteError(0.1),
+        "curvature_met",
+        lambda self, u, z, counts=None: AbsoluteError.curvature_met(self, u, z),
+        "curvature_met does not weigh rows by counts",
+    ),
+    (Split(), "invariant", True, "declared invariant, but L"),
+    (Huber(), "quadratic", True, "declared quadratic, but D is not"),
+    (Huber(), "homogeneous", True, "declared homogeneous, but D"),
+    (SoftmaxCrossEntropy(), "unitwise", True, "declared unitwise, but D is not a sum over units"),
+    (Quantile((0.1, 0.3, 0.5, 0.6, 0.8, 0.9)), "uniform", True, "declared uniform, but D"),
+]
 
 
-class LossSmallCurvature(SoftmaxCrossEntropy):
-    curvature = 0.05
+@pytest.mark.parametrize("fault", LOSSES, ids=label)
+def test_a_broken_loss_is_found(fault: Fault) -> None:
+    found(check_loss, fault)
 
 
-class ConcaveSquaredError(SquaredError):
-    quadratic = False
-
-    def value(self, u: Tensor, z: Tensor) -> Tensor:
-        return -(u - z).square().sum(-1)
-
-    def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return -2 * (u - z)
-
-
-class LossDecodesWrongly(SoftmaxCrossEntropy):
-    def decode(self, u: Tensor) -> Tensor:
-        return u.argmin(-1)
-
-
-class LossScoresWrongly(SoftmaxCrossEntropy):
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return 0.5
-
-
-class CutSquaredError(SquaredError):
-    def encode(self, y: Tensor, width: int) -> Tensor:
-        return y[:, :2]
-
-
-class LossWrongProx(CrossEntropy):
-    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return v + step * z
-
-
-@pytest.mark.parametrize(
-    ("loss", "sentence"),
-    [
-        (HalfGradientSquaredError(), "grad is wrong|not convex in u with this gradient"),
-        (LossSmallCurvature(), r"curvature 0\.05 is not an upper bound"),
-        (ConcaveSquaredError(), "not convex in u"),
-        (LossDecodesWrongly(), r"decode\(encode\(y\)\) must give the labels back"),
-        (LossScoresWrongly(), "labels scored against themselves must give 1"),
-        (CutSquaredError(), "encode gave shape"),
-        (LossWrongProx(), "prox_u is not a minimiser"),
-    ],
-    ids=lambda x: type(x).__name__ if isinstance(x, Loss) else "",
-)
-def test_a_broken_loss_is_found(loss: Loss, sentence: str) -> None:
-    with pytest.raises(AssertionError, match=sentence):
-        check_loss(loss)
+MASK = Mask(torch.arange(24).reshape(4, 6) % 3 != 0, 0.5)
+PENALTIES: list[Fault] = [
+    (L2(0.5), "value", lambda self, w: -L2.value(self, w), "must be finite and non-negative"),
+    (L1(0.5), "value", lambda self, w: 0.5 * w.abs().sqrt().sum(), "pi is not convex"),
+    (L1(0.5), "value", lambda self, w: 0.5 * w.abs().sum(1), "value gave shape"),
+    (L1(0.5), "prox", lambda self, w, step: L1.prox(self, w, 2 * step), "prox is not a minimiser"),
+    (
+        LowRank(2),
+        "prox",
+        lambda self, w, step: 0.9 * LowRank.prox(self, w, step),
+        "must leave a point of the set where it is",
+    ),
+    (
+        Orthogonal(),
+        "prox",
+        lambda self, w, step: torch.linalg.qr(w.T)[0].T,
+        "prox is not a minimiser|must leave a point of the set",
+    ),
+    (Orthogonal(), "minimiser", lambda self, cross, ridge: self.prox(ridge(0.0), 0.0), "minimiser is not the argmin"),
+    (LowRank(2), "minimiser", lambda self, cross, ridge: self.prox(ridge(0.0), 0.0), "minimiser is not the argmin"),
+    (
+        LowRank(2, 0.5),
+        "minimiser",
+        lambda self, cross, ridge: LowRank(2).minimiser(cross, ridge),
+        "minimiser is not the argmin",
+    ),
+    (L2(0.5), "minimiser", lambda self, cross, ridge: ridge(2 * self.rho), "minimiser is not the argmin"),
+    (L1(0.5), "minimiser", lambda self, cross, ridge: self.prox(ridge(0.0), self.rho), "minimiser is not the argmin"),
+    (L2(0.5), "ridge", 1.0, r"ridge = rho must mean pi\(w\) = rho \|w\|\^2"),
+    (NonNegative(0.5), "box", lambda self: Box(0.0, torch.inf, 2.0, 0.0), "prox is not a minimiser"),
+    (L2(0.5), "boxed", True, "is not quadratic on a box"),
+    (LowRank(1), "convex", True, "pi is not convex"),
+    (MASK, "restrict", lambda self, outputs, inputs: Mask(None, 0.5), r"restrict\(outputs, inputs\) must be as if"),
+    (MASK, "restrict", lambda self, outputs, inputs: self, r"restrict\(outputs, inputs\) does not fit"),
+    (L2(0.5), "restrict", lambda self, outputs, inputs: L2(1.0), r"restrict\(outputs, inputs\) must be as if"),
+    (MASK, "fits", lambda self, shape: True, "fits allows weights of shape"),
+    (NoPenalty(), "fits", lambda self, shape: False, "fits says that no weights of shape"),
+    (Ball(), "metric", False, "leave the domain: declare `metric`"),
+]
 
 
-class WrongRidge(L2):
-    @property
-    def ridge(self) -> float:
-        return 2 * self.rho
-
-
-class PenaltyWrongProx(L1):
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        return super().prox(w, 2 * step)
-
-
-class PenaltyWrongBox(NonNegative):
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        return w.clamp(min=0) / (1 + 2 * step * self.rho)
-
-    def box(self) -> Box:
-        return Box(0.0, torch.inf, self.rho, 0.0)
-
-
-class NegativePenalty(L2):
-    def value(self, w: Tensor) -> Tensor:
-        return -super().value(w)
-
-
-class NonConvexPenalty(L1):
-    """rho sum sqrt|w|."""
-
-    def value(self, w: Tensor) -> Tensor:
-        return self.rho * w.double().abs().sqrt().sum()
-
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        return w
-
-
-class NotNearest(Orthogonal):
-    """Orthonormal rows, by Gram and Schmidt: of the set, but not the nearest."""
-
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        return torch.linalg.qr(w.T)[0].T
-
-
-class NotStill(LowRank):
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        return 0.9 * super().prox(w, step)
+@pytest.mark.parametrize("fault", PENALTIES, ids=label)
+def test_a_broken_penalty_is_found(fault: Fault) -> None:
+    found(check_penalty, fault)
 
 
 @pytest.mark.parametrize(
-    ("penalty", "sentence"),
+    ("protocol", "faults", "without"),
     [
-        (NotNearest(), "another point of the set is better|must leave a point of the set"),
-        (NotStill(2), "prox with step 0 must leave a point of the set where it is"),
-        (WrongRidge(0.5), r"ridge = rho must mean pi\(w\) = rho \|w\|\^2"),
-        (PenaltyWrongProx(0.5), "prox is not a minimiser"),
-        (PenaltyWrongBox(0.5), "box and prox disagree"),
-        (NegativePenalty(0.5), "must be finite and non-negative"),
-        (NonConvexPenalty(0.5), "pi is not convex|prox is not a minimiser"),
+        (Activation, ACTIVATIONS, {"refusal", "ridge"}),  # a sentence, and what only a penalty has
+        (Loss, LOSSES, {"refusal", "capped", "cap", "width", "fan"}),  # its z does not move, and is as wide as u
+        (Penalty, PENALTIES, set()),
     ],
-    ids=lambda x: type(x).__name__ if isinstance(x, Penalty) else "",
+    ids=["activation", "loss", "penalty"],
 )
-def test_a_broken_penalty_is_found(penalty: Penalty, sentence: str) -> None:
-    with pytest.raises(AssertionError, match=sentence):
-        check_penalty(penalty)
+def test_every_method_and_attribute_has_a_fault(protocol: type, faults: list[Fault], without: set[str]) -> None:
+    names = {name for name in dir(protocol) if not name.startswith("_")} - without
+    assert names <= {name for _, name, *_ in faults}
+
+
+def test_what_has_no_fault_passes() -> None:
+    """So that what is found above is the fault, not the planting."""
+    check_activation(planted(ALPHA, "nothing", None))
+    check_loss(planted(Huber(), "nothing", None))
+    check_penalty(planted(MASK, "nothing", None))
 
 
 class WrongAdjoint(Dense):
@@ -339,121 +352,3 @@ class WrongNorm(Dense):
 def test_a_broken_operator_is_found(operator: Operator, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_operator(operator)
-
-
-class WrongTerm(Noise):
-    def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        return mean + 0.9 * (super().term(mean, curvature, w) - mean)
-
-
-class NothingAdded(Noise):
-    def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        return mean
-
-
-class WrongColumns(Noise):
-    def columns(self, factors: Tensor) -> Self:
-        return self
-
-
-class IgnoresItself(Noise):
-    def update_weights(self, problem: WeightProblem) -> WeightStep:
-        return problem.solve()
-
-
-class BallAtHalf(FrobeniusBall):
-    def update_weights(self, problem: WeightProblem) -> WeightStep:
-        return problem.solve(self.covariance(0.5, problem.width, problem.gram), 2 * problem.layer.lam)
-
-
-class StaysWhereItIs(BoxBall):
-    def update_weights(self, problem: WeightProblem) -> WeightStep:
-        return WeightStep(problem.current, 0.0, 0, "none")
-
-
-class SlopeOfOne(FrobeniusBall):
-    def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        return 1.0
-
-
-class SlopeTooLarge(Noise):
-    def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        return 1.01
-
-
-class PullsAtTheMiddle(BoxBall):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
-        class Term(BoxTerm):
-            def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-                lever = super().pull(w, u, z)[1]
-                return self.lam * self.divergence.grad(u, z), lever
-
-        return Term(self, divergence, lam, self.widths(w))
-
-
-class PushesTwice(Noise):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
-        return NoiseTerm(divergence, lam, 2 * self.covariance(w.shape[1], w))
-
-
-class NegativeStiffness(BoxBall):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
-        class Term(BoxTerm):
-            def stiffness(self) -> Tensor:
-                return -super().stiffness()
-
-        return Term(self, divergence, lam, self.widths(w))
-
-
-class ForgetsItsShare(FrobeniusBall):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
-        class Term(BallTerm):
-            def state(self) -> dict[str, Tensor]:
-                return {"hardness": self.hardness}
-
-        return Term(self, divergence, lam, w)
-
-
-class AnswersWithoutPull(Noise):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
-        class Term(NoiseTerm):
-            def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
-                z = self.divergence(u)
-                return z, *self.pull(w, u, z)
-
-        return Term(divergence, lam, self.covariance(w.shape[1], w))
-
-
-class AnswersWithAnotherPull(Noise):
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
-        class Term(NoiseTerm):
-            def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
-                z, pull, _ = super().answer(w, u, g)
-                return z, 1.1 * pull, None
-
-        return Term(divergence, lam, self.covariance(w.shape[1], w))
-
-
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        (NothingAdded(0.3), "must be larger"),
-        (WrongColumns(0.3), "the same in other units"),
-        (WrongTerm(0.5), "push is not the gradient"),
-        (IgnoresItself(0.5), "must minimise"),
-        (BallAtHalf(0.3), "must minimise"),
-        (StaysWhereItIs(0.1), "must minimise"),
-        (SlopeOfOne(0.3), "must not be below the term"),
-        (SlopeTooLarge(0.3), "must not be below the term"),
-        (PullsAtTheMiddle(0.1), "pull is not the gradient of the term in u"),
-        (PushesTwice(0.3), "push is not the gradient"),
-        (NegativeStiffness(0.1), "negative eigenvalue"),
-        (ForgetsItsShare(0.3), "bring back what renew wrote"),
-        (AnswersWithoutPull(0.3), "not the argmin over z"),
-        (AnswersWithAnotherPull(0.3), "not the gradient of the minimum"),
-    ],
-    ids=lambda v: type(v).__name__ if isinstance(v, Uncertainty) else "",
-)
-def test_a_broken_uncertainty_is_found(kind: Uncertainty, sentence: str) -> None:
-    with pytest.raises(AssertionError, match=sentence):
-        check_uncertainty(kind)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from liftednn.base import Penalty
 from liftednn.functional import box_prox
-from liftednn.testing.common import SLACK, WIDTH, check_minimal, close, no_better, rivals
+from liftednn.testing.common import SLACK, WIDTH, close, no_better
 
 __all__ = ["check_penalty"]
 
@@ -17,14 +17,15 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
     _check_fits(penalty, shape)
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    inside, other = penalty.prox(w, 0.4), penalty.prox(w.flip(0), 0.4)
-    value = penalty.value
+    inside, value = penalty.prox(w, 0.4), penalty.value
     assert 0 <= value(inside) < torch.inf, f"pi must be finite and non-negative at prox(w), got {value(inside)}"
     if penalty.convex:
-        assert value((inside + other) / 2) <= (value(inside) + value(other)) / 2 + SLACK, "pi is not convex"
+        _check_convex(penalty, w, inside, seed)
     else:
-        _check_projection(penalty, w, inside, seed)
-    check_minimal(lambda v: value(v)[None], inside, w, 0.4, "prox", seed, whole=True)
+        close(penalty.prox(inside, 0.0), inside, "prox with step 0 must leave a point of the set where it is")
+    centres = [inside] if penalty.convex else [inside, w]
+    others = [each for centre in centres for each in _rivals(penalty, centre, seed)]
+    no_better(lambda v: (value(v) + (v - w).square().sum() / 0.8)[None], inside, others, "prox is not a minimiser")
     if penalty.ridge is not None:
         close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
     if penalty.boxed:
@@ -38,6 +39,27 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
     assert penalty.metric or bool(value(rescaled).isfinite()), (
         "rows and columns in other units leave the domain: declare `metric`"
     )
+
+
+def _rivals(penalty: Penalty, w: Tensor, seed: int) -> list[Tensor]:
+    """Weights near and far: all entries moved, those that are not 0, and few. A set without convexity forgives what lies close to it, so
+    they are moved onto it."""
+    generator = torch.Generator().manual_seed(seed + 17)
+    found = []
+    for size in (1e-3, 1e-2, 0.1, 1.0, 5.0):
+        noise, few = torch.randn(2, *w.shape, generator=generator, dtype=w.dtype)
+        found += [w + size * move for move in (noise, -noise, noise * w, -noise * w, noise * (few > 1.3), w, -w)]
+    on_set = [penalty.prox(each, 1e-9) for each in found]
+    return [*on_set, *found] if penalty.convex else on_set
+
+
+def _check_convex(penalty: Penalty, w: Tensor, inside: Tensor, seed: int) -> None:
+    """At midpoints between points of the domain, large and small."""
+    turned = torch.randn(w.shape, generator=torch.Generator().manual_seed(seed + 5), dtype=w.dtype)
+    for other in (turned, w.flip(0), 3 * w, 0.01 * w):
+        end = penalty.prox(other, 0.4)
+        middle, ends = penalty.value((inside + end) / 2), (penalty.value(inside) + penalty.value(end)) / 2
+        assert bool(middle <= ends + SLACK * (1 + ends)), "pi is not convex"
 
 
 def _check_fits(penalty: Penalty, shape: tuple[int, int]) -> None:
@@ -68,12 +90,8 @@ def _check_minimiser(penalty: Penalty, shape: tuple[int, int], seed: int) -> Non
 
     found = penalty.minimiser(cross, lambda rho: torch.linalg.solve(share * gram + rho * eye, share * cross).T)
     if found is not None:
-        near = rivals(found, seed, lambda w: found.lerp(w, 0.1))
-        on_set = [
-            penalty.prox(each, 1e-9) for each in near
-        ]  # without convexity, a value forgives what lies close to the set
         sentence = "minimiser is not the argmin over w of a (tr(w G w') - 2 tr(w cross)) + pi(w)"
-        no_better(energy, found, [*on_set, *(near if penalty.convex else [])], sentence)
+        no_better(energy, found, _rivals(penalty, found, seed), sentence)
 
 
 def _check_restrict(penalty: Penalty, w: Tensor) -> None:
@@ -88,16 +106,3 @@ def _check_restrict(penalty: Penalty, w: Tensor) -> None:
             close(
                 few.value(each), penalty.value(padded), "restrict(outputs, inputs) must be as if other weights were 0"
             )
-
-
-def _check_projection(penalty: Penalty, w: Tensor, found: Tensor, seed: int) -> None:
-    """On a set without convexity: points of the set stay, and none of many others is better than prox(w)."""
-    close(penalty.prox(found, 0.0), found, "prox with step 0 must leave a point of the set where it is")
-    near = [point for centre in (found, w) for point in rivals(centre, seed, lambda moved: moved)]
-    pulled = [penalty.prox(point, 0.0) for point in near]
-    least = penalty.value(found) + (found - w).square().sum() / 0.8
-    for rival in pulled:
-        reached = penalty.value(rival) + (rival - w).square().sum() / 0.8
-        assert bool(reached >= least - SLACK * (1 + least.abs())), (
-            "prox is not a minimiser: another point of the set is better"
-        )
