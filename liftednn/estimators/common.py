@@ -236,7 +236,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # what was trained in part must not be scored as if it were whole
-        for sentence in fit.warnings if work.passes is None else ():  # one pass of a stream is not the end of training
+        # One pass of a stream is not the end of training.
+        for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
         self.network_ = settled(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history))
