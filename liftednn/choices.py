@@ -74,6 +74,7 @@ def batch_size(rows: int | None) -> int:
 
 def small(network: LiftedNetwork, size: int) -> bool:
     """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
+    check_network(network)
     weights = sum(math.prod(layer.operator.weight_shape) for layer in network.layers)
     return 2 * size * weights <= _SMALL
 
@@ -119,7 +120,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     x = inputs(network, raw_x)
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
     network = _with_loss(network, smoothed(network.loss, y, counts))
-    weights = random_weights(network, seed, x, y, counts, unit_of(x, counts))
+    weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
     states = network.propagate(weights, x)
     scales = [float(_variance(state, counts)) for state in states]
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
@@ -208,7 +209,7 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
-    start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(x, counts)), fixed)
+    start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(network, x, counts)), fixed)
     weights = given_weights(network, start, x, [place for place, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights

@@ -110,6 +110,8 @@ def lifted_(
     if fit.status == "stopped":
         raise KeyboardInterrupt
     _write(chain, fit.weights, slopes.found(chain, fit.network, refits))
+    for sentence in fit.warnings:
+        warnings.warn(f"lifted_: {sentence}", stacklevel=3)
     if before is not None:
         _tell(report, fit, before, _Look.at(fit.network, weights_of(chain), *few), time.perf_counter() - started)
     return module

@@ -92,8 +92,13 @@ class Memory(_Permuted):
 
     def at(self, chosen: Tensor) -> Batch:
         counts = None if self.counts is None else self.counts.index_select(0, chosen.to(self.counts.device))
-        x, y = (part.index_select(0, chosen.to(part.device)) for part in (self.x, self.y))
-        return x, y, counts
+        # Not every integer that labels come as has an index_select.
+        y = (
+            self.y.index_select(0, chosen.to(self.y.device))
+            if self.y.is_floating_point()
+            else self.y[chosen.to(self.y.device)]
+        )
+        return self.x.index_select(0, chosen.to(self.x.device)), y, counts
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         whole = size >= len(self.x)

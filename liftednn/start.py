@@ -29,7 +29,8 @@ __all__ = [
     "with_fixed",
 ]
 
-# Of the first layer's initial pre-activations, over that of He's weights on inputs of variance 1: smaller ones learn better features.
+# What the first layer's initial pre-activations are multiplied by where the activation has no scale of its own: smaller ones learn better
+# features. One that saturates needs to be met where it bends.
 _SPREAD = 0.3
 
 
@@ -197,15 +198,17 @@ def random_weights(
     return [*weights, Affine(penalty.prox(x.new_zeros(head.weight_shape), 0.0), b)]
 
 
-def unit_of(x: Tensor, counts: Tensor | None = None) -> float:
-    """What the first layer's initial weights measure x (n, p) in: its root mean variance over columns, divided by 0.3.
+def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> float:
+    """What the first layer's initial weights measure x (n, p) in: the root of the mean variance of its columns, over 0.3 where the
+    layer's activation is homogeneous.
 
-    Pre-activations then begin with a standard deviation of 0.3 sqrt(2), whatever the units of x as a whole. Row i counts `counts[i]`
-    times; 1 where nothing varies, to the precision of x.
+    Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
+    `counts[i]` times; 1 where nothing varies, to the precision of x.
     """
     rows = x.double()
     share = torch.full_like(rows[:, 0], 1 / len(rows)) if counts is None else counts.double() / counts.double().sum()
     mean = share @ rows
     variance = float((share @ (rows - mean).square()).mean())
     varies = variance > (torch.finfo(x.dtype).eps * float(mean.abs().max())) ** 2
-    return math.sqrt(variance) / _SPREAD if varies else 1.0
+    spread = _SPREAD if network.layers[0].divergence.homogeneous else 1.0
+    return math.sqrt(variance) / spread if varies else 1.0

@@ -688,14 +688,19 @@ def test_numbers_with_an_odd_value_can_be_declared_text(run: Any, tmp_path: Path
     assert "only a CSV leaves open what it holds" in run("fit", table, *order[2:], "--text", "b").err
 
 
+MORE_STREAMS = [
+    ("2>/dev/full", 0, ""),
+    ("--json >/dev/full", 1, "liftednn: stdout cannot be written to (No space left on device)"),
+    (">&- 2>&-", 0, ""),
+]
+
+
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
     [
         ("2>&-", 0, ""),
-        ("2>/dev/full", 0, ""),
         (">/dev/full", 1, "liftednn: stdout cannot be written to (No space left on device)"),
-        ("--json >/dev/full", 1, "liftednn: stdout cannot be written to (No space left on device)"),
-        (">&- 2>&-", 0, ""),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_STREAMS),
     ],
 )
 def test_a_model_is_written_whatever_becomes_of_what_is_printed(

@@ -75,7 +75,10 @@ def test_raw_pixels_score_as_scaled_ones_do() -> None:
 
 def test_the_unit_is_the_spread_whatever_the_mean_and_1_where_there_is_none() -> None:
     x, _ = task()
-    assert unit_of(x + 1e6) == pytest.approx(unit_of(x), rel=1e-6)
-    assert unit_of(torch.full((5, 2), 7.0)) == unit_of(torch.zeros(5, 2)) == 1.0
+    network = lnn.LiftedNetwork.mlp([6, 4, 2], "tanh")
+    assert unit_of(network, x) == pytest.approx(float(x.var(0, correction=0).mean().sqrt()))
+    assert unit_of(network, x + 1e6) == pytest.approx(unit_of(network, x), rel=1e-6)
+    assert unit_of(network, torch.full((5, 6), 7.0)) == unit_of(network, torch.zeros(5, 6)) == 1.0
     weights = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
-    assert unit_of(x[:3], weights) == pytest.approx(unit_of(x[[0, 0, 1, 2]]))
+    assert unit_of(network, x[:3], weights) == pytest.approx(unit_of(network, x[[0, 0, 1, 2]]))
+    assert unit_of(lnn.LiftedNetwork.mlp([6, 4, 2]), x) == pytest.approx(unit_of(network, x) / 0.3)

@@ -469,6 +469,7 @@ def test_data_are_refused_at_the_door() -> None:
         lnn.MiniBatch().run(lnn.LiftedNetwork.mlp([6, 5, 3], activation="leaky_relu"), X, LABELS)
 
 
+@pytest.mark.slow
 def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> None:
     """256 MiB of rows, with less than half of that to allocate; the peak does not grow with the rows."""
     script = textwrap.dedent("""

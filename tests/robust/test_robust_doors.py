@@ -124,6 +124,7 @@ def test_the_papers_model_sweeps_with_uncertain_inputs(given: Any, digits: Data)
     assert objectives[2] <= objectives[1]
 
 
+@pytest.mark.filterwarnings("ignore:lifted_")  # 20 units and few passes
 def test_a_module_is_initialised_robustly(digits: Data) -> None:
     x, y = (torch.as_tensor(part) for part in digits)
     norms = []
