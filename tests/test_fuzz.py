@@ -382,7 +382,7 @@ def judge(error: BaseException | None) -> None:
 @contextmanager
 def finite_or_refused() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="early_stopping holds back")
+        warnings.filterwarnings("ignore", message="early_stopping holds back|lifted_: ")
         # scikit-learn looks for infinity by a sum, of which numpy warns.
         warnings.filterwarnings("ignore", message="invalid value encountered in reduce")
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")

@@ -248,8 +248,10 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
         for part in blocks(len(work.x)):
             rows = as_tensor(work.x[part], "X")
-            counts = None if work.counts is None else torch.as_tensor(work.counts[part]).to(rows)
-            fresh = Moments.of(rows, rows[:, :0], counts)
+            # In units of the largest weight: sums of squares times huge or tiny ones would leave the precision of X.
+            unit = 1.0 if work.counts is None else float(work.counts[part].max())
+            counts = None if work.counts is None else torch.as_tensor(work.counts[part] / unit).to(rows)
+            fresh = unit * Moments.of(rows, rows[:, :0], counts)
             seen = fresh if seen is None else seen + fresh
         assert seen is not None
         return seen
