@@ -17,7 +17,7 @@ class Interruption(KeyboardInterrupt):
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
     """Gives a function to call after every step: it raises `Interruption` if Ctrl-C was pressed since. A second Ctrl-C is at
-    once, and no `Interruption`.
+    once, and no `Interruption`; one that came after the last call is raised at the end.
 
     Signals reach the main thread only; elsewhere, and where Ctrl-C is not Python's own, nothing is changed.
     """
@@ -25,16 +25,19 @@ def between_steps() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread() or not own:
         yield lambda: None
         return
-    pressed = False
+    pressed = raised = False
 
     def remember(number: int, frame: object) -> None:
-        nonlocal pressed
+        nonlocal pressed, raised
         if pressed:
+            raised = True
             raise KeyboardInterrupt
         pressed = True
 
     def ask() -> None:
+        nonlocal raised
         if pressed:
+            raised = True
             raise Interruption
 
     before = signal.signal(signal.SIGINT, remember)
@@ -42,3 +45,5 @@ def between_steps() -> Iterator[Callable[[], None]]:
         yield ask
     finally:
         signal.signal(signal.SIGINT, before)
+    if pressed and not raised:
+        raise KeyboardInterrupt

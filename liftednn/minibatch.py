@@ -3,7 +3,7 @@
 Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
 What is given up: the X-step lowers its block only where lam is large enough (see blocks/descent.py), and from one batch to the next
 nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward product per layer; a run
-that would diverge, or lose what it knew, is noticed, taken back and goes on with half the step, and history says so.
+that would diverge, or lose what it knew, is noticed, taken back and goes on with half the step, or ends there with a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from liftednn.shortcomings import shortcomings
 from liftednn.sources import Memory, Once, Source, source_of
 from liftednn.start import check_device, check_network, check_trainable, given_weights, pairs_of, with_fixed
 from liftednn.threads import one_thread
-from liftednn.watch import Watch
+from liftednn.watch import DivergenceError, Watch
 from liftednn.whitening import Coordinates
 
 __all__ = ["Fit", "MiniBatch", "Pass", "Run"]
@@ -132,23 +132,27 @@ class MiniBatch:
             return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
 
     def _finish(self, run: Run, callback: Callable[[Pass], object] | None) -> Fit:
-        stopped = interrupted = False
+        stopped, interrupted, diverged = False, False, ()
         with between_steps() as asked:
             try:
                 for record in run.passes(asked):
-                    stopped = callback is not None and bool(callback(record))
-                    if stopped:
+                    if stopped := callback is not None and bool(callback(record)):
                         break
+                else:
+                    asked()  # after the last step too
+            except DivergenceError as error:
+                diverged = error.args
             except KeyboardInterrupt as pressed:
                 stopped = interrupted = True
                 run.settle()
                 if isinstance(pressed, Interruption):
                     run.save()
-        status: Status = "stopped" if stopped else "early" if run.out_of_patience else "max_iter"
+        ended: Status = "early" if run.out_of_patience else "max_iter"
+        status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
-        wrong = () if interrupted else shortcomings(final, weights, *run.judged, run.halved)
-        return Fit(weights, run.monitor.history, status, result, final, wrong)
+        wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
+        return Fit(weights, run.monitor.history, status, result, final, diverged + wrong)
 
 
 class Run:
@@ -306,13 +310,13 @@ class Run:
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
 
     def _go_back(self, loss: float) -> None:
+        self._restore()
         self.halved += 1
         if self.halved > _HALVINGS:
-            raise ArithmeticError(
-                f"training diverges: the loss is {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did "
-                "not help; standardise the inputs, or give a smaller step or a larger damping"
+            raise DivergenceError(
+                f"training diverged: the loss was {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did not help; "
+                "the weights are the last good ones: standardise the inputs, or give a smaller step or a larger damping"
             )
-        self._restore()
 
     def _restore(self) -> None:
         self.descent.restore(self.good)

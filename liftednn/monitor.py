@@ -17,7 +17,7 @@ from liftednn.predict import feedforward
 
 __all__ = ["Fit", "Monitor", "Pass", "Status"]
 
-Status = Literal["max_iter", "stopped", "early"]
+Status = Literal["max_iter", "stopped", "early", "diverged"]
 
 # Scores, as numbers, that are kept before they are evaluated.
 _KEPT = 1 << 18
@@ -173,6 +173,7 @@ class Monitor:
         sentence = {
             "max_iter": f"max_iter: all {done} passes done",
             "stopped": f"stopped: interrupted after {done} complete passes",
+            "diverged": f"diverged: after {done} complete passes; the weights are the last good ones",
             "early": f"early: no better validation score in {patience} passes",
         }[status]
         return sentence + kept + shorter

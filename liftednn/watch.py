@@ -10,7 +10,7 @@ from torch import Tensor
 
 from liftednn.network import LiftedNetwork
 
-__all__ = ["Verdict", "Watch"]
+__all__ = ["DivergenceError", "Verdict", "Watch"]
 
 # "good" weights are worth going back to; a run that is "away" or "lost" should go back.
 Verdict = Literal["good", "doubtful", "lost", "away"]
@@ -21,6 +21,10 @@ _FAR = 20.0
 _TELLING = 0.5
 # Shares of the first scores' variance below which scores are lost, and below which that is to be feared; by whether these told anything.
 _SHARES = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
+
+
+class DivergenceError(ArithmeticError):
+    """Halving the step has not helped; the run is back at its last good weights."""
 
 
 @dataclass

@@ -162,6 +162,18 @@ def test_json_and_quiet_print_the_object_alone(run: Any, shelf: Path, tmp_path: 
     assert json.loads(quiet.out) | {"seconds": 0} == json.loads(done.out) | {"seconds": 0}
 
 
+def test_a_run_that_ends_badly_says_so(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "training diverged: try a smaller step"
+    monkeypatch.setattr("liftednn.minibatch.shortcomings", lambda *_: (sentence,))
+    order = ["fit", shelf / "train.csv", "--target", "label", "--hidden", "0", "--passes", "1"]
+    order += ["--out", tmp_path / "m.safetensors"]
+    done = run(*order)
+    assert f"liftednn: warning: {sentence}\n" in done.err
+    assert sentence not in done.out
+    assert json.loads(run(*order, "--json").out)["warnings"] == [sentence]
+    assert run(*order, "--quiet") == (0, "", "")
+
+
 def test_quiet_is_silent(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "label", "--hidden", "0", "--passes", "2", "--quiet"]
     assert run("fit", shelf / "train.csv", *order, "--out", tmp_path / "m.safetensors") == (0, "", "")

@@ -203,3 +203,17 @@ def test_what_float32_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weights for X and y as they are given go beyond torch.float32: scale"):
         steep.fit((1e-30 * X).astype(np.float32), 1e30 * REAL)
     assert np.isfinite(steep.fit(1e-30 * X, 1e30 * REAL).predict(1e-30 * X)).all()
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e39])
+def test_a_stream_with_weights_of_any_size(size: float) -> None:
+    x, counts = (1e5 * X + 1e9).astype(np.float32), size * (1 + RNG.random(300))
+    model = regressor().partial_fit(x, REAL, counts)
+    assert np.isfinite(model.predict(x)).all()
+    np.testing.assert_allclose(float(model._moments.weight), counts.sum(), rtol=1e-4)
+
+
+def test_rounding_of_a_column_that_does_not_vary_stays_small() -> None:
+    x = np.full((300, 1), 1e25) * (1 + 1e-16 * X[:, :1])
+    assert np.abs(Scaling.of(x)(x)).max() < 20
+    assert Scaling.of(np.full((300, 1), 5.0)).scale == 1

@@ -4,6 +4,7 @@ import builtins
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -814,3 +815,12 @@ def test_a_gpu_gives_what_the_cpu_gives(divergence: str) -> None:
     models = [small(divergence=divergence, device=device).fit(x, y[:600], counts) for device in (None, "cuda")]
     assert {type(part) for part in models[1].coefs_} == {np.ndarray}
     np.testing.assert_allclose(models[1].predict_proba(x), models[0].predict_proba(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_a_fit_that_diverges_warns_and_keeps_the_last_good_weights(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftednn.estimators.common.MiniBatch", partial(lnn.MiniBatch, step=1e12, refresh=1))
+    model = small(batch_size=10)
+    with pytest.warns(ConvergenceWarning, match="training diverged.*last good"):
+        getattr(model, call)(X, Y, **({"classes": np.unique(Y)} if call == "partial_fit" else {}))
+    assert np.isfinite(model.predict_proba(X)).all()

@@ -267,6 +267,22 @@ def test_ctrl_c_keeps_whole_steps_and_resumes_exactly(tmp_path: Path, monkeypatc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("python_s_ctrl_c")
+@pytest.mark.parametrize("stops", [False, True])
+def test_ctrl_c_after_the_last_step_is_not_lost(stops: bool) -> None:
+    def press(record: Pass) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return stops
+
+    trainer = lnn.MiniBatch(max_iter=1)
+    if stops:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(network(), X, LABELS, callback=press)
+    else:
+        assert trainer.run(network(), X, LABELS, callback=press).status == "stopped"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_the_best_weights_on_validation_data_are_kept() -> None:
     net = network()
     seen: list[Pass] = []
@@ -358,8 +374,15 @@ def test_divergence_is_noticed_taken_back_and_said() -> None:
     assert fit.history[-1].halved > 0
     assert "halved" in fit.result
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
-    with pytest.raises(ArithmeticError, match="smaller step"):
-        lnn.MiniBatch(max_iter=3, step=1e12, refresh=1).run(network(), X, LABELS)
+
+
+def test_a_run_that_diverges_at_every_step_ends_with_its_last_good_weights() -> None:
+    fit = lnn.MiniBatch(max_iter=3, step=1e12, refresh=1).run(network(), X, LABELS)
+    assert fit.status == "diverged"
+    assert "last good" in fit.result
+    assert "give a smaller step" in fit.warnings[0]
+    start = lnn.MiniBatch(max_iter=1, step=1e-30).run(network(), X, LABELS)
+    assert all(torch.allclose(a.w, b.w) for a, b in zip(fit.weights, start.weights, strict=True))
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -228,6 +228,8 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
     "lam": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], lam=1e300), "lam must be positive, got 1e.300; it must also be below"),
     "rho": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], rho="a"), "rho must be non-negative and finite, got 'a'"),  # type: ignore[arg-type]
     "mask": (lambda: lnn.penalties.Mask([[1]]), "mask must be None or a tensor"),  # type: ignore[arg-type]
+    "refit": (lambda: lnn.MiniBatch(refit=3).run(network(), X, Y), "refit must be None, 'layer' or 'unit', or one of them .*, got 3"),  # type: ignore[arg-type]
+    "refit of BCD": (lambda: lnn.BCD(refit=3).run(network(), X, Y), "refit must be None, 'layer' or 'unit'"),  # type: ignore[arg-type]
     "place": (lambda: lnn.init.lifted_(module(), X, Y, device="xpu:3"), "is not to be found here|there is no device"),
     "robust": (lambda: lnn.init.lifted_(module(), X, Y, robust="ball:1e300"), "up to 1e.18, got 'ball:1e300'"),
 }  # fmt: skip

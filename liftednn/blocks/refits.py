@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +36,12 @@ class RefitStep:
 def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
     """What is learned of each hidden layer; refused in words where it cannot be."""
     count = len(network.layers) - 1
-    if isinstance(refit, str) and not count:
+    if refit in ("layer", "unit") and not count:
         raise ValueError("refit learns the activations of hidden layers, and the network has none: leave refit=None")
-    given = [refit] * count if refit is None or isinstance(refit, str) else list(refit)
-    wrong = [each for each in given if each not in (None, "layer", "unit")]
+    each_layer = isinstance(refit, Sequence) and not isinstance(refit, str)
+    asked: list[Any] = list(refit or ()) if each_layer else [refit]
+    given = asked if each_layer else asked * count
+    wrong = [each for each in asked if each not in (None, "layer", "unit")]
     if wrong or len(given) != count:
         raise ValueError(
             f"refit must be None, 'layer' or 'unit', or one of them for each of the {count} hidden layers, got {refit!r}"

@@ -235,7 +235,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # what was trained in part must not be scored as if it were whole
-        for sentence in fit.warnings if work.passes is None else ():  # one pass of a stream is not the end of training
+        # One pass of a stream is not the end of training.
+        for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
         self.network_ = settled(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history))
@@ -246,8 +247,10 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
         for part in blocks(len(work.x)):
             rows = as_tensor(work.x[part], "X")
-            counts = None if work.counts is None else torch.as_tensor(work.counts[part]).to(rows)
-            fresh = Moments.of(rows, rows[:, :0], counts)
+            # In units of the largest weight: sums of squares times huge or tiny ones would leave the precision of X.
+            unit = 1.0 if work.counts is None else float(work.counts[part].max())
+            counts = None if work.counts is None else torch.as_tensor(work.counts[part] / unit).to(rows)
+            fresh = unit * Moments.of(rows, rows[:, :0], counts)
             seen = fresh if seen is None else seen + fresh
         assert seen is not None
         return seen

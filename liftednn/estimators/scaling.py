@@ -60,7 +60,7 @@ class Scaling:
             np.finfo(np.float64 if a.dtype == np.float64 else np.float32),
         )
         varies = spread > np.maximum(10 * precision.eps * np.abs(mean), _LEAST * precision.tiny)
-        return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), 1.0))
+        return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), np.maximum(spread, 1.0)))
 
     @classmethod
     def robust(cls, a: Array, counts: Array | None = None) -> Scaling:

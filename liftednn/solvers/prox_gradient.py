@@ -77,6 +77,8 @@ def prox_gradient(
     check_number("convexity", convexity, zero=True)
     check_count("max_iter", max_iter)
     check_number("scale", 1.0 if scale is None else scale, zero=True, infinite=True)
+    if not isinstance(start, (list, tuple)) or not start:
+        raise ValueError(f"start must be a list of tensors, at least one, got {start!r}")
     check_tensors(**{f"start[{index}]": part for index, part in enumerate(start)})
     at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity))
     scale = scale or _largest(problem.gradient(*_origin(problem, start))) or 1.0

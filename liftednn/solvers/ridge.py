@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.checks import check_finite, check_strengths
+from liftednn.checks import check_finite, check_strengths, check_tensors
 from liftednn.moments import Moments
 
 __all__ = ["Factor", "ridge"]
@@ -36,6 +36,9 @@ class Factor:
         Whether the matrix is singular is asked of its equilibrated form, so that the units of a feature do not matter. A positive rho
         is never cut off: where rounding has left gram indefinite, its spectrum is lifted to rho.
         """
+        check_tensors(gram=gram)
+        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+            raise ValueError(f"gram must be a square matrix (p, p), got shape {tuple(gram.shape)}: give moments.gram")
         matrix = lam * gram
         matrix.diagonal().add_(rho)
         size = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
@@ -68,6 +71,8 @@ def ridge(
     factor   `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
     """
     check_strengths(lam, rho)
+    if not isinstance(moments, Moments):
+        raise ValueError(f"moments must be Moments, got {type(moments).__name__}: give Moments.of(x, z)")
     inputs, outputs = moments.cross.shape
     if anchor is not None and anchor.shape != (outputs, inputs):
         raise ValueError(f"anchor must have the shape of w, {(outputs, inputs)}, got {tuple(anchor.shape)}")

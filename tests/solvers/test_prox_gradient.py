@@ -283,3 +283,9 @@ def test_float32_is_kept_and_stalls_at_its_own_rounding() -> None:
     assert result.x[0].dtype == torch.float32
     assert result.status == "stalled"
     torch.testing.assert_close(result.x[0].double(), reference.x[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("start", [[], None])
+def test_no_tensor_to_start_from_is_refused(start: object) -> None:
+    with pytest.raises(ValueError, match="start must be a list of tensors, at least one, got"):
+        prox_gradient(None, start, 1.0)

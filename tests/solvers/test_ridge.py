@@ -186,3 +186,10 @@ def test_a_sketch_of_impossible_size_is_refused(size: int) -> None:
 def test_a_sketch_with_wrong_strengths_is_refused(lam: float, rho: float) -> None:
     with pytest.raises(ValueError, match="lam must be positive and rho non-negative"):
         sketch(*data(), lam, rho, 20)
+
+
+def test_what_are_no_moments_or_no_square_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"moments must be Moments, got NoneType: give Moments\.of\(x, z\)"):
+        ridge(None, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"gram must be a square matrix \(p, p\), got shape \(2, 3\)"):
+        Factor.of(torch.zeros(2, 3), 1.0, 1.0, 1e-7)
