@@ -183,7 +183,7 @@ def test_zeros_that_are_not_to_be_written_are_streamed() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_column_next_to_0_gets_no_infinite_weight(dtype: type) -> None:
-    x = X.astype(dtype)
+    x: np.ndarray = X.astype(dtype)
     x[:, 0] = RNG.random(300) * np.finfo(dtype).tiny / 10
     model = classifier().fit(x, Y)
     assert np.isfinite(model.coefs_[0]).all()
@@ -208,7 +208,7 @@ def test_what_float32_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize("size", [1e-45, 1e39])
 def test_a_stream_with_weights_of_any_size(size: float) -> None:
     x, counts = (1e5 * X + 1e9).astype(np.float32), size * (1 + RNG.random(300))
-    model = regressor().partial_fit(x, REAL, counts)
+    model: Any = regressor().partial_fit(x, REAL, counts)
     assert np.isfinite(model.predict(x)).all()
     np.testing.assert_allclose(float(model._moments.weight), counts.sum(), rtol=1e-4)
 
