@@ -107,9 +107,9 @@ def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
     """How much each row of x counts, (n,), 1 on average; None where all count alike."""
     if sample_weight is None:
         return None
-    counts = as_tensor(sample_weight, "sample_weight").to(x)
+    counts = as_tensor(sample_weight, "sample_weight").to(x.device).double()
     check_weights(counts, len(x))
-    return counts / counts.mean()
+    return (counts / counts.mean()).to(x)
 
 
 def given_weights(

@@ -3,6 +3,8 @@
 torch is imported where it is first needed: the process that only hands out tests starts without it.
 """
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 
@@ -15,6 +17,17 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `thin(n)`, every n-th case is quick and the others are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker, name = item.get_closest_marker("thin"), item.nodeid.split("[")[0]
+        if marker and seen[name] % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[name] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -60,6 +60,7 @@ def test_the_objective_rises_at_no_block(name: str, loss: str) -> None:
 
 
 @pytest.mark.parametrize("name", act.__all__)
+@pytest.mark.thin(4)
 def test_the_objective_rises_at_no_block_in_float32_with_two_hidden_layers(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), getattr(act, name)(), [6, 5])
     worst, _ = rises(network, y[:30], lnn.BCD(block_tol=1e-3, block_iter=8), X[:30].float(), sweeps=2)
@@ -97,6 +98,7 @@ def test_every_penalty_descends(penalty: lnn.Penalty) -> None:
 
 
 @pytest.mark.parametrize("name", fenchel.__all__)
+@pytest.mark.slow
 def test_fenchel_activations_learn_what_is_not_linear(name: str) -> None:
     x = 4 * torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 2
     y = (x[:, 0] * x[:, 1] > 0).long()

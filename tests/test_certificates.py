@@ -99,6 +99,7 @@ def test_states_by_bounded_least_squares(knob: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
 @pytest.mark.parametrize("activation", [act.ReLU(), act.FenchelReLU(), act.Tanh()], ids=repr)
+@pytest.mark.thin(3)
 def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dtype: torch.dtype) -> None:
     u, y = draw(N, P, seed=2).to(dtype), SoftmaxCrossEntropy().encode(torch.arange(N) % Q, Q).to(dtype)
     for scale in (SCALES[0], SCALES[-1]):

@@ -84,6 +84,7 @@ def broken(net: lnn.LiftedNetwork, weights: list[lnn.Affine]) -> float:
     list(zip(CONSTRAINTS, itertools.cycle([act.ReLU(), act.FenchelReLU(), act.Sigmoid()]), strict=False)),
     ids=str,
 )
+@pytest.mark.thin(3)
 def test_after_every_block_the_constraint_holds_and_the_objective_has_not_risen(
     name: str, activation: lnn.Activation
 ) -> None:

@@ -453,6 +453,7 @@ def test_only_settings_that_lead_are_tested(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,10 +26,12 @@ RUN = [
     "docs/regression.md",
     "docs/robust.md",
 ]
+# Pages whose snippets take seconds.
+LONG = RUN[3:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in RUN])
 def test_snippets_run_one_after_another(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

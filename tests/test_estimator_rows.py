@@ -54,6 +54,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.thin(2)
 def test_the_layout_of_x_does_not_matter(layout: str, dtype: type[np.floating[Any]], divergence: str) -> None:
     x, other = X.astype(dtype), LAYOUTS[layout](X.astype(dtype))
     options: dict[str, Any] = {"divergence": divergence, "max_iter": 2}
@@ -208,7 +209,7 @@ def test_what_float32_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize("size", [1e-45, 1e39])
 def test_a_stream_with_weights_of_any_size(size: float) -> None:
     x, counts = (1e5 * X + 1e9).astype(np.float32), size * (1 + RNG.random(300))
-    model = regressor().partial_fit(x, REAL, counts)
+    model: Any = regressor().partial_fit(x, REAL, counts)
     assert np.isfinite(model.predict(x)).all()
     np.testing.assert_allclose(float(model._moments.weight), counts.sum(), rtol=1e-4)
 

@@ -562,6 +562,7 @@ def test_the_l1_penalty_meets_its_optimality_conditions(divergence: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thin(2)
 def test_every_activation_trains(name: str) -> None:
     model = small(hidden_layer_sizes=(20,), activation=name, max_iter=30).fit(X, Y)
     assert model.loss_curve_[-1] < model.loss_curve_[0]
@@ -701,6 +702,7 @@ def test_rows_with_holes_are_refused(kind: Any, y: np.ndarray) -> None:
 # quality
 
 
+@pytest.mark.slow
 def test_digits_are_read_as_well_as_by_scikit_learns_network() -> None:
     x, y = load_digits(return_X_y=True)
     train, test, y_train, y_test = train_test_split(x, y, random_state=0, stratify=y)
@@ -769,6 +771,7 @@ def test_indicators_keep_their_scale() -> None:
     np.testing.assert_allclose(scaling.mean, rare.mean(0))
 
 
+@pytest.mark.slow
 def test_the_wine_cellar_needs_no_scaler() -> None:
     x, y = load_wine(return_X_y=True)
     assert cross_val_score(LiftedClassifier(random_state=0), x, y, cv=3).mean() > 0.95

@@ -9,6 +9,7 @@ import pytest
 from examples.constraints import main
 
 
+@pytest.mark.slow
 def test_the_example_runs_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "constraints.png"
     main(["--small", "--out", str(out)])

@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
+@pytest.mark.slow
 def test_the_example_runs_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from examples import learned_activations as example
 

@@ -3,7 +3,10 @@
 import runpy
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_band_covers_and_robust_losses_ignore_wild_responses(tmp_path: Path) -> None:
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "regression.py"))
     found = example["main"](["--small", "--out", str(tmp_path / "picture.png")])

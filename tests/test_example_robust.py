@@ -7,6 +7,7 @@ import pytest
 from examples.robust import LEVELS, main
 
 
+@pytest.mark.slow
 def test_the_robust_curves_lie_above_the_plain_one_and_above_the_scaling_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

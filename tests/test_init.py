@@ -84,6 +84,7 @@ def test_a_module_may_end_in_softmax(last: nn.Module) -> None:
     ],
     ids=lambda layer: type(layer).__name__,
 )
+@pytest.mark.thin(3)
 def test_every_activation_learns(activation: nn.Module) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 60), activation, nn.Linear(60, 10))
@@ -301,6 +302,7 @@ def test_gradients_and_flags_are_left_alone() -> None:
     [["0.weight", "0.bias"], ["2.weight", "2.bias"], ["4.weight", "4.bias"], ["0.weight"], ["2.bias"], ["4.weight"]],
     ids=" ".join,
 )
+@pytest.mark.thin(2)
 def test_frozen_parameters_stay_and_the_others_learn(names: list[str]) -> None:
     module = digits()
     for name in names:
@@ -349,6 +351,7 @@ def test_few_rows_have_more_passes(rows: int | None, passes: int) -> None:
     [1, np.float32(1), np.int64(1), torch.tensor(1.0), np.ones(2), torch.ones(2), (1, np.float64(1))],
     ids=["int", "float32", "int64", "tensor", "array", "tensors", "tuple"],
 )
+@pytest.mark.thin(3)
 def test_numbers_of_numpy_and_torch_are_numbers(lam: Any) -> None:
     expected = filled(digits(), X[ROWS], Y[ROWS], lam=1.0, sweeps=2)
     assert same(filled(digits(), X[ROWS], Y[ROWS], lam=lam, sweeps=np.int64(2)), expected)

@@ -71,6 +71,7 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
 @pytest.mark.parametrize(
     ("activation", "per"), list(zip(SUMMED, ["layer", "unit", "layer", "unit"], strict=True)), ids=str
 )
+@pytest.mark.thin(2)
 def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: Any) -> None:
     x, y, weights = drawn(activation)
     (name,) = activation.learned
@@ -82,6 +83,7 @@ def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: 
 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute", "quantile"])
+@pytest.mark.slow
 def test_a_loss_of_bounded_slope_recovers_a_planted_slope_too(loss: str) -> None:
     """Scaled by the curvature of a rounded kink, which few residuals meet, steps would be far too short."""
     x, y = planted()

@@ -69,6 +69,7 @@ def slopes(activation: Activation) -> Tensor:
 
 @pytest.mark.parametrize(("per", "dtype"), [("layer", torch.float64), ("unit", torch.float32)], ids=str)
 @pytest.mark.parametrize("activation", LEARNED, ids=repr)
+@pytest.mark.thin(3)
 def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: torch.dtype) -> None:
     x, y = planted(80, dtype=dtype)
     counts = torch.rand(80, generator=torch.Generator().manual_seed(1)) + 0.1
@@ -143,6 +144,7 @@ def test_a_planted_slope_is_recovered_from_data(start: float) -> None:
     assert float(slopes(best.network.hidden[0])) == pytest.approx(ALPHA, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_planted_slopes_of_units_are_recovered_in_float32() -> None:
     x, y = planted(seed=2, dtype=torch.float32)
     runs = []
@@ -252,6 +254,7 @@ def test_a_prelu_is_read_and_written(count: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.slow
 def test_lifted_learns_the_slopes_of_a_prelu_unless_told_not_to(count: int) -> None:
     x, y = planted(1000, dtype=torch.float32)
     kept, errors = torch.full((count,), 0.05), {}

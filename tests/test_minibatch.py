@@ -71,6 +71,7 @@ def test_real_responses_are_learned() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in smooth_names() if not getattr(act, n)().joint])
+@pytest.mark.thin(2)
 def test_every_fenchel_activation_trains(name: str) -> None:
     net = network([6, 20, 3], getattr(act, name)())
     fit = lnn.MiniBatch(max_iter=12).run(net, X, LABELS)

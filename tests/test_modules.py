@@ -342,6 +342,7 @@ def test_what_has_no_lifted_form_is_refused_by_name_and_place(name: str) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.slow
 def test_a_compiled_module_is_refused() -> None:
     compiled: Any = torch.compile(chain(nn.ReLU()))
     with pytest.raises(ValueError, match=r"give the module before torch\.compile: module\._orig_mod"):

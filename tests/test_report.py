@@ -329,6 +329,7 @@ def test_the_page_asks_for_nothing(run: Path) -> None:
     assert "@facts" not in text
 
 
+@pytest.mark.slow
 def test_two_thousand_cells_stay_below_two_megabytes(tmp_path: Path) -> None:
     draw = random.Random(1)
     parts = itertools.product([str(n) for n in range(10)], rendering.COLUMNS[:10], (1e-6, 1e-5, 1e-4, 1e-3), range(5))

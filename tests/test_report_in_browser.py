@@ -161,6 +161,7 @@ def test_every_choice_changes_the_picture(opened: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 420, 1280])
+@pytest.mark.thin(3)
 def test_nothing_is_wider_than_the_window_or_hard_to_read(opened: Any, width: int, scheme: str) -> None:
     """Tables scroll by themselves; the ink differs from the paper."""
     opened.emulate_media(color_scheme=scheme)

@@ -97,6 +97,7 @@ def test_huber_by_name_is_in_units_of_the_spread() -> None:
     "loss", ["squared", "huber", Quantile(0.8), Quantile((0.2, 0.8)), AbsoluteError(0.02)], ids=str
 )
 @pytest.mark.parametrize("head", [Ball(1e9), L2()], ids=["ball", "l2"])
+@pytest.mark.thin(3)
 def test_predictions_move_with_the_responses_under_any_head(loss: str | Loss, head: Penalty) -> None:
     t = 2.0**13
     fits = [regressor(loss=loss, penalty=["l2", head]).fit(X, y).predict(X) for y in (F, t * F - 3e5)]
@@ -179,6 +180,7 @@ def test_torchs_losses_of_classes_are_ours(classes: bool) -> None:
     torch.testing.assert_close(loss.grad(u.detach(), loss.encode(given, 3).double()), u.grad)
 
 
+@pytest.mark.slow
 def test_lifted_takes_torchs_losses_of_classes() -> None:
     x, y = ROWS.float(), torch.from_numpy(F > 0).long()
     for outputs, criterion in ((2, nn.CrossEntropyLoss()), (1, nn.BCEWithLogitsLoss())):

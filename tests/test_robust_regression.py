@@ -99,6 +99,7 @@ def test_sweeps_are_exact_and_mini_batches_smoothed() -> None:
 
 
 @pytest.mark.parametrize("loss", ["absolute", Quantile(0.5, 0.05)], ids=str)
+@pytest.mark.slow
 def test_scikit_learns_checks_pass(loss: str | Loss) -> None:
     model = LiftedRegressor((10,), loss=loss, max_iter=5)
     check_estimator(model, on_skip=None)
@@ -145,6 +146,7 @@ def test_quantiles_and_spread_are_numpys_with_and_without_weights() -> None:
     ],
     ids=str,
 )
+@pytest.mark.thin(3)
 def test_torchs_losses_initialise_as_ours(criterion: nn.Module, loss: Loss) -> None:
     x, y = torch.from_numpy(X).float(), torch.from_numpy((Y - Y.mean()) / Y.std()).float()
     weights = []

@@ -72,6 +72,7 @@ def step(method: str, rows: Tensor, z: Tensor, counts: Tensor | None, bias: bool
 
 @pytest.mark.parametrize(("bias", "gapped"), [(True, False), (False, True)], ids=["bias, 1 to 3", "no bias, 0 to 3"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thin(3)
 def test_a_w_step_with_weights_is_that_of_repeated_rows(method: str, bias: bool, gapped: bool) -> None:
     if method == "splitting capped" and (gapped or not bias):
         pytest.skip("a cap binds on every row, however little it counts, and only an intercept can obey it")
@@ -128,6 +129,7 @@ def test_the_objective_with_weights_is_that_of_repeated_rows(name: str, loss: st
 @pytest.mark.parametrize("gapped", [False, True], ids=["1 to 3", "0 to 3"])
 @pytest.mark.parametrize("loss", ["softmax", "squared"])
 @pytest.mark.parametrize("name", ["relu", "fenchel_relu"])
+@pytest.mark.thin(3)
 def test_sweeps_with_weights_are_those_over_repeated_rows(name: str, loss: str, gapped: bool) -> None:
     counts = GAPPED if gapped else COUNTS
     network = lnn.LiftedNetwork.mlp([P, 5, 3 if loss == "softmax" else 2], name, loss, lam=0.7)
@@ -140,6 +142,7 @@ def test_sweeps_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
 
 
 @pytest.mark.parametrize("name", act.__all__)
+@pytest.mark.thin(3)
 def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
     network = lnn.LiftedNetwork.mlp([P, 4, 3], getattr(act, name)(), lam=0.7)
     bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=40), torch.rand(20, generator=torch.Generator().manual_seed(4))
@@ -418,6 +421,7 @@ def keep(place: int, parts: tuple[bool, bool]) -> Fixed:
 @pytest.mark.parametrize("start", [False, True], ids=["random", "given"])
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.thin(3)
 def test_what_is_fixed_stays_and_the_rest_learns(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), keep(PLACES[place], PARTS[parts])
     seen: list[float] = []

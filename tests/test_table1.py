@@ -210,6 +210,7 @@ class Ticks:
         return tick
 
 
+@pytest.mark.slow
 def test_kills_leave_what_one_run_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_all_that_mini_batches_can_train_is_covered() -> None:
 
 @pytest.mark.parametrize("size", [0.1, 4.0])
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
+@pytest.mark.thin(3)
 def test_no_state_answers_a_pull_better(activation: lnn.Activation, size: float) -> None:
     u, g = 2 * draw(1), size * draw(2)
     found = activation.tilted(u, g)

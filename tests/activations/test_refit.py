@@ -99,6 +99,7 @@ def test_one_for_the_layer_is_what_a_scalar_search_finds(activation: Activation,
 
 
 @pytest.mark.parametrize("activation", SUMMED, ids=name_of)
+@pytest.mark.thin(2)
 def test_one_for_each_unit_is_each_column_s_own(activation: Activation) -> None:
     u, z, counts = data(activation)
     found, (name,) = activation.refit(u, z, counts, "unit"), activation.learned

@@ -109,6 +109,7 @@ FOLLOWING = [SquaredError(), SoftmaxCrossEntropy(), act.FenchelReLU(), act.Tanh(
 
 
 @pytest.mark.parametrize(("name", "following"), list(zip(act.__all__, itertools.cycle(FOLLOWING), strict=False)))
+@pytest.mark.thin(3)
 def test_no_sample_ends_higher_and_rivals_do_not_beat_it(name: str, following: lnn.Divergence) -> None:
     activation = getattr(act, name)()
     u = 2 * draw(N, activation.fan(P), seed=2)

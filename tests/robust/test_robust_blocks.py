@@ -118,6 +118,7 @@ def test_the_ball_with_another_metric_or_penalty_ends_at_the_same_place(loss: Lo
     ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
+@pytest.mark.thin(3)
 def test_no_block_raises_the_objective(
     kind: Uncertainty, activation: Activation, where: str, dtype: torch.dtype
 ) -> None:
@@ -148,6 +149,7 @@ def test_no_block_raises_the_objective(
     ],
     ids=lambda given: str(given),
 )
+@pytest.mark.thin(3)
 def test_no_block_raises_the_objective_where_activations_are_learned(
     kind: Uncertainty, per: Literal["layer", "unit"], alpha: float
 ) -> None:

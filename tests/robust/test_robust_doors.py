@@ -66,6 +66,7 @@ def digits() -> Data:
 
 
 @pytest.mark.parametrize("given", [0.3, "ball:0.5", BoxBall(0.01)], ids=repr)
+@pytest.mark.slow
 def test_a_robust_classifier_withstands_noise_that_a_plain_one_does_not(
     given: Any, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_parameters_and_refusals(digits: Data) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_a_robust_estimator_is_one_of_scikit_learn() -> None:
     check_estimator(lnn.LiftedClassifier((5,), max_iter=3, robust=0.05))
 

@@ -82,6 +82,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.5, torch.tensor(1.5)], ids=["number", "tensor"])
+@pytest.mark.thin(2)
 def test_a_scaled_activation_in_a_box(scale: float | Tensor) -> None:
     x, network = draw(12, 4), net(Scaled(FenchelReLU(), scale), BoxBall(0.1))
     history = lnn.BCD(max_iter=1, block_iter=2).run(network, x, x[:, 0]).history

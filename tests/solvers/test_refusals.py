@@ -149,7 +149,7 @@ def test_splitting_refuses_in_words(options: dict[str, Any], sentence: str) -> N
         ({"tol": math.nan}, "tol must be non-negative"),
         ({"convexity": -1.0}, "convexity must be non-negative"),
         ({"max_iter": 2.5}, "max_iter must be a whole number"),
-        ({"start": torch.zeros(2, 3).long()[None]}, r"start\[0\] must hold floating-point numbers"),
+        ({"start": [torch.zeros(2, 3).long()]}, r"start\[0\] must hold floating-point numbers"),
         ({"start": [[1.0]]}, r"start\[0\] must be a tensor, got list"),
     ],
 )
