@@ -76,6 +76,7 @@ def test_variants_descend_too(norm: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", [getattr(lnn.penalties, name)() for name in lnn.penalties.__all__], ids=repr)
+@pytest.mark.thin(2)
 def test_every_penalty_descends(penalty: lnn.Penalty) -> None:
     dense = lnn.operators.Dense
     network = lnn.LiftedNetwork(
@@ -129,6 +130,7 @@ def test_joint_and_cyclic_descents_agree_where_both_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("activation", [act.LeakyReLU(0.2), act.MaxPool(2), act.ReLU("l1")], ids=repr)
+@pytest.mark.thin(3)
 def test_joint_descent_without_smoothness_rises_at_no_block(activation: lnn.Activation) -> None:
     network, y = problem(losses.SquaredError(), activation, [5, 4])
     worst, kkt = rises(network, y[:15], lnn.BCD(joint=True, block_tol=1e-4, block_iter=200), X[:15], sweeps=1)

@@ -206,6 +206,7 @@ def test_init_starts_the_same_function_in_torch(activation: str, run: Any, shelf
     assert float(accuracy) == pytest.approx(told["score"])
 
 
+@pytest.mark.slow
 def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "label", "--hidden", "6", "--quiet", "--out", tmp_path / "w.safetensors"]
     assert run("init", shelf / "train.csv", *order).out == ""
@@ -230,6 +231,7 @@ def test_fit_drops_units_that_do_not_matter(run: Any, shelf: Path, tmp_path: Pat
     assert len(lnn.load(small).weights[0].b) == told["sizes"][1]
 
 
+@pytest.mark.slow
 def test_init_takes_the_options_of_fit(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "strength", "--hidden", "6", "--activation", "leaky_relu", "--out", tmp_path / "w.safetensors"]
     more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--passes", "20", "--json"]
@@ -564,6 +566,7 @@ def test_demo_runs_the_demonstration(run: Any, tmp_path: Path, monkeypatch: pyte
     assert seen == [[str(tmp_path / "d.png")]]
 
 
+@pytest.mark.slow
 def test_passes_by_default_are_by_the_number_of_rows(run: Any, tmp_path: Path) -> None:
     table = stored(frame(15_000)[["a", "b", "label"]], tmp_path / "t.parquet")
     order = ["--target", "label", "--hidden", "0", "--json", "--out", tmp_path / "m.safetensors"]

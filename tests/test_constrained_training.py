@@ -180,6 +180,7 @@ def test_a_regressors_constraints_hold_for_x_and_y_as_they_are_given() -> None:
     assert violation(pen.Ball(3.0), torch.from_numpy(model.coefs_[1].T)) < 1e-6
 
 
+@pytest.mark.slow
 def test_lifted_takes_a_penalty() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))

@@ -47,6 +47,7 @@ def synthetic() -> Dataset:
 
 
 @pytest.mark.parametrize("name", ["d.svg", "d.png"])
+@pytest.mark.thin(2)
 def test_it_tells_and_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,8 +91,6 @@ SWEEPS = {"check_sample_weight_equivalence_on_dense_data": "sweeps solve their b
     [
         LiftedClassifier(max_iter=15),
         LiftedRegressor(max_iter=15),
-        LiftedClassifier((8,), divergence="euclidean", max_iter=3),
-        LiftedRegressor((8,), prediction="lifted", max_iter=3),
     ],
 )
 def test_scikit_learns_checks(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
@@ -109,6 +107,8 @@ def test_scikit_learns_checks(estimator: BaseEstimator, check: Callable[[BaseEst
         LiftedRegressor(),
         LiftedRegressor((8,), divergence="euclidean", max_iter=3),
         LiftedClassifier((8,), prediction="lifted", max_iter=3),
+        LiftedClassifier((8,), divergence="euclidean", max_iter=3),
+        LiftedRegressor((8,), prediction="lifted", max_iter=3),
     ],
     expected_failed_checks=lambda model: (
         SWEEPS if isinstance(model, LiftedRegressor) and model.divergence == "euclidean" else {}
@@ -229,6 +229,7 @@ def test_one_random_state_one_result(kind: Any, y: np.ndarray, divergence: str) 
 
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 6)], ids=str)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "leaky_relu"])
+@pytest.mark.thin(2)
 def test_probabilities_by_hand(name: str, hidden: tuple[int, ...]) -> None:
     model = small(hidden_layer_sizes=hidden, activation=name, max_iter=2).fit(X, Y)
     scores = scores_by_hand(model, X, BY_HAND[name])
@@ -578,6 +579,7 @@ def test_an_activation_itself_is_taken() -> None:
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu", "hardtanh", "hardsigmoid", "identity"])
 @BOTH
+@pytest.mark.thin(2)
 def test_sweeps_never_raise_the_objective(kind: Any, y: np.ndarray, name: str) -> None:
     model = kind((6,), name, divergence="euclidean", max_iter=4, tol=0.0, random_state=0).fit(X[:80], y[:80])
     objectives = np.array([record.objective for record in model.history_])
@@ -587,6 +589,7 @@ def test_sweeps_never_raise_the_objective(kind: Any, y: np.ndarray, name: str) -
     assert [layer.lam for layer in model.network_.layers] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_split_loss_gives_probabilities_on_the_simplex() -> None:
     loss = lnn.losses.Split(lnn.losses.CrossEntropy(), act.Simplex())
     model = small(hidden_layer_sizes=(10,), divergence="euclidean", loss=loss, max_iter=4).fit(X, Y)
@@ -612,6 +615,7 @@ def test_a_loss_of_ones_own_has_responses_as_they_are() -> None:
 # prediction by the lifted rule
 
 
+@pytest.mark.slow
 def test_the_lifted_rule_takes_the_class_of_least_energy() -> None:
     """min over z >= 0 of lam (|z|^2/2 + |u+|^2/2 - uz) + logsumexp(zw + b) - (zw + b)_k, by scipy."""
     model = small(lam=0.5, prediction="lifted").fit(X, Y)
@@ -716,6 +720,7 @@ def test_digits_are_read_as_well_as_by_scikit_learns_network() -> None:
     assert ours >= peer - 0.01
 
 
+@pytest.mark.slow
 def test_a_smooth_response_is_learned() -> None:
     x, y = make_friedman1(2500, noise=0.3, random_state=0)
     assert LiftedRegressor(random_state=0).fit(x[:2000], y[:2000]).score(x[2000:], y[2000:]) > 0.95
@@ -742,6 +747,7 @@ def test_a_constant_response_is_learned() -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 3, 4, 5])
+@pytest.mark.thin(2)
 def test_rows_that_are_all_alike_give_the_mean_response(seed: int) -> None:
     y = np.random.default_rng(seed).standard_normal(30)
     model = LiftedRegressor(random_state=0).fit(np.ones((30, 3)), y)

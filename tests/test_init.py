@@ -69,6 +69,7 @@ def test_three_passes_predict() -> None:
 
 
 @pytest.mark.parametrize("last", [nn.Softmax(dim=1), nn.LogSoftmax(dim=1)], ids=["softmax", "log-softmax"])
+@pytest.mark.thin(2)
 def test_a_module_may_end_in_softmax(last: nn.Module) -> None:
     module, plain = digits(last), digits()
     assert accuracy(filled(module, X[ROWS], Y[ROWS])) > GOOD
@@ -451,6 +452,7 @@ def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     assert same(module, kept)
 
 
+@pytest.mark.slow
 def test_the_report_is_printed_and_logged(capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture) -> None:
     module = digits()
     with torch.no_grad():

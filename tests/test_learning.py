@@ -116,6 +116,7 @@ def test_the_solution_has_the_network_as_refitted(tmp_path: Path) -> None:
     assert last < plain.history[-1].objective
 
 
+@pytest.mark.slow
 def test_states_known_a_full_batch_finds_the_slope_at_once() -> None:
     """With the planted weights to start from, the recursion of a wrong slope is undone sweep by sweep."""
     x, y = planted(200, hidden=2)

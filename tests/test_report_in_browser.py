@@ -210,6 +210,7 @@ RIGHT_EDGES = "cells => cells.map((cell) => cell.getBoundingClientRect().right)"
 
 
 @pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.thin(2)
 def test_no_table_is_cut_without_a_sign_and_verdicts_are_in_sight(whole: Any, width: int) -> None:
     sized(whole, width, 900)
     whole.locator("details").evaluate_all("all => all.forEach((each) => { each.open = true; })")

@@ -473,6 +473,7 @@ def test_fixed_features_leave_a_ridge_regression() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.thin(3)
 def test_a_bias_alone_finds_its_best_value(place: int) -> None:
     """All else fixed and no activation to bend it: the gradient of the mean square in b vanishes."""
     network = lnn.LiftedNetwork.mlp([P, 7, 6, 2], "identity", "squared", lam=50.0)

@@ -155,7 +155,7 @@ def test_softmax_simplex_and_pooling_are_the_textbook_formulas() -> None:
 
 
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=label)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_phi_minimises_the_energy_over_a_grid(case: Scalar) -> None:
     for u in (-4.3, -1.1, -0.2, 0.05, 0.7, 2.9):
         lower, upper = max(case.lower(u), -15.0), min(case.upper, 15.0)
@@ -201,7 +201,7 @@ def test_curvature_is_attained(activation: Activation) -> None:
 
 @pytest.mark.parametrize("step", [0.03, 1.0, 25.0])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=label)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_prox_equals_scalar_minimisation(case: Scalar, step: float) -> None:
     points = [(-3.0, 0.5), (-0.4, -2.0), (0.2, 1.4), (1.7, 0.3), (2.5, -3.0)]
     if isinstance(
@@ -235,7 +235,7 @@ def test_prox_on_the_simplex_equals_constrained_minimisation(activation: Activat
 
 
 @pytest.mark.parametrize("activation", [MaxPool(3), MaxPool(3, form="paper")], ids=label)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_pooling_prox_equals_scalar_minimisation(activation: Activation) -> None:
     u, v = 2 * rows(8, 3, seed=7), 2 * rows(8, 1, seed=8)
     for step in (0.05, 1.0, 20.0):
@@ -263,7 +263,7 @@ MATRIX = arrays(np.float64, (3, 4), elements=REALS)
 @pytest.mark.parametrize("activation", FENCHEL, ids=label)
 @settings(deadline=None, max_examples=15)
 @given(u=MATRIX, other=MATRIX)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_fenchel_energies_are_non_negative_and_zero_at_phi(
     activation: Activation, u: np.ndarray, other: np.ndarray
 ) -> None:

@@ -129,6 +129,7 @@ def test_low_rank_is_reduced_rank_regression(p: int, q: int, rank: int, rho: flo
 @pytest.mark.parametrize("penalty", [pen.Orthogonal(), pen.LowRank(2), pen.LowRank(2, 0.1)], ids=repr)
 @pytest.mark.parametrize("divergence", [SoftmaxCrossEntropy(), act.Sigmoid(), act.FenchelReLU()], ids=repr)
 @pytest.mark.parametrize(("p", "q"), [(3, 5), (5, 3)])
+@pytest.mark.thin(2)
 def test_pseudo_targets_reach_a_stationary_point(
     penalty: lnn.Penalty, divergence: lnn.Divergence, p: int, q: int
 ) -> None:

@@ -188,6 +188,7 @@ def lifted_energy(activation: str, w: list[np.ndarray], b: list[np.ndarray], x: 
 @pytest.mark.parametrize(
     ("name", "activation"), [("leaky", act.LeakyReLU(0.2)), ("l1", act.ReLU("l1")), ("max_pool", act.MaxPool(2))]
 )
+@pytest.mark.thin(2)
 def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activation: lnn.Activation) -> None:
     net = lnn.LiftedNetwork.mlp([3, 5, 4, 2], activation=activation, loss="squared", lam=[0.7, 1.3])
     weights = [

@@ -114,7 +114,7 @@ def test_several_levels_share_one_response() -> None:
 
 
 @pytest.mark.parametrize("level", [0.1, 0.5, 0.9])
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
     """scikit-learn minimises mean pinball + alpha |w|_1 as a linear program."""
     network = lnn.LiftedNetwork.mlp([3, 1], loss=Quantile(level))
@@ -131,7 +131,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
 
 
 @pytest.mark.parametrize("loss", [AbsoluteError(), Huber(0.4), AbsoluteError(0.05), Quantile(0.3)], ids=repr)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), loss, L2(0.02))])
     found = lnn.BCD(max_iter=1, block_tol=1e-6, block_iter=400).run(network, X, Y)
@@ -161,7 +161,7 @@ def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     ],
     ids=str,
 )
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_no_block_raises_the_objective(loss: Bounded, activation: str, joint: bool) -> None:
     network = lnn.LiftedNetwork.mlp([3, 5, 1], activation, loss, lam=0.5)
     trainer = lnn.BCD(joint=joint, block_iter=10)
