@@ -35,7 +35,7 @@ test: setup
 pytest: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The same tests, and what they reach: a third slower.
+# The same tests, more slowly, and what they reach.
 coverage: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 

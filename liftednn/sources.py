@@ -7,6 +7,7 @@ run can go on where it stopped.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -54,7 +55,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class _Permuted:
+class _Permuted(ABC):
     """Rows that can be read in any order; every pass is a new permutation."""
 
     x: Any
@@ -66,9 +67,9 @@ class _Permuted:
     def rows(self) -> int:
         return self.total or len(self.x)
 
+    @abstractmethod
     def at(self, chosen: Tensor) -> Batch:
         """The rows with these numbers, their responses and how much they count."""
-        raise NotImplementedError
 
     def sample(self, count: int, seed: int) -> Batch:
         return self.at(_permutation(len(self.x), seed, -1)[:count])

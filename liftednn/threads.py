@@ -1,7 +1,7 @@
 """One thread for small work: more are no faster there, and how many there are decides how sums are rounded.
 
-Training amplifies rounding: scores of two runs that differ in their last bits differ by a few percent after some passes. Runs of one seed
-therefore agree bit by bit only with one number of threads; small ones, with any.
+Training amplifies rounding: after some passes, two runs that differ in their last bits give different scores. Runs of one seed therefore
+agree bit by bit only with one number of threads; small ones, with any.
 """
 
 from __future__ import annotations
