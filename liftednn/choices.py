@@ -13,7 +13,7 @@ from torch import Tensor
 
 from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import Design, curvatures, recursion, update_weights
-from liftednn.functional import column_moments, median_and_spread
+from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
@@ -73,6 +73,7 @@ def batch_size(rows: int | None) -> int:
 
 def small(network: LiftedNetwork, size: int) -> bool:
     """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
+    check_network(network)
     weights = sum(math.prod(layer.operator.weight_shape) for layer in network.layers)
     return 2 * size * weights <= _SMALL
 
@@ -120,7 +121,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     network = _with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
     states = network.propagate(weights, x)
-    scales = [_variance(state, counts) for state in states]
+    scales = [float(_variance(state, counts)) for state in states]
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     units, head = _units(network.loss, y, counts)
     layers = [
@@ -164,7 +165,7 @@ def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
     if isinstance(loss, Bounded):
         found = float(median_and_spread(varying, counts)[1].mean())
     else:
-        found = math.sqrt(_variance(varying, counts) / varying.shape[1])
+        found = math.sqrt(float(_variance(varying, counts)) / varying.shape[1])
     return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
 
 
@@ -191,10 +192,11 @@ def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 
-def _variance(state: Tensor, counts: Tensor | None) -> float:
+def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
     """Summed over units, and no less than rounding leaves of states that do not vary."""
-    mean, variances = column_moments(state, counts)
-    return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
+    share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
+    mean = share.double() @ state.double()
+    return share.double() @ (state.double() - mean).square().sum(1) + torch.finfo(state.dtype).eps * mean.square().sum()
 
 
 def random_features(

@@ -16,7 +16,6 @@ __all__ = [
     "box_barrier",
     "box_prox",
     "clip",
-    "column_moments",
     "conjugate_softplus",
     "entropy_prox",
     "grain",
@@ -64,14 +63,6 @@ def largest(parameter: Tensor | float) -> float:
 def row_mean(rows: Tensor, counts: Tensor | None) -> Tensor:
     """The mean of one number per row, (n,), row i counting `counts[i]` times."""
     return rows.mean() if counts is None else (rows * counts).sum() / counts.sum()
-
-
-def column_moments(x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each column of x (n, p), (p,) in float64, row i counting `counts[i]` times."""
-    rows = x.double()
-    share = torch.full_like(rows[:, 0], 1 / len(rows)) if counts is None else counts.double() / counts.double().sum()
-    mean = share @ rows
-    return mean, share @ (rows - mean).square()
 
 
 def positive(parameter: Tensor | float) -> bool:

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.functional import column_moments
 from liftednn.memory import check_memory
 from liftednn.network import LiftedNetwork
 from liftednn.solvers import select
-from liftednn.solvers.bounds import largest
 from liftednn.sources import as_tensor, check_weights
 
 __all__ = [
@@ -32,8 +30,10 @@ __all__ = [
 ]
 
 # What the first layer's initial pre-activations are multiplied by where the activation has no scale of its own: smaller ones learn better
-# features. One that saturates would begin as good as linear.
+# features. One that saturates needs to be met where it bends.
 _SPREAD = 0.3
+
+
 # Rows whose squares are summed in the data's own precision, see moments.py.
 _SUMMED = 8192
 
@@ -68,20 +68,25 @@ def inputs(network: LiftedNetwork, x: Any) -> Tensor:
 
 def _check_squares(x: Tensor, name: str) -> None:
     """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow."""
-    size = largest(name, x)
-    if size > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
+    largest = _largest(x)
+    if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
         raise ValueError(
-            f"{name} holds numbers as large as {size:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
+            f"{name} holds numbers as large as {largest:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
         )
+
+
+def _largest(x: Tensor) -> float:
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high))
 
 
 def _check_start(network: LiftedNetwork, x: Tensor) -> None:
     """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
     check_memory([layer.operator.weight_shape for layer in network.layers], x)
-    size = largest("x", x)
-    if 0 < size < math.sqrt(torch.finfo(x.dtype).tiny):
+    largest = _largest(x)
+    if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
         raise ValueError(
-            f"x holds numbers of at most {size:.3g}, whose squares are 0 in {x.dtype}: scale or standardise x"
+            f"x holds numbers of at most {largest:.3g}, whose squares are 0 in {x.dtype}: scale or standardise x"
         )
 
 
@@ -200,8 +205,10 @@ def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> 
     Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
     `counts[i]` times; 1 where nothing varies, to the precision of x.
     """
-    mean, variances = column_moments(x, counts)
-    variance = float(variances.mean())
+    rows = x.double()
+    share = torch.full_like(rows[:, 0], 1 / len(rows)) if counts is None else counts.double() / counts.double().sum()
+    mean = share @ rows
+    variance = float((share @ (rows - mean).square()).mean())
     varies = variance > (torch.finfo(x.dtype).eps * float(mean.abs().max())) ** 2
     spread = _SPREAD if network.layers[0].divergence.homogeneous else 1.0
     return math.sqrt(variance) / spread if varies else 1.0
