@@ -6,7 +6,7 @@ Products in float32, in TF32, and with operands rounded to bfloat16. `python -m 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -31,10 +31,10 @@ SIZES, BATCHES, TURNS, PASSES = [784, 300, 10], (500, 250), 7, 17
 class HalfDense(lnn.operators.Dense):
     """A dense layer whose products take operands in bfloat16."""
 
-    def forward(self, x: Tensor, weights: lnn.Affine) -> Tensor:
-        return (x.bfloat16() @ weights.w.T.bfloat16()).float() + weights.b
+    def forward(self, xs: Sequence[Tensor], weights: lnn.Affine) -> Tensor:
+        return (xs[0].bfloat16() @ weights.w.T.bfloat16()).float() + weights.b
 
-    def adjoint(self, r: Tensor, weights: lnn.Affine) -> Tensor:
+    def adjoint(self, r: Tensor, weights: lnn.Affine, index: int = 0) -> Tensor:
         return (r.bfloat16() @ weights.w.bfloat16()).float()
 
 
@@ -91,7 +91,7 @@ def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     a = torch.randn(8192, 8192, device="cuda")
     seconds(lambda: a @ a, "cuda")
     peak = 2 * 8192**3 / min(seconds(lambda: a @ a, "cuda") for _ in range(3))
-    width = run.descent.network.layers[0].operator.in_width
+    width = run.descent.network.in_width
     work = len(data.x) * (4 * width * 300 + 6 * 300 * 10)
     mine, his = (statistics.median(side) for side in zip(*times, strict=True))
     return {

@@ -37,7 +37,7 @@ def pass_time(rows: int) -> dict[str, Any]:
         run = Run(lnn.MiniBatch(max_iter=8, batch_size=BATCH), net, source_of(x, y))
         ends = [run.seconds, *(record.seconds for record in run.passes())]
     median = statistics.median(after - before for before, after in pairwise(ends[1:]))
-    width = run.descent.network.layers[0].operator.in_width
+    width = run.descent.network.in_width
     work = rows * (4 * width * 300 + 6 * 300 * 10) / 1e9
     return {
         "rows": rows,

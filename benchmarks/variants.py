@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from torch import Tensor
 import liftednn as lnn
 from benchmarks.report import store, table
 from liftednn import choices
-from liftednn.blocks import Answer, Link, descent, recursion, update_state
+from liftednn.blocks import Answer, model, recursion, state_problem, update_state
 from liftednn.experiments.datasets import NAMES, load
 from liftednn.minibatch import Run
 from liftednn.network import LiftedNetwork
@@ -54,19 +54,19 @@ class Split:
 
 
 def own_curvature(
-    network: LiftedNetwork, weights: Any, preactivations: Any, probes: Tensor, counts: Any = None
+    network: LiftedNetwork, weights: Any, preactivations: Any, probes: Tensor, *others: Any
 ) -> list[Tensor]:
     """The divergence's own curvature in place of the measured one."""
     return [probes.new_tensor(layer.lam * layer.divergence.curvature) for layer in network.layers]
 
 
-def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, row_weights: Any = None) -> Answer:
+def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *others: Any) -> Answer:
     """The X-step solved (one hidden layer), in place of one step of it."""
     forward, u = recursion(network, weights, x)
     first, last = network.layers
-    z = update_state(Link(first, last, weights[1]), u[0], forward[1], y, 1e-2, 8).states[0]
+    z = update_state(state_problem(network, weights, [*forward, y], 1), forward[1], 1e-2, 8).states[0]
     pulls = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
-    return Answer(forward, u, [z], pulls)
+    return Answer(forward, u, [z], pulls, [None, None])
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def rising_lam() -> Iterator[None]:
         share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
-        self.descent.network = LiftedNetwork([*hidden, layers[-1]])
+        self.descent.model.network = LiftedNetwork([*hidden, layers[-1]])
         advance(self, x, y, counts, within)
 
     with mock.patch.object(Run, "_advance", rising):
@@ -119,11 +119,11 @@ def both() -> Iterator[None]:
 
 
 def patched(name: str, replacement: Any) -> Patch:
-    return lambda: mock.patch.object(descent, name, replacement)
+    return lambda: mock.patch.object(model, name, replacement)
 
 
 def nothing() -> Any:
-    return mock.patch.object(descent, "_TRUST", descent._TRUST)
+    return nullcontext()
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {

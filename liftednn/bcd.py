@@ -18,20 +18,30 @@ from liftednn.base import Affine
 from liftednn.blocks import (
     Design,
     Grains,
-    Link,
+    designs_of,
     grains_of,
     joint_refusal,
     plain_layer,
+    state_problem,
     update_activation,
     update_all_states,
+    update_layer,
+    update_shared,
     update_state,
-    update_weights,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
 from liftednn.memory import check_memory
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.precision import plain_arithmetic
-from liftednn.start import check_trainable, given_weights, inputs, random_weights, responses, row_weights
+from liftednn.start import (
+    check_trainable,
+    given_weights,
+    inputs,
+    matrix_shapes,
+    random_weights,
+    responses,
+    row_weights,
+)
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
 
@@ -62,14 +72,14 @@ class Record:
 
 @dataclass
 class State:
-    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regression on X_0, whose Gram matrix never changes.
+    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regressions on X_0, whose Gram matrices never change, by layer.
 
     `kkt` holds the last residual of each block, `network` the network with the activations as they are by now.
     """
 
     weights: list[Affine]
     states: list[Tensor]
-    first: Design
+    designs: dict[int, list[Design]]
     sample_weight: Tensor | None = None
     kkt: dict[str, float] = field(default_factory=dict)
     network: LiftedNetwork | None = None
@@ -167,15 +177,15 @@ class BCD:
         x = inputs(network, x)
         y = responses(network, y, x)
         counts = row_weights(sample_weight, x)
-        check_memory([layer.operator.weight_shape for layer in network.layers], x, len(x))
-        first = Design(network.layers[0].operator.unfold(x), network.layers[0].operator.bias, counts)
-        if weights is not None:
-            start = given_weights(network, weights, x)
-            return State(start, [*network.propagate(start, x), y], first, counts)
-        state = State(random_weights(network, self.seed, x, y, counts), [], first, counts)
-        state.states = [*network.propagate(state.weights, x), y]
-        head = self._update_weights(network, state, len(network.layers) - 1)
-        state.kkt = {head.name: head.kkt}
+        check_memory(matrix_shapes(network), x, len(x))
+        start = (
+            random_weights(network, self.seed, x, y, counts) if weights is None else given_weights(network, weights, x)
+        )
+        state = State(start, [*network.propagate(start, x), y], {}, counts)
+        last = len(network.layers) - 1
+        if weights is None and network.connections.owners.count(network.connections.owners[last]) == 1:
+            head = self._update_weights(network, state, last)
+            state.kkt = {head.name: head.kkt}
         return state
 
     def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
@@ -183,7 +193,7 @@ class BCD:
         network = state.network or network
         hidden = len(network.layers) - 1
         if self.joint and hidden:
-            plain = LiftedNetwork([_plain(network, state, place) for place in range(hidden + 1)])
+            plain = LiftedNetwork(_plain(network, state))
             step = update_all_states(plain, state.weights, state.states, self.block_tol, self.block_iter)
             state.states = [state.states[0], *step.states, state.states[-1]]
             yield Block("x", step.kkt, step.n_iter, step.method)
@@ -191,28 +201,35 @@ class BCD:
             for place in range(hidden, 0, -1):
                 yield self._update_state(network, state, place)
         for place in range(hidden + 1):
-            yield self._update_weights(network, state, place)
+            if network.connections.owners[place] == place:
+                yield self._update_weights(network, state, place)
             if place < hidden and grains_of(network, self.refit)[place]:
                 yield self._update_activation(network, state, place)
                 network = state.network or network
 
-    def _update_state(self, network: LiftedNetwork, state: State, place: int) -> Block:
-        link = Link(_plain(network, state, place - 1), _plain(network, state, place), state.weights[place])
-        u = network.preactivation(place - 1, state.weights, state.states[place - 1])
-        step = update_state(link, u, state.states[place], state.states[place + 1], self.block_tol, self.block_iter)
-        state.states[place] = step.states[0]
-        return Block(f"x{place}", step.kkt, step.n_iter, step.method)
+    def _update_state(self, network: LiftedNetwork, state: State, number: int) -> Block:
+        problem = state_problem(network, state.weights, state.states, number, _plain(network, state, number))
+        step = update_state(problem, state.states[number], self.block_tol, self.block_iter)
+        state.states[number] = step.states[0]
+        return Block(f"x{number}", step.kkt, step.n_iter, step.method)
 
-    def _update_weights(self, network: LiftedNetwork, state: State, place: int) -> Block:
-        layer, x, z = network.layers[place], state.states[place], state.states[place + 1]
-        operator = layer.operator
-        design = state.first if place == 0 else Design(operator.unfold(x), operator.bias, state.sample_weight)
-        step = update_weights(layer, design, z, state.weights[place], self.block_tol, self.block_iter)
-        state.weights[place] = step.weights
-        return Block(f"w{place}", step.kkt, step.n_iter, step.method)
+    def _update_weights(self, network: LiftedNetwork, state: State, owner: int) -> Block:
+        """Of one layer, or of all that share its w."""
+        members, limits = network.connections.sharing(owner), (self.block_tol, self.block_iter)
+        layers, xs = [network.layers[each] for each in members], [network.read(each, state.states) for each in members]
+        designs, zs = [_designs(network, state, each) for each in members], [state.states[each + 1] for each in members]
+        if len(members) == 1:
+            step = update_layer(layers[0], designs[0], xs[0], zs[0], state.weights[owner], *limits)
+            state.weights[owner] = step.weights
+        else:
+            currents = [state.weights[each] for each in members]
+            found, step = update_shared(layers, designs, xs, zs, currents, *limits)
+            for each, weights in zip(members, found, strict=True):
+                state.weights[each] = weights
+        return Block(f"w{owner}", step.kkt, step.n_iter, step.method)
 
     def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
-        u = network.preactivation(place, state.weights, state.states[place])
+        u = network.preactivation(place, state.weights, state.states)
         per = grains_of(network, self.refit)[place] or "layer"
         w, z = state.weights[place].w, state.states[place + 1]
         step = update_activation(network, place, w, u, z, state.sample_weight, per)
@@ -227,10 +244,23 @@ class BCD:
             yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
 
 
-def _plain(network: LiftedNetwork, state: State, place: int) -> Layer:
-    """The layer as an X-step takes it, at the present weights and states."""
-    rows, weights, z = state.states[place], state.weights[place], state.states[place + 1]
-    return plain_layer(network.layers[place], weights, rows, z, state.sample_weight)
+def _plain(network: LiftedNetwork, state: State, number: int | None = None) -> list[Layer]:
+    """The layers as an X-step takes them, at the present weights and states; with a number, those that meet in that state."""
+    layers, readers = list(network.layers), network.connections.readers
+    for each in range(len(layers)) if number is None else {number - 1, *(reader for reader, _ in readers[number])}:
+        xs, z = network.read(each, state.states), state.states[each + 1]
+        layers[each] = plain_layer(layers[each], state.weights[each], xs, z, state.sample_weight)
+    return layers
+
+
+def _designs(network: LiftedNetwork, state: State, number: int) -> list[Design]:
+    """The regressions of a layer; those on the data are kept."""
+    if any(network.connections.reads[number]):
+        return designs_of(network.layers[number], network.read(number, state.states), state.sample_weight)
+    if number not in state.designs:
+        read = network.read(number, state.states)
+        state.designs[number] = designs_of(network.layers[number], read, state.sample_weight)
+    return state.designs[number]
 
 
 def _settled(before: float, after: float, tol: float) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine, Loss, Uncertainty
-from liftednn.blocks import Design, curvatures, recursion, update_weights
+from liftednn.blocks import curvatures, designs_of, recursion, update_layer
+from liftednn.blocks.regressions import repeated
 from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
@@ -74,7 +75,8 @@ def batch_size(rows: int | None) -> int:
 def small(network: LiftedNetwork, size: int) -> bool:
     """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
     check_network(network)
-    weights = sum(math.prod(layer.operator.weight_shape) for layer in network.layers)
+    operators = [layer.operator for layer in network.layers]
+    weights = sum(math.prod(operator.weight_shape) * operator.positions for operator in operators)
     return 2 * size * weights <= _SMALL
 
 
@@ -120,20 +122,29 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
     network = _with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
-    states = network.propagate(weights, x)
-    scales = [float(_variance(state, counts)) for state in states]
+    scales = _scales(network, weights, x, counts)
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     units, head = _units(network.loss, y, counts)
+    sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
+    rhos = [_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
     layers = [
-        replace(layer, penalty=L2(_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY) * unit))
-        if isinstance(layer.penalty, L2)
-        else layer
-        for layer, scale, unit in zip(network.layers, scales, [*[units] * (len(scales) - 1), head], strict=True)
+        replace(layer, penalty=L2(rhos[owner])) if isinstance(layer.penalty, L2) else layer
+        for layer, owner in zip(network.layers, network.connections.owners, strict=True)
     ]
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, counts)
     lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
+
+
+def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Tensor | None) -> list[float]:
+    """For each layer, the variance of its rows, summed over columns and the rows of a sample; for a w that layers share, their sum."""
+    states, found = network.propagate(weights, x), []
+    for number, layer in enumerate(network.layers):
+        rows, t = layer.operator.rows(network.read(number, states)), layer.operator.positions
+        found.append(t * float(_variance(rows, repeated(counts, t))))
+    owners = network.connections.owners
+    return [sum(scale for scale, other in zip(found, owners, strict=True) if other == owner) for owner in owners]
 
 
 def smoothed(loss: Loss, y: Tensor, counts: Tensor | None = None) -> Loss:
@@ -223,8 +234,12 @@ def fitted_head(
     last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # where training begins, not where it ends
     if isinstance(loss, Bounded):
         last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
-    design = Design(last.operator.unfold(network.propagate(weights, x)[-1]), last.operator.bias, counts)
-    return [*weights[:-1], update_weights(last, design, y, weights[-1], 1e-2, 12).weights]
+    number, owners = len(network.layers) - 1, network.connections.owners
+    if owners.count(owners[number]) > 1:  # its w is another layer's, too
+        return weights
+    xs = network.read(number, network.propagate(weights, x))
+    step = update_layer(last, designs_of(last, xs, counts), xs, y, weights[-1], 1e-2, 12)
+    return [*weights[:-1], step.weights]
 
 
 def probes(like: Tensor, seed: int) -> Tensor:

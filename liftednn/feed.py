@@ -60,8 +60,12 @@ class Feed:
 
     def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
         """A copy of all rows, made block by block, if it takes no more than there is to spare."""
-        first, last = coordinates.network.layers[0].operator, coordinates.network.layers[-1].operator
-        row = (first.in_width + last.out_width) * torch.finfo(source.sample(1, 0)[0].dtype).bits // 8
+        network = coordinates.network
+        row = (
+            (network.in_width + network.layers[-1].operator.out_width)
+            * torch.finfo(source.sample(1, 0)[0].dtype).bits
+            // 8
+        )
         if row * len(source.x) > source.spare:
             return
         whole: list[Tensor] = []

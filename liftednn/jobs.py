@@ -166,7 +166,7 @@ def _loss(job: Job, classes: bool, rows: _Rows) -> Loss:
 
 
 def _measure(network: LiftedNetwork) -> str:
-    if network.layers[-1].operator.weight_shape[0] > 1:
+    if network.layers[-1].operator.out_width > 1:
         return "accuracy"
     return "d2" if isinstance(network.loss, Bounded) else "r2"
 
@@ -216,7 +216,7 @@ def _encoding(model: Path, saved: Saved) -> Encoding:
     except ValueError as error:
         raise ValueError(f"{model} contains {error}: {cure}") from error
     there = (encoding.width, len(encoding.classes) or 1)
-    here = (saved.network.layers[0].operator.in_width, saved.network.layers[-1].operator.out_width)
+    here = (saved.network.in_width, saved.network.layers[-1].operator.out_width)
     if there != here:
         raise ValueError(
             f"{model} contains an encoding of {there[0]} inputs and {there[1]} outputs, but its network has {here[0]} and "

@@ -82,7 +82,7 @@ class Learner:
         """Where it is due after `taken` steps, move every layer's parameters towards the refit on a batch."""
         if taken % _EVERY or not any(self.grains):
             return
-        seen = self.descent.see(x, y, counts)
+        seen = self.descent.see(x, y, counts).answer
         for place, per in enumerate(self.grains):
             if per is not None:
                 self._move(place, seen, y, counts)
@@ -111,11 +111,19 @@ class Learner:
 
     def _felt(self, place: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
-        network, weights = self.descent.network, self.descent.weights
-        z = probe(seen.preactivations[place])
-        for later in range(place + 1, len(network.layers) - 1):
-            z = network.hidden[later](network.preactivation(later, weights, z))
-        moved = network.preactivation(len(network.layers) - 1, weights, z) - seen.preactivations[-1]
+        network, weights, states, last = (
+            self.descent.network,
+            self.descent.weights,
+            list(seen.forward),
+            len(seen.forward) - 1,
+        )
+        changed = {place + 1}
+        states[place + 1] = probe(seen.preactivations[place])
+        for later in range(place + 1, last):
+            if changed & set(network.connections.reads[later]):
+                states[later + 1] = network.hidden[later](network.preactivation(later, weights, states))
+                changed.add(later + 1)
+        moved = network.preactivation(last, weights, states) - seen.preactivations[-1]
         met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
         return network.layers[-1].lam * met * row_mean(moved.double().square().sum(1), counts)
 

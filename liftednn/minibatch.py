@@ -19,7 +19,7 @@ from torch import Tensor
 
 from liftednn import choices
 from liftednn.base import Affine
-from liftednn.blocks import Descent, Grains, Metric, answer, descent_refusal, reach_of
+from liftednn.blocks import Descent, Grains, answer, descent_refusal, geometries_of, reach_of
 from liftednn.checkpoint import Checkpoint
 from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
 from liftednn.feed import Feed
@@ -182,7 +182,7 @@ class Run:
             )
         self.size = settings.batch_size or choices.batch_size(source.rows)
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
-        count = max(_ROWS, 8 * network.layers[0].operator.in_width)
+        count = max(_ROWS, 8 * network.in_width)
         x, y, counts = self.feed.sample(count, settings.seed)
         self.fixed = [(None, None)] * len(network.layers) if fixed is None else pairs_of(fixed, "fixed")
         if checkpoint is not None:
@@ -203,7 +203,7 @@ class Run:
                 self._resume(*stored)
 
     def _damping(self, rows: int | None) -> float:
-        width, given = self.network.layers[0].operator.in_width, self.settings.damping
+        width, given = self.network.in_width, self.settings.damping
         return choices.damping(rows, width) if given is None else given
 
     def _prepare(
@@ -229,13 +229,10 @@ class Run:
         inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
         self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
-        parts = enumerate(zip(self.network.layers, inner.propagate(start, rows), free, strict=True))
-        metrics = [
-            Metric.of(layer, layer.operator.unfold(z), self.damping, scale if place == 0 else None, few, moves)
-            for place, (layer, z, moves) in parts
-        ]
+        states = inner.propagate(start, rows)
+        geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)
         reach = None if scale is None else reach_of(rows, few)
-        self.descent = Descent(inner, start, metrics, self.settings.momentum, reach)
+        self.descent = Descent(inner, start, geometries, self.settings.momentum, reach)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.refit)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()
@@ -292,7 +289,7 @@ class Run:
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y, None, self.descent.terms).states
+        states = answer(inner, weights, x, y, None, self.descent.model.terms).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from liftednn import activations, losses
 from liftednn.base import Activation, Affine, Divergence, Loss, Penalty
+from liftednn.connections import Connections
 from liftednn.layer import Layer
 from liftednn.operators import Dense
 from liftednn.penalties import L2, one_each
@@ -52,7 +54,8 @@ class Evaluation(NamedTuple):
 class LiftedNetwork:
     """L hidden layers, each with an activation, and a last one with the loss.
 
-    `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses.
+    `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses, each (n, width). Layer l gives
+    X_{l+1} and reads X_l, or the states that it names. `weights` has one `Affine` for each layer; layers with one key have the same w.
     """
 
     layers: tuple[Layer, ...]
@@ -66,9 +69,12 @@ class LiftedNetwork:
                 raise ValueError(
                     f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}"
                 )
-            needed = self.layers[place + 1].operator.in_width
-            if layer.width != needed:
-                raise ValueError(f"layer {place} gives {layer.width} states, but layer {place + 1} takes {needed}")
+        self.connections  # noqa: B018, refuses what does not fit
+
+    @cached_property
+    def connections(self) -> Connections:
+        """Which states layers read, and which layers share their w."""
+        return Connections.of(self.layers)
 
     @classmethod
     def mlp(
@@ -117,7 +123,7 @@ class LiftedNetwork:
         Units with weights of 0 give a constant, which the next bias takes over; units that the next layer gives no weight go. Needs
         dense layers and activations that act unit by unit.
         """
-        layers, smaller = pruned(self.layers, weights)
+        layers, smaller = pruned(self.layers, self.connections, weights)
         return LiftedNetwork(layers), smaller
 
     @property
@@ -130,9 +136,17 @@ class LiftedNetwork:
     def hidden(self) -> list[Activation]:
         return [layer.divergence for layer in self.layers[:-1] if isinstance(layer.divergence, Activation)]
 
+    @property
+    def in_width(self) -> int:
+        """Entries of one row of the data."""
+        layer, index = self.connections.readers[0][0]
+        return self.layers[layer].operator.in_widths[index]
+
     def check_rows(self, x: Tensor) -> Tensor:
-        """x, if it can be an input: (n, inputs) and finite; otherwise a plain refusal."""
-        width = self.layers[0].operator.in_width
+        """x as rows (n, inputs), if it can be an input: of that shape, or of the one that the first operator has, and finite."""
+        width = self.in_width
+        shapes = {self.layers[layer].operator.in_shapes[index] for layer, index in self.connections.readers[0]}
+        x = x.flatten(1) if x.ndim > 2 and tuple(x.shape[1:]) in shapes else x
         if x.ndim != 2 or x.shape[1] != width or not len(x):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
@@ -142,20 +156,44 @@ class LiftedNetwork:
             raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
         return x
 
-    def preactivation(self, place: int, weights: Weights, x: Tensor) -> Tensor:
-        """A_l(x; w_l, b_l)."""
-        return self.layers[place].operator.forward(x, weights[place])
+    def read(self, number: int, states: States) -> list[Tensor]:
+        """The states that a layer reads."""
+        return [states[state] for state in self.connections.reads[number]]
+
+    def preactivation(self, number: int, weights: Weights, states: States) -> Tensor:
+        """A_l(x; w_l, b_l), from the states up to X_l."""
+        return self.layers[number].operator.forward(self.read(number, states), weights[number])
 
     def propagate(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """X_0, ..., X_L by the recursion X_{l+1} = phi_l(A_l(X_l)) (eq. 2)."""
         states = [x]
-        for place, activation in enumerate(self.hidden):
-            states.append(activation(self.preactivation(place, weights, states[-1])))
+        for number, activation in enumerate(self.hidden):
+            states.append(activation(self.preactivation(number, weights, states)))
         return states
 
     def scores(self, weights: Weights, x: Tensor) -> Tensor:
         """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs)."""
-        return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x)[-1])
+        return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x))
+
+    def shared(self, number: int, weights: Weights) -> Tensor:
+        """The w of a layer as the owner of its key has it; its own where it shares none."""
+        w = weights[self.connections.owners[number]].w
+        return w.T if self.connections.flips[number] else w
+
+    def check_shared(self, weights: Weights) -> None:
+        """Refuse weights that differ between layers that share them."""
+        for number, owner in enumerate(self.connections.owners):
+            if owner < number and not torch.equal(weights[number].w, self.shared(number, weights)):
+                raise ValueError(
+                    f"layers {owner} and {number} share the key {self.layers[number].key!r}, but their weights differ: give both the same "
+                    "w, or its transpose where one is transposed"
+                )
+
+    def penalties(self, weights: Weights) -> tuple[float, ...]:
+        """pi_l(w_l) of each layer; of a w that layers share, with the first of them."""
+        owned = [owner == number for number, owner in enumerate(self.connections.owners)]
+        layers = zip(self.layers, weights, owned, strict=True)
+        return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
         """Objective, gaps and feed-forward score in one pass over the rows; means over rows are weighted, the score counts rows."""
@@ -165,25 +203,24 @@ class LiftedNetwork:
         floors, loss, scores = energies.clone(), energies[0].clone(), []
         seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
         for *rows, count in _blocks([*states, counts]):
-            forward = rows[0]
-            for place, layer in enumerate(self.layers):
-                u = self.preactivation(place, weights, rows[place])
-                v = u if place == 0 else self.preactivation(place, weights, forward)
-                energies[place] += (energy := _energy(seen[place], u, rows[place + 1], count))
-                if place < depth - 1:
-                    forward = layer.divergence(v)
-                    reached = forward if place == 0 else layer.divergence(u)
-                    floors[place] += _energy(layer.divergence, u, reached, count)
-                    if (
-                        seen[place] is not layer.divergence
-                    ):  # a gap is how far the states as given are from the recursion
-                        floors[place] += energy - _energy(layer.divergence, u, rows[place + 1], count)
+            forward = rows[:1]
+            for number, layer in enumerate(self.layers):
+                of_data = not any(self.connections.reads[number])
+                u = self.preactivation(number, weights, rows)
+                v = u if of_data else self.preactivation(number, weights, forward)
+                energies[number] += (energy := _energy(seen[number], u, rows[number + 1], count))
+                if number < depth - 1:
+                    forward.append(layer.divergence(v))
+                    reached = forward[-1] if of_data else layer.divergence(u)
+                    floors[number] += _energy(layer.divergence, u, reached, count)
+                    if seen[number] is not layer.divergence:  # a gap compares the states as given with the recursion
+                        floors[number] += energy - _energy(layer.divergence, u, rows[number + 1], count)
             loss += _energy(self.loss, v, rows[-1], count)
             scores.append(v)
         terms, floor = (energies / n).tolist(), (floors / n).tolist()
         return Evaluation(
             tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
-            tuple(float(layer.penalty.value(w.w)) for layer, w in zip(self.layers, weights, strict=True)),
+            self.penalties(weights),
             tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor[:-1], strict=True)),
             float(loss / n),
             self.loss.score(torch.cat(scores), states[-1]),
@@ -205,6 +242,8 @@ class LiftedNetwork:
         X_l -> s_l X_l with s_l = sqrt(lam_l / lam), w_l -> (s_{l+1} / s_l) w_l, b_l -> s_{l+1} b_l, rho_l -> (s_l / s_{l+1})^2 rho_l.
         Needs divergences that are homogeneous of degree 2 and squared-norm penalties.
         """
+        if not self.connections.chain or not all(layer.operator.plain for layer in self.layers):
+            raise ValueError("only a chain of layers u = x w' + b, each with a w of its own, can be rescaled")
         for place, layer in enumerate(self.layers):
             if place < len(self.layers) - 1 and not layer.divergence.homogeneous:
                 raise ValueError(

@@ -8,13 +8,14 @@ classes, each candidate label has an optimal energy, and the smallest one wins. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
+from liftednn.blocks import joint_refusal, state_problem, update_all_states, update_state
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
@@ -59,7 +60,7 @@ def _by_elimination(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor
     """Real responses: min over y removes the loss, and the hidden states feel only each other."""
     freed, last = _freed(network), len(network.layers) - 1
     states = _cycle(freed, weights, freed.propagate(weights, x), tol, max_iter)
-    return network.preactivation(last, weights, states[last])
+    return network.preactivation(last, weights, states)
 
 
 def _freed(network: LiftedNetwork) -> LiftedNetwork:
@@ -67,7 +68,7 @@ def _freed(network: LiftedNetwork) -> LiftedNetwork:
     last = network.layers[-1]
     if not isinstance(last.divergence, Split):
         return network
-    split = Layer(last.operator, last.divergence.activation, last.penalty, last.lam * last.divergence.lam)
+    split = replace(last, divergence=last.divergence.activation, lam=last.lam * last.divergence.lam)
     return LiftedNetwork([*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError())])
 
 
@@ -107,17 +108,16 @@ def _state(
     network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], place: int, tol: float, max_iter: int
 ) -> Tensor:
     """The optimal X_l given its neighbours; phi(u) where nothing follows it."""
-    u = network.preactivation(place - 1, weights, states[place - 1])
-    if place + 1 == len(states):
-        return network.hidden[place - 1](u)
-    link = Link(network.layers[place - 1], network.layers[place], weights[place])
-    return update_state(link, u, states[place], states[place + 1], tol, max_iter).states[0]
+    problem = state_problem(network, weights, states, place)
+    if not problem.readers:
+        return network.hidden[place - 1](problem.u)
+    return update_state(problem, states[place], tol, max_iter).states[0]
 
 
 def _energy(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor]) -> Tensor:
     """sum_l lam_l D_l of each row, over the layers that `states` spans."""
     terms = []
     for place, layer in enumerate(network.layers[: len(states) - 1]):
-        u = network.preactivation(place, weights, states[place])
+        u = network.preactivation(place, weights, states)
         terms.append(layer.lam * layer.divergence.value(u, states[place + 1]))
     return torch.stack(terms).sum(0)

@@ -40,7 +40,7 @@ _CURE = "take another copy, or save it again"
 _KEYS = {"layers", "states", "history", "notes"}
 _ROOMS = (activations, losses, penalties, operators, robust)
 _OWN: dict[str, type] = {
-    **{name: getattr(room, name) for room in _ROOMS for name in room.__all__},
+    **{name: kind for room in _ROOMS for name in room.__all__ if isinstance(kind := getattr(room, name), type)},
     **{kind.__name__: kind for kind in (Layer, Record, Pass)},
 }
 
@@ -129,11 +129,9 @@ def _check_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tenso
     if len(weights) != len(network.layers):
         raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
     for place, (layer, (w, b)) in enumerate(zip(network.layers, weights, strict=True)):
-        shape = layer.operator.weight_shape
-        if w.shape != shape or b.shape != shape[:1]:
-            raise ValueError(
-                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
-            )
+        shape, units = layer.operator.weight_shape, (layer.operator.outputs,)
+        if w.shape != shape or b.shape != units:
+            raise ValueError(f"layer {place} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
         for part in (w, b):
             _check_dense(part, f"layer {place}")
         if w.dtype not in _DTYPES or {w.dtype, b.dtype} != {weights[0][0].dtype}:
@@ -144,6 +142,7 @@ def _check_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tenso
             )
         if not bool(w.isfinite().all() and b.isfinite().all()):
             raise ValueError(f"the weights of layer {place} hold NaN or infinity: train anew, or take an earlier copy")
+    network.check_shared([Affine(*pair) for pair in weights])
 
 
 def _check_forward(network: LiftedNetwork, weights: Sequence[Affine]) -> None:
@@ -152,7 +151,7 @@ def _check_forward(network: LiftedNetwork, weights: Sequence[Affine]) -> None:
     In float64, since a layer may have parameters of another precision than the weights.
     """
     double = [Affine(w.double(), b.double()) for w, b in weights]
-    zeros = double[0].w.new_zeros(1, network.layers[0].operator.in_width)
+    zeros = double[0].w.new_zeros(1, network.in_width)
     if bool(network.scores(double, zeros).isnan().any()):
         raise ValueError(f"its scores are NaN, since a layer has a NaN among its parameters: {_CURE}")
 

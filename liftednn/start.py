@@ -21,6 +21,7 @@ __all__ = [
     "check_trainable",
     "given_weights",
     "inputs",
+    "matrix_shapes",
     "pairs_of",
     "random_weights",
     "responses",
@@ -43,6 +44,8 @@ def check_trainable(network: LiftedNetwork) -> None:
     for place, layer in enumerate(network.layers):
         if layer.divergence.refusal:
             raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+        if network.connections.owners[place] < place and not layer.penalty.convex:
+            raise ValueError(f"layer {place}: layers that share their w need a convex penalty, got {layer.penalty!r}")
         try:
             select(layer.divergence, layer.penalty)
         except ValueError as error:
@@ -80,9 +83,15 @@ def _largest(x: Tensor) -> float:
     return max(-float(low), float(high))
 
 
+def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:
+    """(out, in) of every layer's regression."""
+    operators = [layer.operator for layer in network.layers]
+    return [(operator.outputs, operator.weight_shape[-1]) for operator in operators]
+
+
 def _check_start(network: LiftedNetwork, x: Tensor) -> None:
     """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
-    check_memory([layer.operator.weight_shape for layer in network.layers], x)
+    check_memory(matrix_shapes(network), x)
     largest = _largest(x)
     if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
         raise ValueError(
@@ -122,22 +131,21 @@ def given_weights(
     _check_start(network, x)
     start = [Affine(*(as_tensor(part, "a weight").to(x) for part in pair)) for pair in pairs]
     for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
-        shape = layer.operator.weight_shape
-        if w.shape != shape or b.shape != shape[:1]:
-            raise ValueError(
-                f"layer {place} takes w {shape} and b {shape[:1]}, got {tuple(w.shape)} and {tuple(b.shape)}"
-            )
+        shape, units = layer.operator.weight_shape, (layer.operator.outputs,)
+        if w.shape != shape or b.shape != units:
+            raise ValueError(f"layer {place} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
         if not bool(w.isfinite().all() and b.isfinite().all()):
             raise ValueError(f"the weights of layer {place} hold NaN or infinity")
         if not layer.operator.bias and bool(b.any()):
             raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
-        if not bool(layer.penalty.value(w).isfinite()):
+        if not bool(layer.penalty_value(w).isfinite()):
             remedy = "give penalty.prox(w, 0.0), which satisfies it"
             if place in frozen:
                 remedy = (
                     "the layer is frozen (requires_grad=False, or fixed): let it be trained, or give it another penalty"
                 )
             raise ValueError(f"the weights of layer {place} break the constraint {layer.penalty!r}: {remedy}")
+    network.check_shared(start)
     return start
 
 
@@ -186,16 +194,28 @@ def random_weights(
     """
     _check_start(network, x)
     generator = torch.Generator().manual_seed(seed)
-    weights = []
+    weights: list[Affine] = []
+    sums = sum(layer.operator.skips for layer in network.layers[:-1])
     for index, layer in enumerate(network.layers[:-1]):
-        out, fan_in = layer.operator.weight_shape
-        w = torch.randn(out, fan_in, generator=generator, dtype=torch.float64) * (2 / fan_in) ** 0.5
-        w = w if index else w / unit
-        weights.append(Affine(layer.penalty.prox(w.to(x), 0.0), x.new_zeros(out)))
-    head, penalty = network.layers[-1].operator, network.layers[-1].penalty
+        shape, b = layer.operator.weight_shape, x.new_zeros(layer.operator.outputs)
+        if network.connections.owners[index] < index:
+            weights.append(Affine(network.shared(index, weights), b))
+            continue
+        w = torch.randn(shape, generator=generator, dtype=torch.float64) * (2 / shape[-1]) ** 0.5
+        w = w / unit if network.connections.reads[index] == (0,) else w
+        w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
+        weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
+    return [*weights, _first_head(network, weights, x, y, counts)]
+
+
+def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None) -> Affine:
+    last, head = len(network.layers) - 1, network.layers[-1].operator
     mean = y.mean(0) if counts is None else counts @ y / len(y)
+    mean = head.targets(mean[None]).mean(0) if head.positions > 1 else mean
     b = mean if head.bias else torch.zeros_like(mean)
-    return [*weights, Affine(penalty.prox(x.new_zeros(head.weight_shape), 0.0), b)]
+    if network.connections.owners[last] < last:
+        return Affine(network.shared(last, weights), b)
+    return Affine(network.layers[-1].penalty_prox(x.new_zeros(head.weight_shape), 0.0), b)
 
 
 def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> float:

@@ -17,7 +17,6 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.operators import Dense
 from liftednn.penalties import NoPenalty
 
 __all__ = ["Coordinates", "Whitening"]
@@ -103,11 +102,12 @@ class Coordinates:
     ) -> Coordinates:
         """From the moments of the inputs, or from the `state()` of earlier ones; `x` gives device and precision.
 
-        Only a dense first layer with a bias, under a squared norm, is the same problem in other coordinates; those mix w and b, so
-        that both must be free to move, or neither (`free`).
+        Only a first layer u = x w' + b under a squared norm, that alone reads the inputs and has its w alone, is the same problem in
+        other coordinates; those mix w and b, so that both must be free to move, or neither (`free`).
         """
-        first = network.layers[0]
-        if not isinstance(first.operator, Dense) or not first.operator.bias or first.penalty.ridge is None:
+        first, connections = network.layers[0], network.connections
+        alone = connections.readers[0] == ((0, 0),) and connections.owners.count(0) == 1
+        if not alone or not first.operator.plain or not first.operator.bias or first.penalty.ridge is None:
             return cls(network, None)
         if free[0] != free[1]:
             return cls(network, None)
@@ -116,7 +116,7 @@ class Coordinates:
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
             whitening = Whitening.of(moments, damping, keep, x)
-        operator = replace(first.operator, in_features=whitening.width)
+        operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)

@@ -16,9 +16,10 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations as act
 from liftednn import penalties as pen
-from liftednn.blocks import Design, Link, update_all_states, update_state, update_weights
+from liftednn.blocks import Design, Reader, update_all_states, update_weights
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.solvers import nnls
+from tests.chains import Link, update_state
 
 N, P, Q = 12, 6, 4
 SCALES = (1e-12, 1e-8, 1e-4, 1.0, 1e4, 1e8, 1e12)
@@ -73,7 +74,7 @@ def pull(link: Link, u: Tensor, z: Tensor, x_next: Tensor, own: bool) -> Tensor:
     image = at @ link.weights.w.double().T + link.weights.b.double()
     energy = link.following.lam * link.following.divergence.value(image, x_next.double()).sum()
     if own:
-        energy = energy + link.layer.lam * link.activation.value(u.double(), at).sum()
+        energy = energy + link.layer.lam * link.layer.divergence.value(u.double(), at).sum()
     return torch.autograd.grad(energy, at)[0]
 
 
@@ -108,7 +109,7 @@ def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dty
         )
         link = surroundings(activation, SoftmaxCrossEntropy(), lam, lam_next, w, dtype)
         step = update_state(link, u, activation(u), y, 1e-3, 40)
-        z, curvature = step.states[0].double(), max(link.lipschitz, 1e-9)
+        z, curvature = step.states[0].double(), max(Reader(link.following, link.weights).lipschitz, 1e-9)
         g, scaled = pull(link, u, z, y, own=False), float(pull(link, u, torch.zeros_like(z), y, own=False).abs().max())
         moved = activation.prox(z - g / curvature, u.double(), lam / curvature)
         true = curvature * float((z - moved).abs().max()) / scaled

@@ -32,11 +32,11 @@ def autograd_pulls(network: LiftedNetwork, weights: list[lnn.Affine]) -> list[Te
     _, u = recursion(network, weights, X)
     kicks = [torch.zeros_like(part, requires_grad=True) for part in u]
     with torch.enable_grad():
-        state = X
+        states = [X]
         for place, layer in enumerate(network.layers):
-            pre = network.preactivation(place, weights, state) + kicks[place]
-            state = layer.divergence(pre) if place + 1 < len(u) else pre
-        network.loss.value(state, Y).sum().backward()  # type: ignore[no-untyped-call]
+            pre = network.preactivation(place, weights, states) + kicks[place]
+            states.append(layer.divergence(pre) if place + 1 < len(u) else pre)
+        network.loss.value(states[-1], Y).sum().backward()  # type: ignore[no-untyped-call]
     return [kick.grad for kick in kicks if kick.grad is not None]
 
 
@@ -55,7 +55,7 @@ def test_the_state_step_minimises_its_linearised_block() -> None:
     """Against torch's L-BFGS on <g, z> + lam D(u, z), one hidden layer."""
     network, weights = setup(0.8, "fenchel_leaky_relu", (6,))
     seen = answer(network, weights, X, Y)
-    u = network.preactivation(0, weights, X)
+    u = network.preactivation(0, weights, [X])
     g = network.loss.grad(network.scores(weights, X), Y) @ weights[1].w
     z = seen.forward[1].clone().requires_grad_()
     optimiser = torch.optim.LBFGS([z], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
@@ -152,7 +152,7 @@ def test_a_whole_batch_is_the_full_batch_step() -> None:
     metrics = []
     for layer, rows in zip(network.layers, seen.forward, strict=True):
         metric = Metric.of(layer, rows, 0.0)
-        metric.refresh(torch.tensor(layer.lam * layer.divergence.curvature, dtype=torch.float64))
+        metric.refresh([torch.tensor(layer.lam * layer.divergence.curvature, dtype=torch.float64)])
         metrics.append(metric)
     descent = Descent(network, weights, metrics, 0.0)
     descent.rate.fill_(1.0)
@@ -169,9 +169,9 @@ def test_batches_merge_into_the_moments_of_all_their_rows() -> None:
     network, _ = setup(1.0)
     parts, rows = Metric.of(network.layers[0], X[:15], 0.3), Metric.of(network.layers[0], X, 0.3)
     parts.forget = 1.0
-    parts.absorb(X[15:])
+    parts.absorb([X[15:]], [None])
     for metric in (parts, rows):
-        metric.refresh(torch.tensor(0.7, dtype=torch.float64))
+        metric.refresh([torch.tensor(0.7, dtype=torch.float64)])
     torch.testing.assert_close(parts.inverse, rows.inverse, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(parts.mean, X.mean(0))
     gram, eye = torch.cov(X.T, correction=0), torch.eye(5, dtype=torch.float64)
@@ -183,10 +183,10 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     """Against autograd on the layer's term as a function of (w, c), c the intercept at the mean input."""
     network, weights = setup(2.0, "softplus", (6,))
     layer, metric = network.layers[0], Metric.of(network.layers[0], X, 0.2)
-    metric.refresh(torch.tensor(0.9, dtype=torch.float64))
+    metric.refresh([torch.tensor(0.9, dtype=torch.float64)])
     z = answer(network, weights, X, Y).states[0]
-    u = network.preactivation(0, weights, X)
-    w, b = metric.direction(weights[0], X, layer.lam * layer.divergence.grad(u, z))
+    u = network.preactivation(0, weights, [X])
+    w, b = metric.direction(weights[0].w, [X], [layer.lam * layer.divergence.grad(u, z)])
     v = weights[0].w.clone().requires_grad_()
     c = (weights[0].b + weights[0].w @ X.mean(0)).requires_grad_()
     with torch.enable_grad():
@@ -202,14 +202,16 @@ def test_momentum_is_nesterov_s() -> None:
         Metric.of(layer, rows, 0.1) for layer, rows in zip(network.layers, network.propagate(weights, X), strict=True)
     ]
     for metric in metrics:
-        metric.refresh(torch.tensor(1.0, dtype=torch.float64))
+        metric.refresh([torch.tensor(1.0, dtype=torch.float64)])
     descent = Descent(network, weights, metrics, 0.9)
     descent.rate.fill_(0.01)
     parameters = [torch.nn.Parameter(weights[0].w.clone()), torch.nn.Parameter(weights[0].b.clone())]
     optimiser = torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True)
     for _ in range(4):
         seen = answer(network, descent.weights, X, Y)
-        for parameter, move in zip(parameters, metrics[0].direction(descent.weights[0], X, seen.pulls[0]), strict=True):
+        for parameter, move in zip(
+            parameters, metrics[0].direction(descent.weights[0].w, [X], [seen.pulls[0]]), strict=True
+        ):
             parameter.grad = move.clone()
         descent.step(X, Y)
         optimiser.step()
@@ -227,8 +229,8 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
     descent.refresh(X, Y, torch.sign(draw(2, 40, 3, seed=1)))
     seen, (_, u) = answer(network, weights, X, Y), recursion(network, weights, X)
     for place, metric in enumerate(metrics):
-        move = lnn.Affine(*metric.direction(weights[place], seen.forward[place], seen.pulls[place]))
-        motion = network.layers[place].operator.forward(seen.forward[place], move).square().mean().sqrt()
+        move = lnn.Affine(*metric.direction(weights[place].w, [seen.forward[place]], [seen.pulls[place]]))
+        motion = network.layers[place].operator.forward([seen.forward[place]], move).square().mean().sqrt()
         assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
 
 

@@ -27,6 +27,7 @@ FLOORS = {
     "tables": 2,
     "identity": 3,
     "layer": 3,
+    "connections": 3,
     "pruning": 3,
     "network": 4,
     "start": 5,
@@ -53,7 +54,14 @@ FLOORS = {
     "cli": 11,
     "__main__": 12,
 }
-CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments"), ("pruning", "layer")}
+CROSSINGS = {
+    ("losses", "activations"),
+    ("functional", "base"),
+    ("solvers", "moments"),
+    ("pruning", "layer"),
+    ("connections", "layer"),
+    ("pruning", "connections"),
+}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

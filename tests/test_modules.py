@@ -471,8 +471,8 @@ def test_what_torch_has_no_layer_for_is_refused(network: lnn.LiftedNetwork, what
 
 def test_an_operator_that_is_not_dense_is_refused() -> None:
     class Doubled(Operator):
-        in_width, out_width, weight_shape, bias = 2, 2, (2, 2), True
-        forward = adjoint = unfold = gram = norm = lambda *_: None  # type: ignore[assignment]
+        in_shapes, out_shape, weight_shape, bias = ((2,),), (2,), (2, 2), True
+        rows = adjoint = lambda *_: None  # type: ignore[assignment]
 
     network = lnn.LiftedNetwork([lnn.Layer(Doubled(), SquaredError())])
     with pytest.raises(ValueError, match=r"layer 0: torch has no standard layer for .*Doubled.*only Dense"):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import Link, update_state
 from liftednn.losses import CrossEntropy, Split, SquaredError
 from liftednn.losses.split import entropic_projection
+from tests.chains import Link, update_state
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -149,7 +149,7 @@ def test_eq_12_the_lifted_rule_against_a_conic_solver() -> None:
 def test_eq_13_the_state_update_against_a_conic_solver() -> None:
     network = lnn.LiftedNetwork.mlp([4, 5, 3, 2], activation="relu", loss="squared", lam=[0.7, 3.0])
     weights, x, after = weights_of(network), draw(4, 4), draw(4, 3, seed=8).abs()
-    u = network.preactivation(0, weights, x)
+    u = network.preactivation(0, weights, [x])
     step = update_state(
         Link(network.layers[0], network.layers[1], weights[1]), u, u.relu(), after, tol=1e-10, max_iter=5000
     )

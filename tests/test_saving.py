@@ -58,7 +58,9 @@ def with_part(part: Any) -> lnn.LiftedNetwork:
     if isinstance(part, lnn.Loss):
         return lnn.LiftedNetwork([first, replace(last, divergence=part)])
     if isinstance(part, lnn.Operator):
-        return lnn.LiftedNetwork([lnn.Layer(part, losses.SquaredError())])
+        read = [lnn.Layer(operators.Dense(1, width), activations.ReLU(), reads=("x0",)) for width in part.in_widths]
+        names = tuple(f"x{number}" for number in range(1, 1 + len(read)))
+        return lnn.LiftedNetwork([*read, lnn.Layer(part, losses.SquaredError(), reads=names)])
     return lnn.LiftedNetwork([replace(first, penalty=part), last])
 
 

@@ -176,10 +176,10 @@ def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
     pull, inner = draw(300, 4, seed=8), found.inward(W)
     white, plain = Metric.of(layer, found(X), damping, found.scale), Metric.of(layer, X, damping)
     for metric in (white, plain):
-        metric.refresh(torch.tensor(curvature, dtype=torch.float64))
-    dw, db = white.direction(inner, found(X), pull)
+        metric.refresh([torch.tensor(curvature, dtype=torch.float64)])
+    dw, db = white.direction(inner.w, [found(X)], [pull])
     in_white = found.outward(Affine(inner.w - dw, inner.b - db))
-    dw, db = plain.direction(W, X, pull)
+    dw, db = plain.direction(W.w, [X], [pull])
     in_plain = Affine(W.w - dw, W.b - db)
 
     gram, mean = np.cov(X.numpy(), rowvar=False, bias=True), X.mean(0).numpy()

@@ -5,15 +5,18 @@ Smooth divergences are descended together. Others are split: every pair (u_l, X_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from liftednn.blocks.states import StateStep, chunks, gather
+from liftednn.base import Affine, SelfAdjoint
+from liftednn.blocks.readers import spans
+from liftednn.blocks.states import StateStep, gather
 from liftednn.losses import Split
 from liftednn.network import Layer, LiftedNetwork, States, Weights
-from liftednn.solvers import Factor, prox_gradient, splitting
+from liftednn.solvers import prox_gradient, splitting
 
 __all__ = ["joint_refusal", "update_all_states"]
 
@@ -43,74 +46,118 @@ def update_all_states(
     refusal = joint_refusal(network)
     if refusal:
         raise ValueError(f"joint=True is not possible: {refusal}")
+    blocks = [[state[rows] for state in states] for rows in spans(states[0])]
     if not _smooth(network):
-        factor = _stacked_factor(network, weights)
-        return gather(_split(_Copied(network, weights, rows, factor), rows, tol, max_iter) for rows in chunks(*states))
-    step = 1 / _lipschitz(network, weights)
-    return gather(_descend(_Smooth(network, weights, rows), rows, step, tol, max_iter) for rows in chunks(*states))
+        normal = _stacked(network, weights)
+        parts = [(_Copied(network, weights, rows, normal), rows) for rows in blocks]
+        scale = max(problem.smooth.pull(rows) for problem, rows in parts) or 1.0
+        return gather(_split(problem, rows, scale, tol, max_iter) for problem, rows in parts)
+    step, problems = 1 / _lipschitz(network, weights), [_Smooth(network, weights, rows) for rows in blocks]
+    scale = max(problem.at_zero() for problem in problems) or 1.0
+    return gather(
+        _descend(problem, rows, step, scale, tol, max_iter) for problem, rows in zip(problems, blocks, strict=True)
+    )
 
 
-def _descend(problem: _Smooth, states: States, step: float, tol: float, max_iter: int) -> StateStep:
-    result = prox_gradient(problem, list(states[1:-1]), step, tol, max_iter)
+def _descend(problem: _Smooth, states: States, step: float, scale: float, tol: float, max_iter: int) -> StateStep:
+    result = prox_gradient(problem, list(states[1:-1]), step, tol, max_iter, scale)
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
 
-def _split(problem: _Copied, states: States, tol: float, max_iter: int) -> StateStep:
-    result = splitting(problem, torch.cat(list(states[1:-1]), 1), 1.0, tol, 50 * max_iter, problem.smooth.pull(states))
+def _split(problem: _Copied, states: States, scale: float, tol: float, max_iter: int) -> StateStep:
+    result = splitting(problem, torch.cat(list(states[1:-1]), 1), 1.0, tol, 50 * max_iter, scale)
     return StateStep(problem.unstack(result.x), result.kkt, result.n_iter, "splitting")
 
 
 class _Smooth:
-    """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it."""
+    """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it.
+
+    Its image are the pre-activations of the layers that read a hidden state; those of the others, `constant`, never change.
+    """
 
     def __init__(self, network: LiftedNetwork, weights: Weights, states: States) -> None:
-        self.network, self.weights, self.y = network, weights, states[-1]
-        self.u0 = network.preactivation(0, weights, states[0])
+        self.network, self.weights, self.x, self.y = network, weights, states[0], states[-1]
+        reads = network.connections.reads
+        self.constant = {
+            number: network.preactivation(number, weights, states[:1])
+            for number in range(len(network.layers))
+            if not any(reads[number])
+        }
+        self.moving = [number for number in range(len(network.layers)) if number not in self.constant]
+        self.readers = [
+            [(self.moving.index(reader), reader, index) for reader, index in pairs]
+            for pairs in network.connections.readers[1:]
+        ]
 
     def image(self, x: list[Tensor]) -> list[Tensor]:
-        return [self.network.preactivation(place, self.weights, state) for place, state in enumerate(x, start=1)]
+        states = [self.x, *x]
+        return [self.network.preactivation(number, self.weights, states) for number in self.moving]
+
+    def preactivations(self, image: Sequence[Tensor]) -> list[Tensor]:
+        """Of all layers."""
+        known = self.constant | dict(zip(self.moving, image, strict=True))
+        return [known[number] for number in range(len(self.network.layers))]
 
     def _pairs(self, x: list[Tensor], image: list[Tensor]) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        return zip(self.network.layers, [self.u0, *image], [*x, self.y], strict=True)
+        return zip(self.network.layers, self.preactivations(image), [*x, self.y], strict=True)
 
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
         return torch.stack([layer.lam * layer.divergence.value(u, z) for layer, u, z in self._pairs(x, image)]).sum(0)
 
+    def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
+        """For each hidden state, the sum over the layers that read it."""
+        return [
+            reduce(torch.add, [self._back(reader, image[place], index) for place, reader, index in readers])
+            for readers in self.readers
+        ]
+
+    def _back(self, reader: int, r: Tensor, index: int) -> Tensor:
+        return self.network.layers[reader].operator.adjoint(r, self.weights[reader], index)
+
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
         pulls = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
-        layers = zip(self.network.layers[1:], self.weights[1:], pulls, pulls[1:], strict=False)
-        return [layer.operator.adjoint(after, weights) - before for layer, weights, before, after in layers]
+        after = self.adjoint([pulls[number] for number in self.moving])
+        return [down - own for down, own in zip(after, pulls, strict=False)]
+
+    def at_zero(self) -> float:
+        """max |gradient at 0|: what residuals are measured against."""
+        zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
+        return max(float(part.abs().max()) for part in self.gradient(zero, self.image(zero)))
 
     def pull(self, states: States) -> float:
         """The largest of the terms that the gradient adds up: what its residual is measured against."""
         x = list(states[1:-1])
         terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
-        layers = zip(self.network.layers[1:], self.weights[1:], terms[1:], strict=True)
-        down = [layer.operator.adjoint(term, weights) for layer, weights, term in layers]
-        return max(float(each.abs().max()) for each in [*terms[:-1], *down]) or 1.0
+        down = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
+        return max(float(each.abs().max()) for each in [*terms[:-1], *down])
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
 
 
 def _lipschitz(network: LiftedNetwork, weights: Weights) -> float:
-    """Block Gershgorin bound on the norm of the joint Hessian."""
-    curvatures = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    norms = [layer.operator.norm(w) for layer, w in zip(network.layers, weights, strict=True)]
-    norms[0] = 0.0  # the data are not a variable
-    before = [c * (1 + s) for c, s in zip(curvatures, norms, strict=True)]
-    after = [c * (s * s + s) for c, s in zip(curvatures, norms, strict=True)]
-    return max(b + a for b, a in zip(before, after[1:], strict=False))
+    """Block Gershgorin bound on the norm of the joint Hessian, of lam c |u_l - z|^2 / 2 each: for every state, the sum over the blocks of
+    its row, from its own layer and from those that read it."""
+    reads, curvatures = network.connections.reads, [layer.lam * layer.divergence.curvature for layer in network.layers]
+    norms = [
+        [layer.operator.norm(w, index) if state else 0.0 for index, state in enumerate(reads[number])]
+        for number, (layer, w) in enumerate(zip(network.layers, weights, strict=True))
+    ]
+    rows = [curvatures[state] * (1 + sum(norms[state])) for state in range(len(network.layers) - 1)]
+    for state, readers in enumerate(network.connections.readers[1:]):
+        for reader, index in readers:
+            rows[state] += curvatures[reader] * norms[reader][index] * (1 + sum(norms[reader]))
+    return max(rows)
 
 
 class _Copied:
     """All hidden states side by side, (n, widths), as one `Separable`: its image is (states, pre-activations), where f lives."""
 
-    def __init__(self, network: LiftedNetwork, weights: Weights, states: States, factor: Factor) -> None:
-        self.network, self.weights, self.factor = network, weights, factor
+    def __init__(self, network: LiftedNetwork, weights: Weights, states: States, normal: SelfAdjoint | None) -> None:
+        self.network, self.weights, self.normal = network, weights, normal
         self.smooth = _Smooth(network, weights, states)
-        self.widths = [state.shape[1] for state in states[1:-1]]
-        self.fans = [layer.operator.out_width for layer in network.layers[1:]]
+        self.widths = [layer.width for layer in network.layers[:-1]]
+        self.fans = [network.layers[number].operator.out_width for number in self.smooth.moving]
 
     def unstack(self, x: Tensor) -> list[Tensor]:
         return list(torch.split(x, self.widths, 1))
@@ -124,23 +171,29 @@ class _Copied:
 
     def adjoint(self, u: Tensor) -> Tensor:
         states, preactivations = self._parts(u)
-        layers = zip(self.network.layers[1:], self.weights[1:], preactivations, states, strict=True)
-        return torch.cat([state + layer.operator.adjoint(r, weights) for layer, weights, r, state in layers], 1)
+        back = self.smooth.adjoint(preactivations)
+        return torch.cat([state + down for state, down in zip(states, back, strict=True)], 1)
 
     def solve(self, x: Tensor) -> Tensor:
-        return self.factor.solve(x.double().T).T.to(x.dtype)
+        assert self.normal is not None
+        return self.normal.solve(1.0, x)
 
     def prox_image(self, u: Tensor, step: float) -> Tensor:
-        """Pair by pair: X_1 against the data, (u_l, X_{l+1}) between hidden layers, u_L against the responses."""
+        """Pair by pair: (u_l, X_{l+1}), u_L against the responses; where u_l is constant, X_{l+1} alone."""
         z, v = self._parts(u)
-        first, last, hidden = self.network.layers[0], self.network.layers[-1], self.network.hidden
-        states, preactivations = [hidden[0].prox(z[0], self.smooth.u0, first.lam * step)], []
-        for place in range(1, len(hidden)):
-            pair = hidden[place].prox_joint(v[place - 1], z[place], self.network.layers[place].lam * step)
-            preactivations.append(pair[0])
-            states.append(pair[1])
-        preactivations.append(last.divergence.prox_u(v[-1], self.smooth.y, last.lam * step))
-        return torch.cat([*states, *preactivations], 1)
+        moved = dict(zip(self.smooth.moving, v, strict=True))
+        states: list[Tensor] = []
+        for number, (activation, state) in enumerate(zip(self.network.hidden, z, strict=True)):
+            size = self.network.layers[number].lam * step
+            if number in moved:
+                moved[number], state = activation.prox_joint(moved[number], state, size)
+            else:
+                state = activation.prox(state, self.smooth.constant[number], size)
+            states.append(state)
+        last = len(self.network.layers) - 1
+        head = self.network.layers[last]
+        moved[last] = head.divergence.prox_u(moved[last], self.smooth.y, head.lam * step)
+        return torch.cat([*states, *moved.values()], 1)
 
     def prox(self, x: Tensor, step: float) -> Tensor:
         return x
@@ -151,15 +204,21 @@ class _Copied:
 
     def retract(self, x: Tensor) -> Tensor:
         """Layer by layer, each state moved into the domain that its pre-activation leaves it."""
-        states, u = [], self.smooth.u0
-        for place, (activation, state) in enumerate(zip(self.network.hidden, self.unstack(x), strict=True), start=1):
-            states.append(activation.prox(state, u, 0.0))
-            u = self.network.preactivation(place, self.weights, states[-1])
-        return torch.cat(states, 1)
+        states = [self.smooth.x]
+        for number, (activation, state) in enumerate(zip(self.network.hidden, self.unstack(x), strict=True)):
+            states.append(activation.prox(state, self.network.preactivation(number, self.weights, states), 0.0))
+        return torch.cat(states[1:], 1)
 
 
-def _stacked_factor(network: LiftedNetwork, weights: Weights) -> Factor:
-    """(A'A + I)^-1 for the image of `_Copied`: block diagonal, 2 I + the layer's own Gram matrix."""
-    blocks = [layer.operator.gram(w).double() for layer, w in zip(network.layers[1:], weights[1:], strict=True)]
-    stacked: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return Factor.of(stacked, 1.0, 2.0, 0.0)
+def _stacked(network: LiftedNetwork, weights: Weights) -> SelfAdjoint:
+    """A'A for the image of `_Copied`, its matrix formed column by column."""
+    double = [Affine(w.double(), b.double()) for w, b in weights]
+    total = sum(layer.width for layer in network.layers[:-1])
+    like = double[0].w
+
+    def apply(x: Tensor) -> Tensor:
+        zeros = [like.new_zeros(len(x), width) for width in (network.in_width, network.layers[-1].width)]
+        linear = _Copied(network, double, [zeros[0], zeros[1]], None)
+        return linear.adjoint(linear.image(x.double()) - linear.image(torch.zeros_like(x.double()))).to(x.dtype)
+
+    return SelfAdjoint(total, apply, lambda: apply(torch.eye(total, dtype=like.dtype, device=like.device)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor
@@ -21,7 +21,8 @@ class Metric:
 
     damping     d as a share of the mean diagonal of gram
     forget      what a refresh leaves of the older rows' weight
-    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I
+    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; over the rows t that a sample has,
+                since means here are over all rows
     free        whether w and b may move
     """
 
@@ -48,7 +49,7 @@ class Metric:
     ) -> Metric:
         """From rows x; with `scale`, of whitened rows, whose geometry stays."""
         p = x.shape[1]
-        rho = 2 * (layer.penalty.ridge or 0.0)
+        rho = 2 * (layer.penalty.ridge or 0.0) / layer.operator.positions
         shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
         # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
         full = layer.penalty.ridge is not None or not layer.penalty.convex
@@ -56,20 +57,22 @@ class Metric:
         shape = (p, p) if shape and layer.uncertainty is not None else shape
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
-        metric.absorb(x, counts)
+        metric.absorb([x], [counts])
         return metric
 
-    def absorb(self, x: Tensor, counts: Tensor | None = None) -> None:
-        """Let rows x into the moments, and forget some of the older ones."""
+    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+        """Let rows into the moments, and forget some of the older ones."""
         if self.white:
             return
-        fresh = Moments.of(x, x[:, :0], counts)
+        (x,), (count,) = rows, counts
+        fresh = Moments.of(x, x[:, :0], count)
         fresh = fresh if self.free[1] else fresh.about_zero()
         self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
         self.mean.copy_(self.moments.mean_x)
 
-    def refresh(self, curvature: Tensor, extra: Tensor | None = None) -> None:
+    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """Factor anew for this curvature, and what an uncertainty adds to it (p, p); in place, so that a recorded step sees it."""
+        (curvature,) = curvatures
         self.curvature.copy_(curvature)
         if bool(self.curvature.isinf()):
             self.inverse.zero_()
@@ -84,15 +87,20 @@ class Metric:
             return
         gram, c = self.moments.gram, float(curvature)
         gram = gram if extra is None else gram + extra.double() / c
-        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
-        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
-        damping = max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
+        damping = self.damped(gram)
         if self.inverse.ndim < 2:
             largest = float(torch.linalg.eigvalsh(gram)[-1])
             self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
         else:
             rho = c * damping + float(self.shrinkage)
             self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
+
+    def damped(self, gram: Tensor) -> float:
+        """d for a Gram matrix."""
+        assert self.moments is not None
+        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
+        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
+        return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
 
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
@@ -112,16 +120,29 @@ class Metric:
             weight, mean, xx = (named[name].to(self.moments.xx) for name in ("weight", "mean_x", "xx"))
             self.moments = replace(self.moments, weight=weight, mean_x=mean, xx=xx)
 
-    def direction(self, weights: Affine, x: Tensor, pull: Tensor, push: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What a step of rate 1 takes off (w, b), on rows x with the layer's pull, and a push on w itself."""
-        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.free[1] else torch.zeros_like(weights.b)
+    @property
+    def proxed(self) -> bool:
+        """Whether a step on w ends with the penalty's prox."""
+        return self.layer.penalty.ridge is None and self.free[0]
+
+    def reach(self) -> float:
+        """How far a step of rate 1 goes along the gradient of the mean over samples, on average."""
+        mean = self.inverse.diagonal().mean() if self.inverse.ndim == 2 else self.inverse
+        return float(mean) / self.layer.operator.positions
+
+    def direction(
+        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+    ) -> list[Tensor]:
+        """What a step of rate 1 takes off (w, b), on the layer's rows with its pull, and a push on w itself."""
+        (x,), (pull,) = rows, pulls
+        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.free[1] else pull.new_zeros(pull.shape[1])
         if not self.free[0]:
-            return torch.zeros_like(weights.w), b / self.curvature
-        w = torch.addmm(self.shrinkage * weights.w, pull.T, x, alpha=1 / len(x))
+            return [torch.zeros_like(w), b / self.curvature]
+        w = torch.addmm(self.shrinkage * w, pull.T, x, alpha=1 / len(x))
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
         if push is not None:
             w.add_(push)
         w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
         b = b / self.curvature
-        return w, b if self.white or not self.free[1] else b - w @ self.mean
+        return [w, b if self.white or not self.free[1] else b - w @ self.mean]

@@ -257,7 +257,7 @@ class Centred:
 
     def scale(self) -> float:
         """max |gradient at 0|, where the image is 0 without a product."""
-        zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[0])
+        zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
         at_zero = self.pull(self.layer.divergence.grad(zero, self.z), self.layer.lam)
         return max(float(part.abs().max()) for part in at_zero) or 1.0
 

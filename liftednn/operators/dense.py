@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Operator
+from liftednn.base import Affine, Operator, SelfAdjoint
 
 __all__ = ["Dense"]
 
@@ -20,32 +22,39 @@ class Dense(Operator):
     out_features: int = 1
     bias: bool = True
 
+    plain = True
+
     def __post_init__(self) -> None:
         if min(self.in_features, self.out_features) < 1:
             raise ValueError(
                 f"a dense layer needs at least 1 input and 1 output, got {self.in_features} and {self.out_features}"
             )
 
-    in_width = property(lambda self: self.in_features)
+    in_shapes = property(lambda self: ((self.in_features,),))
+    out_shape = property(lambda self: (self.out_features,))
     out_width = property(lambda self: self.out_features)
 
     @property
     def weight_shape(self) -> tuple[int, int]:
         return self.out_features, self.in_features
 
-    def forward(self, x: Tensor, weights: Affine) -> Tensor:
-        return torch.addmm(weights.b, x, weights.w.T)
+    def rows(self, xs: Sequence[Tensor]) -> Tensor:
+        return xs[0]
 
-    def adjoint(self, r: Tensor, weights: Affine) -> Tensor:
+    def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
+        return torch.addmm(weights.b, xs[0], weights.w.T)
+
+    def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         return r @ weights.w
 
-    def unfold(self, x: Tensor) -> Tensor:
-        return x
+    def normal(self, weights: Affine, index: int = 0) -> SelfAdjoint:
+        w = weights.w
+        return SelfAdjoint(self.in_features, lambda x: (x @ w.T) @ w, lambda: w.T @ w)
 
-    def gram(self, weights: Affine) -> Tensor:
-        return weights.w.T @ weights.w
-
-    def norm(self, weights: Affine) -> float:
+    def norm(self, weights: Affine, index: int = 0) -> float:
         w = weights.w.double()
         small = w @ w.T if w.shape[0] < w.shape[1] else w.T @ w
         return float(torch.linalg.eigvalsh(small)[-1].clamp(min=0).sqrt())
+
+    def resized(self, inputs: int, outputs: int) -> Self:
+        return replace(self, in_features=inputs, out_features=outputs)

@@ -2,32 +2,149 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Operator
+from liftednn.activations import FenchelReLU, ReLU
+from liftednn.base import Affine, Operator, regress
+from liftednn.bcd import BCD
+from liftednn.losses import SquaredError
+from liftednn.minibatch import MiniBatch
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.operators import Dense
+from liftednn.penalties import L2
 from liftednn.testing.common import N, close
 
 __all__ = ["check_operator"]
 
+# Inputs and outputs of the network that is trained, and the share by which rounding may raise the objective of a block.
+_INPUTS, _OUTPUTS, _ROUNDING = 5, 2, 1e-9
+_SHIFT = 0.7
+
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
-    """Affine in x with the declared adjoint, Gram matrix and norm; linear in (w, b) through `unfold`."""
+    """Its shapes agree; rows, targets, fold and offset make up `forward`; adjoint, normal and norm belong to it; and a small network with
+    it is trained by one sweep of `BCD` and one pass of `MiniBatch`."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    x, r = draw(N, operator.in_width), draw(N, operator.out_width)
-    weights = Affine(draw(*operator.weight_shape), draw(operator.weight_shape[0]))
-    u, at_zero = operator.forward(x, weights), operator.forward(torch.zeros_like(x), weights)
-    assert u.shape == r.shape, f"forward gave shape {tuple(u.shape)}, expected {tuple(r.shape)}"
-    back = operator.adjoint(r, weights)
-    close(((u - at_zero) * r).sum(), (x * back).sum(), "adjoint fails <A x, r> = <x, A' r>")
-    regression = operator.unfold(x) @ weights.w.T + weights.b
-    close(regression.reshape(u.shape), u, "forward(x) must be unfold(x) w' + b")
-    close(x @ operator.gram(weights), operator.adjoint(u - at_zero, weights), "gram must be adjoint after forward")
-    largest = float(torch.linalg.eigvalsh(operator.gram(weights))[-1])
-    close(
-        torch.tensor(operator.norm(weights) ** 2), torch.tensor(largest), "norm must be the spectral norm", share=1e-5
+    _check_shapes(operator)
+    xs = [draw(N, width) for width in operator.in_widths]
+    weights = Affine(draw(*operator.weight_shape), draw(operator.outputs))
+    _check_regression(operator, xs, weights)
+    for index in range(len(xs)):
+        _check_linear(operator, xs, weights, index, draw(N, operator.out_width))
+    if operator.plain:
+        _check_plain(operator, xs, draw(N, operator.out_width))
+    _check_training(operator, seed)
+
+
+def _check_shapes(operator: Operator) -> None:
+    shape = operator.weight_shape
+    assert operator.bias in (True, False), f"bias must be True or False, got {operator.bias!r}"
+    assert len(shape) in (2, 3), f"weight_shape must be (q, p) or (groups, q, p), got {shape}"
+    widths = tuple(math.prod(each) for each in operator.in_shapes)
+    assert operator.in_widths == widths, f"in_widths {operator.in_widths} are not those of in_shapes, {widths}"
+    assert operator.out_width == math.prod(operator.out_shape), "out_width is not that of out_shape"
+    assert operator.outputs == math.prod(shape[:-1]), "outputs are not those of weight_shape"
+    whole = operator.positions * operator.outputs == operator.out_width
+    assert whole, f"out_shape {operator.out_shape} is no whole number of positions with {operator.outputs} outputs"
+
+
+def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
+    t, groups = operator.positions, 1 if weights.w.ndim == 2 else len(weights.w)
+    rows, u = operator.rows(xs), operator.forward(xs, weights)
+    assert u.shape == (N, operator.out_width), (
+        f"forward gave shape {tuple(u.shape)}, expected {(N, operator.out_width)}"
     )
+    expected = (N * t, groups * weights.w.shape[-1])
+    assert rows.shape == expected, f"rows gave shape {tuple(rows.shape)}, expected {expected}"
+    targets = operator.targets(u)
+    assert targets.shape == (N * t, operator.outputs), f"targets gave shape {tuple(targets.shape)}"
+    close(operator.fold(targets), u, "fold must be the inverse of targets")
+    for sample in (0, N - 1):
+        here, own = slice(sample, sample + 1), slice(sample * t, (sample + 1) * t)
+        close(operator.rows([x[here] for x in xs]), rows[own], "the rows of a sample must follow each other")
+        close(operator.targets(u[here]), targets[own], "the targets of a sample must follow each other")
+    still = operator.forward(xs, Affine(*(torch.zeros_like(part) for part in weights)))
+    if operator.skips:
+        close(operator.offset(xs), still, "offset must be the part of forward without weights")
+    else:
+        close(
+            still,
+            torch.zeros_like(still),
+            "forward has a part without weights: declare `skips` and give it as `offset`",
+        )
+    close(operator.fold(regress(rows, weights)) + still, u, "forward(xs) must be fold(rows(xs) w' + b) + offset(xs)")
+
+
+def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: int, r: Tensor) -> None:
+    """As a function of one state."""
+    without = [torch.zeros_like(x) if place == index else x for place, x in enumerate(xs)]
+    image, x = operator.forward(xs, weights) - operator.forward(without, weights), xs[index]
+    given = r.clone()
+    back = operator.adjoint(r, weights, index)
+    assert back.shape == x.shape, f"adjoint gave shape {tuple(back.shape)}, expected {tuple(x.shape)}"
+    close((image * r).sum(), (x * back).sum(), f"adjoint fails <A x, r> = <x, A' r> for state {index}")
+    back.zero_()
+    close(r, given, "adjoint must give a tensor of its own, since it is written to")
+    normal = operator.normal(weights, index)
+    after = operator.adjoint(image, weights, index)
+    close(normal.apply(x), after, "normal must be adjoint after forward")
+    if normal.small:
+        close(x @ normal.matrix(), after, "the matrix of normal must be that of adjoint after forward")
+    solved = normal.solve(_SHIFT, x)
+    close(normal.apply(solved) + _SHIFT * solved, x, "normal.solve(shift, x) must invert A'A + shift I", share=1e-7)
+    ratio = float((image.square().sum(1) / x.square().sum(1)).max().sqrt())
+    largest = float(torch.linalg.eigvalsh(normal.matrix())[-1].clamp(min=0).sqrt()) if normal.small else ratio
+    bound = operator.norm(weights, index)
+    assert bound >= largest * (1 - 1e-6), (
+        f"norm must bound the spectral norm {largest:.6g} of state {index}, got {bound:.6g}"
+    )
+
+
+def _check_plain(operator: Operator, xs: list[Tensor], u: Tensor) -> None:
+    assert len(xs) == 1, "declared plain, but it reads several states"
+    assert operator.positions == 1, "declared plain, but it has several positions"
+    assert not operator.skips, "declared plain, but it has a part without weights"
+    assert len(operator.weight_shape) == 2, "declared plain, but its weights have groups"
+    close(operator.rows(xs), xs[0], "declared plain, but rows(x) is not x")
+    close(operator.targets(u), u, "declared plain, but targets(u) is not u")
+    other = operator.resized(3, 2)
+    found = (other.weight_shape, other.in_shapes, other.out_shape, other.bias)
+    expected = ((2, 3), ((3,),), (2,), operator.bias)
+    assert found == expected, (
+        f"resized(3, 2) must have (weight_shape, in_shapes, out_shape, bias) {expected}, got {found}"
+    )
+
+
+def _network(operator: Operator, activation: ReLU | FenchelReLU) -> LiftedNetwork:
+    """A layer for each state that is read, the operator, and a last layer."""
+    first = [
+        Layer(Dense(_INPUTS, width), activation, name=f"read {number}", reads=("x0",))
+        for number, width in enumerate(operator.in_widths)
+    ]
+    reads = tuple(layer.name for layer in first)
+    middle = Layer(operator, activation, name="checked", reads=reads)
+    return LiftedNetwork([*first, middle, Layer(Dense(middle.width, _OUTPUTS), SquaredError(), L2(1e-2))])
+
+
+def _check_training(operator: Operator, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, _INPUTS, generator=generator, dtype=torch.float64)
+    y = torch.stack([x[:, 0].abs(), x[:, 1] * x[:, 2]], 1)
+    network, bcd = _network(operator, ReLU()), BCD(max_iter=1, seed=seed, block_tol=1e-6, block_iter=2000)
+    state = bcd.init(network, x, y)
+    before = network.objective(state.weights, state.states)
+    for block in bcd.blocks(network, state):
+        after = network.objective(state.weights, state.states)
+        assert after <= before + _ROUNDING * abs(before), f"the block {block.name} of BCD raised the objective"
+        assert block.kkt <= 1e-3, f"the block {block.name} of BCD ended with a residual of {block.kkt:.3g}"
+        before = after
+    fit = MiniBatch(max_iter=1, batch_size=N // 4, seed=seed).run(_network(operator, FenchelReLU()), x, y)
+    assert fit.status == "max_iter", f"a pass of MiniBatch ended as {fit.status!r}"
+    assert math.isfinite(fit.history[-1].loss), "a pass of MiniBatch gave a loss that is not finite"

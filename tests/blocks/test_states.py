@@ -11,9 +11,10 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import Link, joint_refusal, update_all_states, update_state
+from liftednn.blocks import joint_refusal, update_all_states
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.solvers import select
+from tests.chains import Link, update_state
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -162,7 +163,7 @@ def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: 
 def test_rows_are_independent_of_their_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     y = SoftmaxCrossEntropy().encode(torch.arange(N) % Q, Q).double()
     whole = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-10, max_iter=5000)
-    monkeypatch.setattr("liftednn.blocks.states._CPU_ROWS", 2)
+    monkeypatch.setattr("liftednn.blocks.readers._CPU_ROWS", 2)
     cut = update_state(link(act.ReLU(), SoftmaxCrossEntropy()), U, U.relu(), y, tol=1e-10, max_iter=5000)
     torch.testing.assert_close(cut.states[0], whole.states[0], atol=1e-8, rtol=0)
 
@@ -199,7 +200,7 @@ def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activatio
     assert step.method == "splitting"
     states = [x, *step.states, y]
     terms = [
-        layer.lam * layer.divergence.value(net.preactivation(place, weights, states[place]), states[place + 1])
+        layer.lam * layer.divergence.value(net.preactivation(place, weights, states), states[place + 1])
         for place, layer in enumerate(net.layers)
     ]
     energy = torch.stack(terms).sum(0)

@@ -37,7 +37,7 @@ def test_forward_is_linear_and_adjoint_is_its_gradient(inputs: int, outputs: int
     layer, affine = Dense(inputs, outputs), weights(inputs, outputs)
     x = torch.linspace(-1, 1, 4 * inputs, dtype=torch.float64).reshape(4, inputs).requires_grad_()
     r = torch.linspace(-2, 1, 4 * outputs, dtype=torch.float64).reshape(4, outputs)
-    u = layer.forward(x, affine)
+    u = layer.forward([x], affine)
     torch.testing.assert_close(u, fn.linear(x, affine.w, affine.b))
     (gradient,) = torch.autograd.grad((u * r).sum(), x)
     torch.testing.assert_close(layer.adjoint(r, affine), gradient)
@@ -47,7 +47,7 @@ def test_forward_is_linear_and_adjoint_is_its_gradient(inputs: int, outputs: int
 def test_norm_and_gram_are_those_of_the_matrix(inputs: int, outputs: int) -> None:
     layer, affine = Dense(inputs, outputs), weights(inputs, outputs)
     assert layer.norm(affine) == pytest.approx(np.linalg.norm(affine.w.numpy(), 2), rel=1e-12)
-    np.testing.assert_allclose(layer.gram(affine).numpy(), affine.w.numpy().T @ affine.w.numpy())
+    np.testing.assert_allclose(layer.normal(affine).matrix().numpy(), affine.w.numpy().T @ affine.w.numpy())
 
 
 def test_norm_of_zero_weights_is_zero() -> None:
@@ -56,7 +56,7 @@ def test_norm_of_zero_weights_is_zero() -> None:
 
 def test_shapes_follow_from_the_features() -> None:
     layer = Dense(5, 3, bias=False)
-    assert (layer.in_width, layer.out_width, layer.weight_shape, layer.bias) == (5, 3, (3, 5), False)
+    assert (layer.in_widths[0], layer.out_width, layer.weight_shape, layer.bias) == (5, 3, (3, 5), False)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0), (-1, 2)])

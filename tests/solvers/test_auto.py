@@ -13,11 +13,12 @@ import liftednn as lnn
 from liftednn import activations, losses, penalties
 from liftednn.activations import FenchelReLU, HardTanh, LeakyReLU, MaxPool, ReLU, Sigmoid, Sign, Simplex
 from liftednn.base import Activation, Divergence, Penalty
-from liftednn.blocks import Design, Link, update_state, update_weights
+from liftednn.blocks import Design, update_weights
 from liftednn.losses import SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.penalties import L1, L2, Ball, GroupL2, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
 from liftednn.solvers import select
 from liftednn.solvers.auto import Method
+from tests.chains import Link, update_state
 
 RULES: list[tuple[Divergence, Penalty | Activation, Method]] = [
     # W-steps, with a penalty

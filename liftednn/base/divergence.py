@@ -1,40 +1,21 @@
-"""The protocols. Read this first.
-
-Everything in the package is a statement about one function, the lifted objective (eq. 2 and 10 of the paper),
-
-    F(W, b, X) = mean over rows of sum_l lam_{l+1} D_l(A_l(X_l; W_l, b_l), X_{l+1}) + sum_l pi_l(W_l),
-
-with X_0 the data and X_{L+1} the encoded responses. Rows are samples. `u` is always a pre-activation, `z` always a state, and a
-divergence is always written D(u, z). The loss is the last divergence, so there is no first-layer or last-layer case anywhere.
-
-A `Divergence` is D, seen as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence
-whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A, an `Uncertainty` how rows may differ from what is given.
-"""
+"""The protocols of D(u, z): divergences, activations and losses."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from torch import Tensor
 
-__all__ = ["Activation", "Affine", "Box", "Divergence", "Grain", "Loss", "Operator", "Penalty", "Uncertainty"]
+__all__ = ["Activation", "Box", "Divergence", "Grain", "Loss"]
 
 # How many parameters of its own a learned activation has: one for the layer, or one for each unit.
 Grain = Literal["layer", "unit"]
 
 # Each proximal point shrinks the error by 1 + step times the modulus of strong convexity of D in z.
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
-
-
-class Affine(NamedTuple):
-    """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, and `b` of shape (out,)."""
-
-    w: Tensor
-    b: Tensor
 
 
 class Box(NamedTuple):
@@ -214,137 +195,3 @@ class Loss(Divergence):
     @abstractmethod
     def score(self, u: Tensor, y: Tensor) -> float:
         """Quality of the scores u against encoded responses, higher is better: accuracy, or R^2."""
-
-
-class Penalty(ABC):
-    """pi(w) on a weight matrix; the bias is never penalised.
-
-    ridge    rho where pi(w) = rho |w|^2, otherwise None
-    boxed    pi is quadratic on a box, given by `box()`
-    convex   pi is; otherwise a set such as the orthogonal matrices, and `prox` a nearest point of it
-    metric   rows or columns of w in other units may leave the domain of pi: what is standardised would not obey it on the way back
-    """
-
-    boxed: bool = False
-    convex: bool = True
-    metric: bool = False
-
-    @property
-    def ridge(self) -> float | None:
-        return None
-
-    @abstractmethod
-    def value(self, w: Tensor) -> Tensor:
-        """pi(w), a scalar; +inf outside the constraint set."""
-
-    @abstractmethod
-    def prox(self, w: Tensor, step: float) -> Tensor:
-        """argmin_v pi(v) + |v - w|^2 / (2 step)."""
-
-    def box(self) -> Box:
-        """pi(w) = 1/2 weight w^2 - pull w on the box. Required where `boxed` is declared."""
-        raise TypeError(f"{type(self).__name__} is not quadratic on a box: use prox")
-
-    def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
-        """argmin_w  a (tr(w G w') - 2 tr(w cross)) + pi(w), where a formula is known; otherwise None.
-
-        cross   (in, out)
-        ridge   rho -> the minimiser for pi(w) = rho |w|^2, (out, in)
-        """
-        return None
-
-    def fits(self, shape: tuple[int, int]) -> bool:
-        """Whether weights of this shape (out, in) can have this penalty; asked before there are any."""
-        return True
-
-    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
-        """The same penalty for w[outputs][:, inputs], both given by their places."""
-        return self
-
-
-class Operator(ABC):
-    """A(x; w, b): affine in x for fixed weights, linear in (w, b) for fixed x; `in_width` and `out_width` are those of x and of A(x)."""
-
-    in_width: int
-    out_width: int
-    bias: bool
-
-    @property
-    @abstractmethod
-    def weight_shape(self) -> tuple[int, int]:
-        """Shape of w: (outputs, inputs) of the regression that `unfold` poses."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, weights: Affine) -> Tensor:
-        """Pre-activations (n, out_width)."""
-
-    @abstractmethod
-    def adjoint(self, r: Tensor, weights: Affine) -> Tensor:
-        """The adjoint in x of the linear part: <A x, r> = <x, adjoint(r)>, (n, in_width)."""
-
-    @abstractmethod
-    def unfold(self, x: Tensor) -> Tensor:
-        """The rows on which A is a regression: forward(x, (w, b)) = unfold(x) w' + b up to shape."""
-
-    @abstractmethod
-    def gram(self, weights: Affine) -> Tensor:
-        """The matrix of adjoint(forward(.)), (in_width, in_width): the one all samples share in the X-step."""
-
-    @abstractmethod
-    def norm(self, weights: Affine) -> float:
-        """Spectral norm of the linear map x -> A x."""
-
-
-class Uncertainty(ABC):
-    """How a layer's rows x may differ from what is given, and all that this changes; sizes are in the units of those rows.
-
-    joint      the states of all layers may be updated at once
-    per_unit   learned parameters of the layer's activation may differ from unit to unit
-    """
-
-    joint: bool = True
-    per_unit: bool = True
-
-    @abstractmethod
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        """Why a layer with weights of this shape (out, in) cannot have it; empty if it can."""
-
-    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
-        """The divergence that the rows' energies are of, at fixed weights (out, in)."""
-        return divergence
-
-    @abstractmethod
-    def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        """The robust energy, from the mean over rows of `seen` and the curvature of D in u; concave in the mean."""
-
-    def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        """The derivative of `term` in the mean, which is computed if asked for: an X-step is a plain one of `seen` with lam times it."""
-        return 1.0
-
-    @abstractmethod
-    def update_weights(self, problem: Any) -> Any:
-        """The W-step, a `blocks.WeightStep` from a `blocks.WeightProblem`, whose `solve` is the plain W-step."""
-
-    @abstractmethod
-    def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> Any:
-        """What mini-batch steps need, for weights like w: a `blocks.RobustTerm`."""
-
-    @abstractmethod
-    def deviations(self, width: int) -> Tensor:
-        """How far off each of so many inputs may be, (width,), float64."""
-
-    @abstractmethod
-    def scaled(self, factor: float) -> Self:
-        """The same, so many times as large."""
-
-    @abstractmethod
-    def columns(self, factors: Tensor) -> Self:
-        """The same for rows whose columns are multiplied by these, (p,)."""
-
-    @abstractmethod
-    def through(self, basis: Tensor) -> Self:
-        """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
-
-    @abstractmethod
-    def restrict(self, inputs: Tensor) -> Self | None:
-        """The same for x[:, inputs], given by their indices; None where those are certain."""

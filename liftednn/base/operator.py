@@ -1,0 +1,189 @@
+"""The protocol of A(x; w, b): operators, which own the map between a sample's shapes and the regression behind the W-step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+__all__ = ["Affine", "Operator", "SelfAdjoint", "regress"]
+
+Shape = tuple[int, ...]
+
+# A matrix A'A of at most so many columns is formed where it helps.
+_SMALL = 4096
+# Conjugate gradients end at this share of the right-hand side, or after so many steps.
+_PRECISION, _STEPS = 1e-12, 1000
+
+
+class Affine(NamedTuple):
+    """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, or (groups, out, in), and `b` with one entry per output."""
+
+    w: Tensor
+    b: Tensor
+
+
+def regress(rows: Tensor, weights: Affine) -> Tensor:
+    """rows w' + b, (m, p) -> (m, q); with groups each on its own columns, (m, g p) -> (m, g q)."""
+    w, b = weights
+    if w.ndim == 2:
+        return torch.addmm(b, rows, w.T)
+    grouped = rows.view(len(rows), len(w), -1).transpose(0, 1)
+    return (grouped @ w.mT).transpose(0, 1).reshape(len(rows), -1) + b
+
+
+class SelfAdjoint:
+    """A'A for fixed weights, on rows (n, width).
+
+    apply   x -> A'A x
+    form    gives the matrix (width, width); None where it is too large to be formed
+    """
+
+    def __init__(self, width: int, apply: Callable[[Tensor], Tensor], form: Callable[[], Tensor] | None) -> None:
+        self.width, self.apply, self._form = width, apply, form
+        self._factors: dict[float, Tensor] = {}
+
+    @property
+    def small(self) -> bool:
+        """Whether there is a matrix."""
+        return self._form is not None
+
+    def matrix(self) -> Tensor:
+        if self._form is None:
+            raise ValueError(f"a matrix of {self.width} columns is too large to be formed: use apply and solve")
+        return self._form()
+
+    def solve(self, shift: float, rhs: Tensor) -> Tensor:
+        """(A'A + shift I)^-1 on every row of rhs, shift > 0: by a Cholesky factor in float64, or by conjugate gradients."""
+        if not self.small:
+            return _conjugate_gradients(lambda x: torch.add(self.apply(x), x, alpha=shift), rhs)
+        if shift not in self._factors:
+            matrix = self.matrix().double()
+            matrix = (matrix + matrix.T) / 2
+            matrix.diagonal().add_(shift)
+            self._factors[shift] = torch.linalg.cholesky(matrix)
+        return torch.cholesky_solve(rhs.double().T, self._factors[shift]).T.to(rhs.dtype)
+
+
+def _conjugate_gradients(apply: Callable[[Tensor], Tensor], rhs: Tensor) -> Tensor:
+    """Row by row: every row has its own step lengths, and rests once it has arrived."""
+    x, r = torch.zeros_like(rhs), rhs.clone()
+    direction, square = r.clone(), r.square().sum(1)
+    goal = (max(_PRECISION, 4 * torch.finfo(rhs.dtype).eps) ** 2) * square
+    for _ in range(_STEPS):
+        active = square > goal
+        if not bool(active.any()):
+            break
+        image = apply(direction)
+        length = torch.where(active, square / (direction * image).sum(1).clamp(min=torch.finfo(x.dtype).tiny), 0.0)
+        x, r = x + length[:, None] * direction, r - length[:, None] * image
+        fresh = r.square().sum(1)
+        ratio = torch.where(active, fresh / square.clamp(min=torch.finfo(x.dtype).tiny), 0.0)
+        direction, square = r + ratio[:, None] * direction, fresh
+    return x
+
+
+class Operator(ABC):
+    """A(xs; w, b), affine in every state that it reads for fixed weights, linear in (w, b) for fixed states:
+
+        A(xs; w, b) = fold(rows(xs) w' + b) + offset(xs)
+
+    A sample's inputs and pre-activations have shapes; the regression behind the W-step has a layout of its own, t rows for each sample.
+    States and pre-activations are passed flat, (n, width), in the order of their shape; `xs` holds one for each state that is read.
+
+    in_shapes      shape of one sample, for each state that is read: (p,), (channels, height, width), (steps, width)
+    out_shape      shape of one sample's pre-activation
+    weight_shape   (q, p) of the regression, or (g, q, p) for g groups: w of group i is on columns i p, ..., (i + 1) p - 1 of the rows, and
+                   gives columns i q, ..., (i + 1) q - 1 of the targets
+    bias           whether b may differ from 0; it has one entry for each column of the targets, not for each pre-activation
+    plain          it is x w' + b on a single state, and nothing else; `resized` then gives the same for other widths
+    skips          `offset` is not 0
+    """
+
+    in_shapes: tuple[Shape, ...]
+    out_shape: Shape
+    bias: bool
+    plain: bool = False
+    skips: bool = False
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> Shape: ...
+
+    @property
+    def in_widths(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) for shape in self.in_shapes)
+
+    @property
+    def out_width(self) -> int:
+        return math.prod(self.out_shape)
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the targets: q, or g q."""
+        return math.prod(self.weight_shape[:-1])
+
+    @property
+    def positions(self) -> int:
+        """Rows of the regression for one sample, t."""
+        return self.out_width // self.outputs
+
+    @abstractmethod
+    def rows(self, xs: Sequence[Tensor]) -> Tensor:
+        """The rows of the regression, (n t, p) or (n t, g p); the t rows of a sample follow each other."""
+
+    def targets(self, u: Tensor) -> Tensor:
+        """Pre-activations (n, out_width), or anything in their layout, as the columns that the rows are regressed on, (n t, outputs).
+
+        Here for an `out_shape` that begins with the outputs, as (channels, height, width) does.
+        """
+        if self.positions == 1:
+            return u
+        return u.view(len(u), self.outputs, -1).transpose(1, 2).reshape(-1, self.outputs)
+
+    def fold(self, targets: Tensor) -> Tensor:
+        """The inverse of `targets`."""
+        t = self.positions
+        return targets if t == 1 else targets.view(-1, t, self.outputs).transpose(1, 2).reshape(-1, self.out_width)
+
+    def offset(self, xs: Sequence[Tensor]) -> Tensor:
+        """The part without weights, (n, out_width), as the identity of a residual sum. Required where `skips` is declared."""
+        raise TypeError(f"{type(self).__name__} has no part without weights")
+
+    def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
+        """Pre-activations (n, out_width)."""
+        u = self.fold(regress(self.rows(xs), weights))
+        return u + self.offset(xs) if self.skips else u
+
+    @abstractmethod
+    def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
+        """The adjoint of the linear part in state `index`: <A x, r> = <x, adjoint(r)>, (n, out_width) -> (n, in_widths[index])."""
+
+    def normal(self, weights: Affine, index: int = 0) -> SelfAdjoint:
+        """A'A for state `index`: what all samples share in its X-step."""
+        width = self.in_widths[index]
+
+        def apply(x: Tensor) -> Tensor:
+            xs = [x if i == index else x.new_zeros(len(x), other) for i, other in enumerate(self.in_widths)]
+            return self.adjoint(self.forward(xs, weights._replace(b=torch.zeros_like(weights.b))), weights, index)
+
+        small = width <= _SMALL
+        return SelfAdjoint(width, apply, (lambda: apply(torch.eye(width).to(weights.w))) if small else None)
+
+    def norm(self, weights: Affine, index: int = 0) -> float:
+        """An upper bound on the spectral norm of the linear part in state `index`: step lengths rest on it, so no mere estimate will do."""
+        normal = self.normal(Affine(*(part.double() for part in weights)), index)
+        if not normal.small:
+            raise TypeError(
+                f"{type(self).__name__} has too many inputs for their Gram matrix: override `norm` with a bound"
+            )
+        matrix = normal.matrix()
+        return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1].clamp(min=0).sqrt())
+
+    def resized(self, inputs: int, outputs: int) -> Self:
+        """The same for other widths. Required where `plain` is declared."""
+        raise TypeError(f"{type(self).__name__} is not declared `plain`, so it has no other widths")

@@ -1,0 +1,58 @@
+"""The protocol of pi(w): penalties."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+from liftednn.base.divergence import Box
+
+__all__ = ["Penalty"]
+
+
+class Penalty(ABC):
+    """pi(w) on a weight matrix; the bias is never penalised.
+
+    ridge    rho where pi(w) = rho |w|^2, otherwise None
+    boxed    pi is quadratic on a box, given by `box()`
+    convex   pi is; otherwise a set such as the orthogonal matrices, and `prox` a nearest point of it
+    metric   rows or columns of w in other units may leave the domain of pi: what is standardised would not obey it on the way back
+    """
+
+    boxed: bool = False
+    convex: bool = True
+    metric: bool = False
+
+    @property
+    def ridge(self) -> float | None:
+        return None
+
+    @abstractmethod
+    def value(self, w: Tensor) -> Tensor:
+        """pi(w), a scalar; +inf outside the constraint set."""
+
+    @abstractmethod
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        """argmin_v pi(v) + |v - w|^2 / (2 step)."""
+
+    def box(self) -> Box:
+        """pi(w) = 1/2 weight w^2 - pull w on the box. Required where `boxed` is declared."""
+        raise TypeError(f"{type(self).__name__} is not quadratic on a box: use prox")
+
+    def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:
+        """argmin_w  a (tr(w G w') - 2 tr(w cross)) + pi(w), where a formula is known; otherwise None.
+
+        cross   (in, out)
+        ridge   rho -> the minimiser for pi(w) = rho |w|^2, (out, in)
+        """
+        return None
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        """Whether weights of this shape (out, in) can have this penalty; asked before there are any."""
+        return True
+
+    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
+        """The same penalty for w[outputs][:, inputs], both given by their places."""
+        return self

@@ -1,0 +1,148 @@
+"""What an X-step is about: a state, the layer that gives it, and the layers that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Affine, SelfAdjoint
+from liftednn.functional import row_mean
+from liftednn.network import Layer, LiftedNetwork, States, Weights
+from liftednn.solvers import select
+
+__all__ = ["Reader", "StateProblem", "plain_layer", "spans", "state_problem"]
+
+# Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
+_CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads the state as number `index` of its states, and its weights: what samples share of it."""
+
+    layer: Layer
+    weights: Affine
+    index: int = 0
+
+    @cached_property
+    def normal(self) -> SelfAdjoint:
+        return self.layer.operator.normal(self.weights, self.index)
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """Of the gradient of the layer's term in the state."""
+        curvature = self.layer.lam * self.layer.divergence.curvature
+        return curvature * self.layer.operator.norm(self.weights, self.index) ** 2
+
+    def image(self, xs: Sequence[Tensor], z: Tensor) -> Tensor:
+        """The layer's pre-activation for states xs, with z in the place of the one that is being updated."""
+        xs = [z] if len(xs) == 1 else [*xs[: self.index], z, *xs[self.index + 1 :]]
+        return self.layer.operator.forward(xs, self.weights)
+
+    def adjoint(self, r: Tensor) -> Tensor:
+        return self.layer.operator.adjoint(r, self.weights, self.index)
+
+
+@dataclass(frozen=True)
+class StateProblem:
+    """One X-step:  min_z  lam D(u, z) + sum over readers of lam_r D_r(A_r z, after_r).
+
+    layer     the layer that gives the state, and u its pre-activation
+    readers   the layers that read it
+    xs        for each of them, the states that it reads; what stands in the place of z does not matter
+    after     for each of them, the state that it gives
+    """
+
+    layer: Layer
+    u: Tensor
+    readers: tuple[Reader, ...]
+    xs: tuple[tuple[Tensor, ...], ...]
+    after: tuple[Tensor, ...]
+
+    @property
+    def activation(self) -> Activation:
+        assert isinstance(self.layer.divergence, Activation)
+        return self.layer.divergence
+
+    def images(self, z: Tensor) -> list[Tensor]:
+        return [reader.image(xs, z) for reader, xs in zip(self.readers, self.xs, strict=True)]
+
+    def adjoint(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum over readers."""
+        return reduce(torch.add, [reader.adjoint(part) for reader, part in zip(self.readers, parts, strict=True)])
+
+    def pulls(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """lam_r grad D_r of every reader."""
+        terms = zip(self.readers, images, self.after, strict=True)
+        return [reader.layer.lam * reader.layer.divergence.grad(u, z) for reader, u, z in terms]
+
+    def energy(self, images: Sequence[Tensor], z: Tensor) -> Tensor:
+        """Of each row, (n,)."""
+        terms = zip(self.readers, images, self.after, strict=True)
+        parts = [reader.layer.lam * reader.layer.divergence.value(u, after) for reader, u, after in terms]
+        return reduce(torch.add, parts) + self.layer.lam * self.activation.value(self.u, z)
+
+    def at_zero(self, z: Tensor) -> Tensor:
+        """The gradient of the readers' terms at 0; z gives the shape."""
+        return self.adjoint(self.pulls(self.images(torch.zeros_like(z))))
+
+    def scale(self, z: Tensor) -> float:
+        """max |gradient of the readers' terms at 0| over all rows: what residuals are measured against."""
+        return max(float(part.at_zero(x).abs().max()) for part, x in self.cut(z)) or 1.0
+
+    def cut(self, z: Tensor) -> Iterator[tuple[StateProblem, Tensor]]:
+        """Blocks of rows, and those of z."""
+        for rows in spans(z):
+            xs = tuple(tuple(x[rows] for x in each) for each in self.xs)
+            yield replace(self, u=self.u[rows], xs=xs, after=tuple(x[rows] for x in self.after)), z[rows]
+
+    def method(self) -> str:
+        """One reader: as `select` says. Several: what fits all of them."""
+        kinds = {str(select(reader.layer.divergence, self.activation)) for reader in self.readers}
+        formed = all(reader.normal.small for reader in self.readers) or not kinds & {"nnls", "dual"}
+        if formed and len(kinds) == 1:
+            return kinds.pop()
+        if formed and kinds == {"nnls", "dual"}:
+            return "dual"
+        return "splitting" if kinds & {"splitting", "dual"} else "prox_gradient"
+
+
+def spans(like: Tensor) -> Iterator[slice]:
+    """Blocks of rows that an iterative method solves together."""
+    size = _CPU_ROWS if like.device.type == "cpu" else _GPU_ROWS
+    return (slice(start, start + size) for start in range(0, len(like), size))
+
+
+def plain_layer(layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, counts: Tensor | None = None) -> Layer:
+    """The layer without uncertainty that an X-step may take in its place: equal to its term at the states xs and z, up to a constant, and
+    never below it."""
+    kind = layer.uncertainty
+    if kind is None:
+        return layer
+    seen = layer.seen(weights.w)
+
+    def mean() -> float:
+        energy = seen.value(layer.operator.forward(xs, weights), z).double()
+        return float(row_mean(energy, counts))
+
+    slope = kind.slope(mean, layer.divergence.curvature, weights.w)
+    return replace(layer, divergence=seen, lam=layer.lam * slope, uncertainty=None)
+
+
+def state_problem(
+    network: LiftedNetwork, weights: Weights, states: States, number: int, layers: Sequence[Layer] | None = None
+) -> StateProblem:
+    """The X-step of state `number`, with the readers whose own states are among `states`.
+
+    layers   to take in place of the network's
+    """
+    layers = network.layers if layers is None else layers
+    found = [pair for pair in network.connections.readers[number] if pair[0] + 1 < len(states)]
+    readers = tuple(Reader(layers[reader], weights[reader], index) for reader, index in found)
+    xs = tuple(tuple(network.read(reader, states)) for reader, _ in found)
+    u = network.preactivation(number - 1, weights, states)
+    return StateProblem(layers[number - 1], u, readers, xs, tuple(states[reader + 1] for reader, _ in found))

@@ -1,0 +1,117 @@
+"""The W-step of a layer (sec. 6.1), whatever its operator: posed as one regression, or one for each group, and solved by weights.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine, Divergence
+from liftednn.blocks.weights import Design, WeightStep, update_weights
+from liftednn.network import Layer
+
+__all__ = ["Regression", "designs_of", "regressions", "repeated", "update_layer"]
+
+
+@dataclass(frozen=True)
+class Regression:
+    """One W-step as weights.py takes it: a layer whose rows are the design's and whose states are z, and the present weights."""
+
+    layer: Layer
+    design: Design
+    z: Tensor
+    current: Affine
+
+
+def repeated(counts: Tensor | None, positions: int) -> Tensor | None:
+    """How much each row of a regression counts, from how much each sample does."""
+    return counts if counts is None or positions == 1 else counts.repeat_interleave(positions)
+
+
+def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
+    """The rows of a layer, one design for each group: keep them while the states xs that it reads stay the same."""
+    operator = layer.operator
+    rows, counts = operator.rows(xs), repeated(sample_weight, operator.positions)
+    if len(operator.weight_shape) == 2:
+        return [Design(rows, operator.bias, counts)]
+    parts = torch.split(rows, operator.weight_shape[-1], 1)
+    return [Design(part.contiguous(), operator.bias, counts) for part in parts]
+
+
+def regressions(
+    layer: Layer, designs: Sequence[Design], xs: Sequence[Tensor], z: Tensor, current: Affine, by_moments: bool = True
+) -> list[Regression]:
+    """The layer's W-step, one regression for each group.
+
+    by_moments   a quadratic divergence is seen through moments alone, so that z may leave its domain
+
+    The objective is a mean over samples of a sum over positions, and the regression's one over all its rows: it has t times the lam.
+    """
+    operator, grouped = layer.operator, len(layer.operator.weight_shape) > 2
+    if operator.plain:
+        return [Regression(layer, designs[0], z, current)]
+    width, t = operator.weight_shape[-2], operator.positions
+    z = operator.targets(z) if t > 1 or grouped else z
+    offset = operator.targets(operator.offset(xs)) if operator.skips else None
+    if offset is not None and layer.divergence.quadratic and by_moments:
+        z, offset = z - offset, None
+    found = []
+    for group, design in enumerate(designs):
+        columns = slice(group * width, (group + 1) * width) if grouped else slice(None)
+        divergence = layer.divergence if offset is None else Shifted(layer.divergence, offset[:, columns])
+        posed = replace(layer, divergence=divergence, lam=layer.lam * t)
+        w = current.w[group] if grouped else current.w
+        found.append(Regression(posed, design, z[:, columns], Affine(w, current.b[columns])))
+    return found
+
+
+def update_layer(
+    layer: Layer,
+    designs: Sequence[Design],
+    xs: Sequence[Tensor],
+    z: Tensor,
+    current: Affine,
+    tol: float = 1e-3,
+    max_iter: int = 200,
+) -> WeightStep:
+    """The minimising weights of a layer that has them alone, from the present ones; xs are the states that it reads, z the one it gives."""
+    posed = regressions(layer, designs, xs, z, current)
+    steps = [update_weights(each.layer, each.design, each.z, each.current, tol, max_iter) for each in posed]
+    if len(layer.operator.weight_shape) == 2:
+        return steps[0]
+    weights = Affine(torch.stack([step.weights.w for step in steps]), torch.cat([step.weights.b for step in steps]))
+    return WeightStep(weights, max(s.kkt for s in steps), max(s.n_iter for s in steps), steps[0].method)
+
+
+class Shifted(Divergence):
+    """D(u + offset, z): what a layer's rows are measured by where a part of its pre-activation has no weights."""
+
+    def __init__(self, divergence: Divergence, offset: Tensor) -> None:
+        self.divergence, self.shift = divergence, offset
+        self.capped, self.unitwise = divergence.capped, divergence.unitwise
+
+    uniform = property(lambda self: self.divergence.uniform)
+    curvature = property(lambda self: self.divergence.curvature)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.divergence(u + self.shift)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return self.divergence.value(u + self.shift, z)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return self.divergence.grad(u + self.shift, z)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        return self.divergence.prox_u(v + self.shift, z, step) - self.shift
+
+    def cap(self, z: Tensor) -> Tensor:
+        return self.divergence.cap(z) - self.shift
+
+    def width(self, p: int) -> int:
+        return self.divergence.width(p)
+
+    def fan(self, width: int) -> int:
+        return self.divergence.fan(width)

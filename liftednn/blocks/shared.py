@@ -1,0 +1,214 @@
+"""The W-step of layers that share their w (sec. 6.1):
+
+    min over (W, b_1, ..., b_k) of  sum_i lam_i mean D_i(rows_i w_i' + b_i, z_i) + pi(W),    w_i = W, or W' where layer i has it transposed
+
+In centred coordinates the intercepts do not interact with W, so that with a_i = lam_i curvature(D_i) the curvature in W is bounded by
+
+    W -> W M + N W,    M = sum of a_i gram_i (+ 2 rho I) over the layers that have W,  N = the same over those that have W'
+
+one matrix where none is transposed, otherwise a Sylvester equation, which the spectra of M and N solve. Where all D are quadratic with a
+squared norm, one step is the minimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Affine, Penalty
+from liftednn.blocks.regressions import Regression, regressions
+from liftednn.blocks.weights import Centred, Design, WeightStep
+from liftednn.network import Layer
+from liftednn.penalties import NoPenalty
+from liftednn.solvers import prox_gradient, splitting
+
+__all__ = ["Sylvester", "update_shared"]
+
+
+@dataclass(frozen=True)
+class Sylvester:
+    """The inverse of W -> W M + N W, for symmetric positive semi-definite M (p, p) and N (q, q), or none; 0 where that has no curvature."""
+
+    right: tuple[Tensor, Tensor]
+    left: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, m: Tensor, n: Tensor | None) -> Sylvester:
+        return cls(_spectrum(m), None if n is None else _spectrum(n))
+
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue of the map."""
+        return float(self.right[0][-1]) + (float(self.left[0][-1]) if self.left else 0.0)
+
+    def solve(self, c: Tensor) -> Tensor:
+        """W of  W M + N W = C, (q, p), in the precision of C."""
+        (d, u), given = self.right, c
+        c = c.double() @ u
+        sums = d[None] if self.left is None else d[None] + self.left[0][:, None]
+        c = c if self.left is None else self.left[1].T @ c
+        enough = sums > len(d) * torch.finfo(sums.dtype).eps * sums.max()
+        c = torch.where(enough, c / torch.where(enough, sums, 1.0), 0.0)
+        c = c if self.left is None else self.left[1] @ c
+        return (c @ u.T).to(given.dtype)
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.clamp(min=0), vectors
+
+
+def update_shared(
+    layers: Sequence[Layer],
+    designs: Sequence[Sequence[Design]],
+    xs: Sequence[Sequence[Tensor]],
+    zs: Sequence[Tensor],
+    currents: Sequence[Affine],
+    tol: float = 1e-3,
+    max_iter: int = 200,
+) -> tuple[list[Affine], WeightStep]:
+    """The minimising weights of layers that share their w, the first of which is the owner; and a step as for one layer, the owner's."""
+    posed = [regressions(*each, by_moments=False) for each in zip(layers, designs, xs, zs, currents, strict=True)]
+    flips = [layer.transposed != layers[0].transposed for layer in layers]
+    steps = [_solve(list(group), flips, layers[0].penalty, tol, max_iter) for group in zip(*posed, strict=True)]
+    grouped, weights = len(layers[0].operator.weight_shape) > 2, []
+    for member, flip in enumerate(flips):
+        ws, bs = [x[0] for x, *_ in steps], [x[1 + member] for x, *_ in steps]
+        w = torch.stack(ws) if grouped else ws[0].T if flip else ws[0]
+        weights.append(Affine(w.to(currents[member].w), torch.cat(bs).to(currents[member].b)))
+    kkt, n_iter = max(step[1] for step in steps), max(step[2] for step in steps)
+    return weights, WeightStep(weights[0], kkt, n_iter, steps[0][3])
+
+
+def _solve(
+    members: list[Regression], flips: Sequence[bool], penalty: Penalty, tol: float, max_iter: int
+) -> tuple[list[Tensor], float, int, str]:
+    """W and the intercepts, the residual, iterations and the method."""
+    problem = Shared(members, flips, penalty)
+    start = problem.centre([member.current for member in members])
+    if problem.rough:
+        copied = _Copied(problem, start)
+        found = splitting(copied, copied.stack(start), 1.0, tol, 50 * max_iter, problem.scale(start))
+        return problem.uncentre(copied.unstack(found.x)), found.kkt, found.n_iter, "splitting"
+    bound = problem.bound()
+    if penalty.ridge is not None:
+        result = prox_gradient(problem, start, problem.metric(bound), tol, max_iter, problem.scale(start))
+        return problem.uncentre(result.x), result.kkt, result.n_iter, "majorised"
+    step = 1 / max(bound.largest, *problem.curvatures)
+    result = prox_gradient(problem, start, step, tol, 10 * max_iter, problem.scale(start))
+    return problem.uncentre(result.x), result.kkt, result.n_iter, "prox_gradient"
+
+
+class Shared:
+    """The block as a `Composite` in (W, c_1, ..., c_k)."""
+
+    def __init__(self, members: Sequence[Regression], flips: Sequence[bool], penalty: Penalty) -> None:
+        self.flips, self.penalty = flips, penalty
+        self.parts = [Centred(replace(m.layer, penalty=NoPenalty()), m.design, m.z) for m in members]
+        self.curvatures = [part.layer.lam * part.layer.divergence.curvature for part in self.parts]
+        self.rough = max(self.curvatures) == torch.inf
+
+    def _own(self, x: list[Tensor], member: int) -> list[Tensor]:
+        """(w, c) of one layer."""
+        return [x[0].T if self.flips[member] else x[0], x[1 + member]]
+
+    def centre(self, weights: Sequence[Affine]) -> list[Tensor]:
+        return [weights[0].w, *(part.centre(pair)[1] for part, pair in zip(self.parts, weights, strict=True))]
+
+    def uncentre(self, x: list[Tensor]) -> list[Tensor]:
+        return [x[0], *(part.uncentre(self._own(x, member))[1] for member, part in enumerate(self.parts))]
+
+    def image(self, x: list[Tensor]) -> list[Tensor]:
+        return [part.image(self._own(x, member))[0] for member, part in enumerate(self.parts)]
+
+    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
+        terms = [part.value(self._own(x, i), [image[i]]) for i, part in enumerate(self.parts)]
+        return torch.stack(terms).sum() + self.penalty.value(x[0])
+
+    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
+        found = self._gathered([part.gradient(self._own(x, i), [image[i]]) for i, part in enumerate(self.parts)])
+        return [found[0] + 2 * self.penalty.ridge * x[0], *found[1:]] if self.penalty.ridge else found
+
+    def _gathered(self, pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Each layer's (w, c) as one (W, c_1, ..., c_k)."""
+        ws = [w.T if flip else w for (w, _), flip in zip(pairs, self.flips, strict=True)]
+        return [torch.stack(ws).sum(0), *(c for _, c in pairs)]
+
+    def pull(self, image: Sequence[Tensor]) -> list[Tensor]:
+        """The adjoint of (W, c_1, ..., c_k) -> images."""
+        return self._gathered([part.pull(r) for part, r in zip(self.parts, image, strict=True)])
+
+    def scale(self, x: list[Tensor]) -> float:
+        """max |gradient at 0|."""
+        zero = [torch.zeros_like(part) for part in x]
+        return max(float(part.abs().max()) for part in self.gradient(zero, self.image(zero))) or 1.0
+
+    def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
+        return x if self.penalty.ridge is not None and not self.rough else [self.penalty.prox(x[0], step), *x[1:]]
+
+    def bound(self, weights: Sequence[float] | None = None, ridge: float | None = None) -> Sylvester:
+        """M and N, with a_i and 2 rho as above unless they are given."""
+        given = self.curvatures if weights is None else weights
+        ridge = 2 * (self.penalty.ridge or 0.0) if ridge is None else ridge
+        sides: list[list[Tensor]] = [[], []]
+        for part, weight, flip in zip(self.parts, given, self.flips, strict=True):
+            sides[flip].append(weight * part.gram)
+        right = torch.stack(sides[0]).sum(0)  # the first layer is never transposed against itself
+        right.diagonal().add_(ridge)
+        return Sylvester.of(right, torch.stack(sides[1]).sum(0) if sides[1] else None)
+
+    def metric(self, bound: Sylvester) -> Callable[[list[Tensor]], list[Tensor]]:
+        """The step of the quadratic bound."""
+        return lambda g: [bound.solve(g[0]), *(c / a for c, a in zip(g[1:], self.curvatures, strict=True))]
+
+
+class _Copied:
+    """The block as a `Separable` in one vector."""
+
+    def __init__(self, shared: Shared, start: list[Tensor]) -> None:
+        self.shared, self.shapes = shared, [part.shape for part in start]
+        self.images = [image.shape for image in shared.image(start)]
+        self.factor = shared.bound([1.0] * len(shared.parts), 1.0)
+
+    def stack(self, x: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in x])
+
+    def _split(self, x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        pieces = torch.split(x, [shape.numel() for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+    def unstack(self, x: Tensor) -> list[Tensor]:
+        return self._split(x, self.shapes)
+
+    def image(self, x: Tensor) -> Tensor:
+        return self.stack(self.shared.image(self.unstack(x)))
+
+    def adjoint(self, u: Tensor) -> Tensor:
+        return self.stack(self.shared.pull(self._split(u, self.images)))
+
+    def solve(self, x: Tensor) -> Tensor:
+        w, *others = self.unstack(x)
+        return self.stack([self.factor.solve(w), *(c / 2 for c in others)])
+
+    def prox_image(self, u: Tensor, step: float) -> Tensor:
+        parts = zip(self.shared.parts, self._split(u, self.images), strict=True)
+        return self.stack([p.layer.divergence.prox_u(v, p.z, p.layer.lam * step) for p, v in parts])
+
+    def prox(self, x: Tensor, step: float) -> Tensor:
+        return self.stack(self.shared.prox(self.unstack(x), step))
+
+    def value(self, x: Tensor) -> Tensor:
+        point = self.unstack(x)
+        return self.shared.value(point, self.shared.image(point))
+
+    def retract(self, x: Tensor) -> Tensor:
+        """Where z caps u, lower each unit's intercept until all its rows obey."""
+        point = self.unstack(x)
+        for member, (part, u) in enumerate(zip(self.shared.parts, self.shared.image(point), strict=True)):
+            if part.layer.divergence.capped and part.bias:
+                excess = (u - part.layer.divergence.cap(part.z)).amax(0).clamp(min=0)
+                point[1 + member] = point[1 + member] - excess
+        return self.stack(point)
