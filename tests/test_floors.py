@@ -43,15 +43,16 @@ FLOORS = {
     "watch": 7,
     "minibatch": 8,
     "robust": 8,
+    "defaults": 9,
     "saving": 9,
-    "init": 9,
-    "estimators": 9,
+    "init": 10,
+    "estimators": 10,
     "testing": 9,
-    "experiments": 10,
-    "jobs": 10,
-    "output": 10,
-    "cli": 11,
-    "__main__": 12,
+    "experiments": 11,
+    "jobs": 11,
+    "output": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments"), ("pruning", "layer")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
