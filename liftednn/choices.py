@@ -44,6 +44,7 @@ __all__ = [
     "random_features",
     "small",
     "smoothed",
+    "with_loss",
 ]
 
 # Rows that choices are made from, and that a head is fitted to.
@@ -80,9 +81,9 @@ def small(network: LiftedNetwork, size: int) -> bool:
     return 2 * size * weights <= _SMALL
 
 
-def passes(rows: int) -> int:
-    """Over the data: many where they are few."""
-    return max(30, min(_MOST, _SEEN // rows))
+def passes(rows: int | None) -> int:
+    """Over the data: many where rows are few."""
+    return max(30, min(_MOST, _SEEN // (rows or _MANY)))
 
 
 def first_passes(rows: int | None) -> int:
@@ -120,7 +121,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
     y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
-    network = _with_loss(network, smoothed(network.loss, y, counts))
+    network = with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
     scales = _scales(network, weights, x, counts)
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
@@ -184,7 +185,7 @@ def _spread(y: Tensor, counts: Tensor | None) -> float:
     return float(median_and_spread(y, counts)[1].min())
 
 
-def _with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
+def with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
     return LiftedNetwork([*network.layers[:-1], replace(network.layers[-1], divergence=loss)])
 
 

@@ -9,8 +9,6 @@ functions of torch.nn.init do. Nothing is back-propagated and no optimiser is ne
 from __future__ import annotations
 
 import logging
-import math
-import numbers
 import operator
 import time
 import warnings
@@ -25,11 +23,10 @@ from torch import Tensor, nn
 
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
-from liftednn.choices import automatic, first_passes, guarded
-from liftednn.functional import median_and_spread
-from liftednn.losses import Huber, Matching, SoftmaxCrossEntropy, SquaredError
+from liftednn.defaults import Recipe, named_loss, numbers_of
+from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import Fit, MiniBatch
+from liftednn.minibatch import Fit
 from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.precision import plain_arithmetic
@@ -98,14 +95,21 @@ def lifted_(
     x, y = _rows(chain, x, y, place)
     source = source_of(x, y)
     few = source.sample(_ROWS, seed)[:2]
-    passes = _passes(sweeps, source.rows if isinstance(lam, str) else None)  # many passes forgive a given lam less
-    chosen = _loss_for(chain, few[1] if y is None else y, _in_units(loss, few[1]))
-    network = network_of(chain, chosen).with_penalty(penalty)
+    recipe = Recipe(
+        lam=numbers_of(lam),
+        penalty=penalty,
+        uncertainty=uncertainty_of(robust),
+        passes=_passes(sweeps),
+        initial=True,
+        seed=seed,
+        device=str(place),
+        refit=refits,
+    )
+    at_hand = few[1] if y is None else y
+    named = named_loss(loss, at_hand) if isinstance(loss, str) else loss
+    network = recipe.network(network_of(chain, _loss_for(chain, at_hand, named)), source, at_hand)
     before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
-    trainer = MiniBatch(max_iter=passes, seed=seed, device=str(place), refit=refits)
-    start = _with_lam(slopes.started(automatic(network, x, y, seed), refits), lam)
-    guard = guarded(start, uncertainty_of(robust), stiff=isinstance(lam, str))
-    fit = trainer.run(guard, x, y, fixed=_frozen(chain))
+    fit = recipe.trainer(source.rows).run(slopes.started(network, refits), source, fixed=_frozen(chain))
     if fit.status == "stopped":
         raise KeyboardInterrupt
     _write(chain, fit.weights, slopes.found(chain, fit.network, refits))
@@ -132,10 +136,10 @@ def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _passes(sweeps: Any, rows: int | None) -> int:
-    """An integer of Python, of numpy or of torch, or by the number of rows."""
+def _passes(sweeps: Any) -> int | None:
+    """An integer of Python, of numpy or of torch, or None for "auto"."""
     if isinstance(sweeps, str) and sweeps == "auto":
-        return first_passes(rows)
+        return None
     try:
         passes = operator.index(sweeps)
     except TypeError:
@@ -213,15 +217,6 @@ def _loss_for(chain: Chain, y: Any, loss: str | Loss | nn.Module | None) -> str 
     return SquaredError()
 
 
-def _in_units(loss: str | Loss | nn.Module | None, y: Any) -> str | Loss | nn.Module | None:
-    """Huber's loss by name has its delta in units of the responses' robust spread."""
-    if not isinstance(loss, str) or loss != "huber":
-        return loss
-    given = as_tensor(y, "y").double()
-    spread = float(median_and_spread(given.reshape(len(given), -1))[1].min())
-    return Huber().scaled(spread if math.isfinite(spread) else 1.0)  # what is not finite is refused with the rows
-
-
 def _hard(y: Tensor) -> bool:
     """Whether every response is 0 or 1."""
     return bool(((y == 0) | (y == 1)).all())
@@ -235,19 +230,6 @@ def _classes(y: Tensor) -> Loss:
             "error; or, where each column is 0 or 1 by itself, loss=Matching()"
         )
     return SoftmaxCrossEntropy()
-
-
-def _with_lam(network: LiftedNetwork, lam: Any) -> LiftedNetwork:
-    if isinstance(lam, str) and lam == "auto":
-        return network
-    plain = lam.tolist() if isinstance(lam, (Tensor, np.ndarray, np.generic)) else lam
-    try:
-        if isinstance(plain, str):
-            raise TypeError("its letters are no numbers")
-        given = float(plain) if isinstance(plain, numbers.Real) else [float(each) for each in plain]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
-    return network.with_lam(given)
 
 
 def _frozen(chain: Chain) -> list[tuple[Tensor | None, Tensor | None]] | None:

@@ -19,17 +19,18 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from liftednn import activations, choices, losses, tables
+from liftednn import activations, tables
 from liftednn.base import Grain, Loss
-from liftednn.functional import median_and_spread
+from liftednn.defaults import Recipe, named_loss
 from liftednn.init import to_module
-from liftednn.losses import Huber, Quantile
+from liftednn.losses import Quantile
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import Fit, MiniBatch, Pass
+from liftednn.minibatch import Fit, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
 from liftednn.saving import Saved, load
+from liftednn.sources import source_of
 from liftednn.start import check_device
 from liftednn.tables import Encoding, Table
 from liftednn.tables.encoding import Task
@@ -134,14 +135,12 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     loss = _loss(job, sizes[-1] > 1, rows)
     activation = activations.named(job.activation, "fenchel")
     activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
-    network = LiftedNetwork.mlp(sizes, activation=activation, loss=loss)
-    network = choices.automatic(network.with_penalty(job.penalty), rows.x, rows.y, job.seed, rows.counts)
-    network = choices.guarded(network, uncertainty_of(job.robust))
-    passes = job.passes or (choices.first_passes if job.first else choices.passes)(len(rows.x))
-    trainer = MiniBatch(max_iter=passes, seed=job.seed, device=job.device, refit=cast(Grain | None, job.refit))
+    network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.counts)
+    recipe = _recipe(job)
+    network, trainer = recipe.network(network, source, rows.y, rows.counts), recipe.trainer(len(rows.x))
     validation = (held.x, held.y) if len(held.x) else None
-    with progress(passes, _measure(network)) as say:
-        fit = trainer.run(network, rows.x, rows.y, validation=validation, callback=say, sample_weight=rows.counts)
+    with progress(trainer.max_iter, _measure(network)) as say:
+        fit = trainer.run(network, source, validation=validation, callback=say)
     if fit.status == "stopped":
         raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
     if job.prune:
@@ -150,19 +149,28 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     return fit.network, fit
 
 
+def _recipe(job: Job) -> Recipe:
+    return Recipe(
+        penalty=job.penalty,
+        uncertainty=uncertainty_of(job.robust),
+        passes=job.passes,
+        initial=job.first,
+        seed=job.seed,
+        device=job.device,
+        refit=cast(Grain | None, job.refit),
+    )
+
+
 def _loss(job: Job, classes: bool, rows: _Rows) -> Loss:
-    """Classes have the softmax; Huber's delta is in units of the target's robust spread."""
+    """Classes have the softmax."""
     if job.quantile is not None and job.loss != "quantile":
         raise ValueError(f"--quantile is the level of --loss quantile, and --loss is {job.loss}: give both, or neither")
     if classes and job.loss != "auto":
         raise ValueError(f"--loss {job.loss} is for a real target, and this one has classes: leave it out")
     if job.loss == "quantile" and job.quantile is not None:
         return Quantile(job.quantile)
-    loss = losses.named("softmax" if classes else "squared" if job.loss == "auto" else job.loss)
-    if not isinstance(loss, Huber):
-        return loss
-    counts = None if rows.counts is None else torch.as_tensor(rows.counts)
-    return loss.scaled(float(median_and_spread(torch.as_tensor(rows.y)[:, None], counts)[1]))
+    name = "softmax" if classes else "squared" if job.loss == "auto" else job.loss
+    return named_loss(name, rows.y, rows.counts)
 
 
 def _measure(network: LiftedNetwork) -> str:

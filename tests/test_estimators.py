@@ -828,7 +828,7 @@ def test_a_gpu_gives_what_the_cpu_gives(divergence: str) -> None:
 
 @pytest.mark.parametrize("call", ["fit", "partial_fit"])
 def test_a_fit_that_diverges_warns_and_keeps_the_last_good_weights(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftednn.estimators.common.MiniBatch", partial(lnn.MiniBatch, step=1e12, refresh=1))
+    monkeypatch.setattr("liftednn.defaults.MiniBatch", partial(lnn.MiniBatch, step=1e12, refresh=1))
     model = small(batch_size=10)
     with pytest.warns(ConvergenceWarning, match="training diverged.*last good"):
         getattr(model, call)(X, Y, **({"classes": np.unique(Y)} if call == "partial_fit" else {}))

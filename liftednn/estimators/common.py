@@ -19,20 +19,20 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from liftednn import choices, losses, predict
+from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
 from liftednn.bcd import BCD
+from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.learning import settled
-from liftednn.minibatch import MiniBatch
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.words import uncertainty_of
-from liftednn.sources import as_tensor
+from liftednn.sources import Loader, Source, as_tensor
 from liftednn.start import check_device
 
 __all__ = ["Lifted"]
@@ -168,8 +168,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
                 raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
         if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
-        if isinstance(self.lam, str) and self.lam != "auto":
-            raise ValueError(f"lam must be a number, one for each hidden layer, or 'auto', got {self.lam!r}")
+        numbers_of(self.lam)
         widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
         if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
             raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
@@ -190,44 +189,43 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _network(self, goes_on: bool, work: _Work) -> LiftedNetwork:
         """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
-        lam = None if isinstance(self.lam, str) else np.asarray(self.lam, dtype=float).tolist()
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
-        loss = self._loss()
-        if self.divergence == "fenchel":
-            loss = choices.smoothed(loss, work.y, None if work.counts is None else torch.as_tensor(work.counts))
-        network = self._penalised(LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), loss))
-        if self.divergence == "fenchel" and (lam is None or self.alpha == "auto"):
-            network = self._automatic(network, work)
-        network = network if lam is None else network.with_lam(lam)
-        return self._guarded(network, self._inputs, stiff=lam is None)
+        network = LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), self._loss())
+        if self.divergence == "euclidean":
+            return self._recipe(work).unchosen(network)
+        return self._recipe(work).network(network, self._choosing(work), work.y, work.counts)
+
+    def _recipe(self, work: _Work) -> Recipe:
+        """The parameters, as all entry points have them."""
+        given = None if self.max_iter == "auto" else int(self.max_iter)
+        return Recipe(
+            lam=numbers_of(self.lam),
+            rho=None if isinstance(self.alpha, str) else float(self.alpha),
+            penalty=self.penalty,
+            uncertainty=self._uncertainty(),
+            passes=work.passes or given,
+            seed=work.seed,
+            device=self.device,
+            batch_size=None if self.batch_size == "auto" else int(self.batch_size),
+            refit=self.refit,
+        )
 
     def _loss(self) -> Loss:
         given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
         return losses.named(given) if isinstance(given, str) else given
 
-    def _automatic(self, network: LiftedNetwork, work: _Work) -> LiftedNetwork:
-        """In a stream, more rows than these are to come."""
+    def _choosing(self, work: _Work) -> Source:
+        """The rows that choices are made from. In a stream, more than these are to come."""
         if work.passes is None:
-            chosen = choices.automatic(network, work.x.source(work.y, work.counts, "cpu"), seed=work.seed)
-        else:
-            few = [work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]
-            chosen = choices.automatic(network, [few], seed=work.seed)
-        if self.alpha == "auto":
-            return chosen
-        return self._penalised(chosen)
+            return work.x.source(work.y, work.counts, "cpu")
+        return Loader([[work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]])
 
     def _train(self, work: _Work, stopping: EarlyStopping) -> None:
         """By mini-batches."""
         validation = None
         if self.early_stopping and work.passes is None:
             work, validation = self._hold_back(work)
-        trainer = MiniBatch(
-            max_iter=work.passes or (choices.passes(len(work.x)) if self.max_iter == "auto" else int(self.max_iter)),
-            batch_size=None if self.batch_size == "auto" else int(self.batch_size),
-            seed=work.seed,
-            device=self.device,
-            refit=self.refit,
-        )
+        trainer = self._recipe(work).trainer(len(work.x))
         moments = self._moments = self._seen(work) if work.passes else None
         source = work.x.source(work.y, work.counts, self.device)
         fit = trainer.run(

@@ -12,6 +12,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine, Loss
+from liftednn.defaults import spread
 from liftednn.estimators.common import Lifted
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
@@ -167,7 +168,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         self._responses = units(columns, counts) if loss.invariant else Scaling.none(self.n_outputs_)
         self._units = 1.0
         if self._penalties()[-1].metric:
-            self._units = float(Scaling.robust(columns, counts).scale.min())
+            self._units = spread(columns, counts)
             self._responses = self._responses.shift
 
     def _encode(self, y: Array, dtype: np.dtype) -> Array:

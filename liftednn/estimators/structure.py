@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
-from liftednn.choices import guarded
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
@@ -30,13 +29,13 @@ class Structured:
     activation: str | Activation
     refit: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
-    alpha: float | Literal["auto"]
     divergence: str
     robust: float | str | Uncertainty | None
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
     _asked: Activation
+    _inputs: Scaling
 
     def _activations(self, widths: list[int], goes_on: bool) -> list[Activation]:
         """One for each hidden layer: what the parameters ask for, or what the last fit has left where this one goes on from it. Other
@@ -60,9 +59,6 @@ class Structured:
             )
         return [asked] * len(before)
 
-    def _penalised(self, network: LiftedNetwork) -> LiftedNetwork:
-        return network.with_penalty(self.penalty, None if isinstance(self.alpha, str) else float(self.alpha))
-
     def _penalties(self) -> list[Penalty]:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
@@ -79,13 +75,10 @@ class Structured:
             return scaling
         return replace(scaling, scale=np.hypot(scaling.scale, feared.deviations(x.shape[1]).numpy()))
 
-    def _guarded(self, network: LiftedNetwork, inputs: Scaling, stiff: bool) -> LiftedNetwork:
-        """With the uncertainty that is feared, in the units that the trainer sees."""
-        feared = uncertainty_of(self.robust)
-        if feared is None:
-            return network
-        standardised = feared.columns(torch.from_numpy(1 / inputs.scale))
-        return guarded(network, standardised, stiff and self.divergence == "fenchel")
+    def _uncertainty(self) -> Uncertainty | None:
+        """Of the inputs, in the units that the trainer sees."""
+        given = uncertainty_of(self.robust)
+        return None if given is None else given.columns(torch.from_numpy(1 / self._inputs.scale))
 
     def _check_going_on(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
         """What the last fit has scaled cannot go on under a penalty that looks at the size of weights."""

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.bcd import BCD
-from liftednn.choices import automatic, first_passes
+from liftednn.defaults import Recipe
 from liftednn.experiments.datasets import Dataset
-from liftednn.minibatch import MiniBatch
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.sources import source_of
 
 __all__ = [
     "STARTS",
@@ -147,8 +147,8 @@ def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, sweeps: int) -
 def fenchel(sizes: Sizes, seed: int, data: Dataset, passes: int | None) -> list[Affine]:
     """Mini-batch lifted training with the Fenchel divergence, lam and rho chosen from the data; passes too, where None."""
     given = LiftedNetwork.mlp(sizes, activation="fenchel_relu", loss=_loss(data))
-    network = automatic(given, data.x, data.y, seed)
-    fit = MiniBatch(max_iter=passes or first_passes(len(data.x)), seed=seed).run(network, data.x, data.y)
+    recipe, source = Recipe(passes=passes, initial=True, seed=seed), source_of(data.x, data.y)
+    fit = recipe.trainer(source.rows).run(recipe.network(given, source, data.y), source)
     return _whole(fit.weights, fit.status)
 
 

@@ -77,7 +77,7 @@ def test_a_robust_classifier_withstands_noise_that_a_plain_one_does_not(
         return lnn.LiftedClassifier((30,), max_iter=10, random_state=0, robust=robust).fit(x[:1200], y[:1200])
 
     plain, ours = fitted(None), fitted(given)
-    monkeypatch.setattr(Structured, "_guarded", lambda self, network, inputs, stiff: network)
+    monkeypatch.setattr(Structured, "_uncertainty", lambda self: None)
     scaled = fitted(given)  # columns measured with the noise, and no robust term
     assert ours.score(noisy, y[1200:]) > max(each.score(noisy, y[1200:]) for each in (plain, scaled)) + 0.1
     assert ours.score(x[1200:], y[1200:]) > plain.score(x[1200:], y[1200:]) - 0.03

@@ -1,0 +1,144 @@
+"""One recipe for the estimators, `init.lifted_` and the command line: what a user leaves open is chosen here, and only here.
+
+    loss       by name, Huber's has its delta in units of the responses' spread; mini-batches need a kink rounded off, over 1% of it
+    penalty    as given, with `rho` where the name has no number
+    lam, rho   where open, those of `choices.automatic`; where given, exactly those, and nothing else changes
+    inputs     uncertain as given; where lam is open, scaled to the weight that the uncertainty would have at the loss
+    passes     where open, by the number of rows; fewer for initial weights
+
+All units are those of the rows that the trainer sees. Spreads are of all responses at hand, weighted as the rows are: a sample's would
+depend on the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from liftednn import choices, losses
+from liftednn.base import Loss, Penalty, Uncertainty
+from liftednn.blocks import Grains
+from liftednn.functional import median_and_spread
+from liftednn.losses import Huber
+from liftednn.losses.regression import Bounded
+from liftednn.minibatch import MiniBatch
+from liftednn.network import LiftedNetwork
+from liftednn.sources import Source, as_tensor
+
+__all__ = ["Recipe", "named_loss", "numbers_of", "spread"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is prepared and trained by mini-batches; what is None is chosen from the data.
+
+    lam           how closely the states obey the recursion, one number or one for each hidden layer
+    rho           of the penalties given by name without a number; None: chosen for `L2`, others have their defaults
+    penalty       on the weights, one for all layers or one for each
+    uncertainty   of the inputs; None: there is none
+    passes        over the data
+    initial       for the initial weights of a network that is then trained otherwise, not for a model: fewer passes
+    seed          of the choices, the random weights and the order of rows
+    device, batch_size, refit   as `MiniBatch` has them
+    """
+
+    lam: float | list[float] | None = None
+    rho: float | None = None
+    penalty: str | Penalty | Sequence[str | Penalty] = "l2"
+    uncertainty: Uncertainty | None = None
+    passes: int | None = None
+    initial: bool = False
+    seed: int = 0
+    device: str | None = None
+    batch_size: int | None = None
+    refit: Grains = None
+
+    def network(self, given: LiftedNetwork, source: Source, y: Any, counts: Any = None) -> LiftedNetwork:
+        """The network that is trained, with lam, rho and the loss's rounding chosen where they are open.
+
+        y, counts   responses that the rounding is chosen from, and how much each counts: all where they are at hand, or a sample
+        """
+        network = _rounded(given, y, counts).with_penalty(self.penalty, self.rho)
+        if self.lam is None or self.rho is None:
+            network = choices.automatic(network, source, seed=self.seed)
+        # The choice of lam replaces rho of L2, so that lam does not depend on it: it is set again.
+        network = network if self.rho is None else network.with_penalty(self.penalty, self.rho)
+        return self._with_lam_and_uncertainty(network, automatic=self.lam is None)
+
+    def unchosen(self, given: LiftedNetwork) -> LiftedNetwork:
+        """For full sweeps: what is open stays as the network and the penalties have it, and a kink of the loss stays."""
+        return self._with_lam_and_uncertainty(given.with_penalty(self.penalty, self.rho), automatic=False)
+
+    def _with_lam_and_uncertainty(self, network: LiftedNetwork, automatic: bool) -> LiftedNetwork:
+        network = network if self.lam is None else network.with_lam(self.lam)
+        return choices.guarded(network, self.uncertainty, stiff=automatic)
+
+    def trainer(self, rows: int | None) -> MiniBatch:
+        """`rows` to train on; None where only a pass could tell."""
+        return MiniBatch(
+            max_iter=self._passes(rows) if self.passes is None else self.passes,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,
+            refit=self.refit,
+        )
+
+    def _passes(self, rows: int | None) -> int:
+        if not self.initial:
+            return choices.passes(rows)
+        # A lam that is given may be loose, and a few passes do less harm with it than many.
+        return choices.first_passes(rows if self.lam is None else None)
+
+
+def named_loss(name: str, y: Any, counts: Any = None) -> Loss:
+    """The loss of that name for responses y, (n,) or (n, outputs); Huber's has its delta in units of their spread."""
+    loss = losses.named(name)
+    return loss.scaled(spread(y, counts)) if isinstance(loss, Huber) else loss
+
+
+def spread(y: Any, counts: Any = None) -> float:
+    """The unit of a loss: the least spread of a response by its quartiles (`median_and_spread`). 1 for responses that are not finite,
+    which are refused with their rows."""
+    found = float(median_and_spread(_columns(y).double(), _weights(counts))[1].min())
+    return found if math.isfinite(found) else 1.0
+
+
+def numbers_of(lam: Any) -> float | list[float] | None:
+    """lam as users give it: None for "auto", a number, or one for each hidden layer, of Python, numpy or torch."""
+    if isinstance(lam, str) and lam == "auto":
+        return None
+    plain = lam.tolist() if isinstance(lam, (Tensor, np.ndarray, np.generic)) else lam
+    try:
+        if isinstance(plain, str):
+            raise TypeError("its letters are no numbers")
+        return float(plain) if isinstance(plain, Real) else [float(each) for each in plain]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
+
+
+def _rounded(network: LiftedNetwork, y: Any, counts: Any) -> LiftedNetwork:
+    """With the kink of the loss, if it has one, rounded off as mini-batches need it."""
+    if not isinstance(network.loss, Bounded):
+        return network
+    responses = _columns(y)
+    if not bool(responses.isfinite().all()):
+        return network  # they are refused with their rows
+    return choices.with_loss(network, choices.smoothed(network.loss, responses, _weights(counts)))
+
+
+def _columns(y: Any) -> Tensor:
+    """(n, outputs), in the precision of the responses where training has it too."""
+    given = as_tensor(y, "y")
+    given = given if given.dtype in (torch.float32, torch.float64) else given.double()
+    return given.reshape(len(given), -1)
+
+
+def _weights(counts: Any) -> Tensor | None:
+    return None if counts is None else torch.as_tensor(counts)
