@@ -19,6 +19,7 @@ RUN = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/training.md",
+    "docs/networks.md",
     "docs/estimators.md",
     "docs/initialisation.md",
     "docs/constraints.md",
@@ -27,7 +28,7 @@ RUN = [
     "docs/robust.md",
 ]
 # Pages whose snippets take seconds.
-LONG = RUN[3:]
+LONG = RUN[4:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
