@@ -122,14 +122,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._inputs = self._scaling(rows, counts)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if goes_on else None
-        work = _Work(rows, torch.from_numpy(y), counts, seed, start, passes)
+        work, validation = _Work(rows, torch.from_numpy(y), counts, seed, start, passes), None
+        if self.early_stopping and passes is None:
+            work, validation = self._hold_back(work)  # nothing below is chosen from these rows
         if passes is None or not goes_on:
             self.network_ = self._network(goes_on, work)
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
             self._descend(work, stopping)
         else:
-            self._train(work, stopping)
+            self._train(work, stopping, validation)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -220,11 +222,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             return work.x.source(work.y, work.counts, "cpu")
         return Loader([[work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]])
 
-    def _train(self, work: _Work, stopping: EarlyStopping) -> None:
+    def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """By mini-batches."""
-        validation = None
-        if self.early_stopping and work.passes is None:
-            work, validation = self._hold_back(work)
         trainer = self._recipe(work).trainer(len(work.x))
         moments = self._moments = self._seen(work) if work.passes else None
         source = work.x.source(work.y, work.counts, self.device)
