@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import Design, curvatures, recursion, update_weights
 from liftednn.functional import median_and_spread
@@ -121,7 +122,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     network = _with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
     states = network.propagate(weights, x)
-    scales = [float(_variance(state, counts)) for state in states]
+    scales = [_variance(state, counts) for state in states]
     hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     units, head = _units(network.loss, y, counts)
     layers = [
@@ -159,13 +160,14 @@ def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
 def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
     """The spread of the responses that vary, to the next power of two: rho need not be known more closely, and responses that are
     standardised, of which only a sample is seen, have 1; so have those that do not vary."""
-    varying = y[:, y.amin(0) < y.amax(0)]
+    smallest, greatest = reduce.ends(y)
+    varying = y[:, smallest < greatest]
     if not varying.numel():
         return 1.0
     if isinstance(loss, Bounded):
         found = float(median_and_spread(varying, counts)[1].mean())
     else:
-        found = math.sqrt(float(_variance(varying, counts)) / varying.shape[1])
+        found = math.sqrt(_variance(varying, counts) / varying.shape[1])
     return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
 
 
@@ -192,11 +194,10 @@ def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 
-def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
+def _variance(state: Tensor, counts: Tensor | None) -> float:
     """Summed over units, and no less than rounding leaves of states that do not vary."""
-    share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
-    mean = share.double() @ state.double()
-    return share.double() @ (state.double() - mean).square().sum(1) + torch.finfo(state.dtype).eps * mean.square().sum()
+    mean, variances = reduce.mean_and_variance(state, counts)
+    return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
 
 
 def random_features(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["count", "ends", "largest", "mean", "total", "variance"]
+__all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "total"]
 
 # Rows that are added up at a time.
 _ROWS = 8192
@@ -41,7 +41,7 @@ def mean(rows: Tensor, counts: Tensor | None = None) -> Tensor:
     return total(rows, counts) / (len(rows) if counts is None else count(rows, counts))
 
 
-def variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def mean_and_variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The mean of the rows (n, p), and the mean of the squared distances from it, column by column."""
     centre = mean(rows, counts)
     squares = torch.zeros_like(centre)
@@ -52,9 +52,7 @@ def variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor
 
 def largest(*parts: Tensor | float) -> float:
     """The largest absolute value of all that is given, 0 where that is nothing; NaN where there is a NaN."""
-    given = [torch.as_tensor(part, dtype=part.dtype if isinstance(part, Tensor) else torch.float64) for part in parts]
-    sizes = [float(torch.stack(torch.aminmax(part)).abs().amax()) for part in given if part.numel()]
-    return float(torch.tensor(sizes, dtype=torch.float64).amax()) if sizes else 0.0
+    return float(torch.tensor([0.0, *map(_size, parts)], dtype=torch.float64).amax())
 
 
 def ends(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,4 +67,12 @@ def _blocks(rows: Tensor, counts: Tensor | None) -> Iterator[tuple[Tensor, Tenso
 
 
 def _weighted(rows: Tensor, counts: Tensor | None) -> Tensor:
-    return rows if counts is None else rows * counts.to(rows).reshape(-1, *[1] * (rows.ndim - 1))
+    return rows if counts is None else rows * counts.reshape(-1, *[1] * (rows.ndim - 1))
+
+
+def _size(part: Tensor | float) -> float:
+    """Without a copy of the part."""
+    if not isinstance(part, Tensor):
+        return abs(part)
+    low, high = torch.aminmax(part) if part.numel() else (0.0, 0.0)
+    return max(-float(low), float(high))

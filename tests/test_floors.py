@@ -54,7 +54,13 @@ FLOORS = {
     "cli": 11,
     "__main__": 12,
 }
-CROSSINGS = {("losses", "activations"), ("functional", "base"), ("solvers", "moments"), ("pruning", "layer")}
+CROSSINGS = {
+    ("losses", "activations"),
+    ("functional", "base"),
+    ("functional", "reduce"),
+    ("solvers", "moments"),
+    ("pruning", "layer"),
+}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
