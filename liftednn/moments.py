@@ -3,7 +3,7 @@
     weight, mean_x, mean_z,  xx = sum (x - mean_x)'(x - mean_x),  xz = sum (x - mean_x)'(z - mean_z),  zz = sum |z - mean_z|^2
 
 kept centred and in float64, so that `a + b` (the moments of both sets of rows) loses no digits to large means, whichever way the
-rows were cut. `forget * a` discounts old rows. Outside of reduce.py, only here are rows added up.
+rows were cut. `forget * a` discounts old rows. Sums of products of rows are formed here, other sums over rows in reduce.py.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class _Bounded(_Clip):
     def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> FenchelClip:
         per = grain(self.upper, grain(self.lower, per))
         rows = z if sample_weight is None else z[sample_weight > 0]
-        low, high = reduce.ends(rows)
-        ends = (low, high) if per == "unit" else (low.amin(), high.amax())
+        smallest, greatest = reduce.ends(rows)
+        ends = (smallest, greatest) if per == "unit" else (smallest.amin(), greatest.amax())
         lower, upper = (spread(bound, ends[0]) for bound in (self.lower, self.upper))
         inner = [end.clamp(lower, upper) for end in ends]
         # Of a unit that never moves nothing is learned.
