@@ -85,7 +85,7 @@ def prox_gradient(
     if not isinstance(start, (list, tuple)) or not start:
         raise ValueError(f"start must be a list of tensors, at least one, got {start!r}")
     check_tensors(**{f"start[{index}]": part for index, part in enumerate(start)})
-    scale = scale or reduce.largest(gradient_scale(problem, start)) or 1.0
+    scale = (reduce.largest(gradient_scale(problem, start)) if scale is None else scale) or 1.0
     at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity), tol * scale)
     n_iter = 0
     while n_iter < max_iter and not bool(at.done.all()):
