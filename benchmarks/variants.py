@@ -99,6 +99,7 @@ def rising_lam() -> Iterator[None]:
         share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
+        assert isinstance(self.descent.model, model.LiftedModel)
         self.descent.model.network = LiftedNetwork([*hidden, layers[-1]])
         advance(self, x, y, counts, within)
 

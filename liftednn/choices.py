@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import curvatures, designs_of, recursion, update_layer
 from liftednn.blocks.regressions import repeated
@@ -143,7 +144,7 @@ def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Te
     states, found = network.propagate(weights, x), []
     for number, layer in enumerate(network.layers):
         rows, t = layer.operator.rows(network.read(number, states)), layer.operator.positions
-        found.append(t * float(_variance(rows, repeated(counts, t))))
+        found.append(t * _variance(rows, repeated(counts, t)))
     owners = network.connections.owners
     return [sum(scale for scale, other in zip(found, owners, strict=True) if other == owner) for owner in owners]
 
@@ -171,13 +172,14 @@ def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
 def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
     """The spread of the responses that vary, to the next power of two: rho need not be known more closely, and responses that are
     standardised, of which only a sample is seen, have 1; so have those that do not vary."""
-    varying = y[:, y.amin(0) < y.amax(0)]
+    smallest, greatest = reduce.ends(y)
+    varying = y[:, smallest < greatest]
     if not varying.numel():
         return 1.0
     if isinstance(loss, Bounded):
         found = float(median_and_spread(varying, counts)[1].mean())
     else:
-        found = math.sqrt(float(_variance(varying, counts)) / varying.shape[1])
+        found = math.sqrt(_variance(varying, counts) / varying.shape[1])
     return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
 
 
@@ -204,11 +206,10 @@ def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 
-def _variance(state: Tensor, counts: Tensor | None) -> Tensor:
+def _variance(state: Tensor, counts: Tensor | None) -> float:
     """Summed over units, and no less than rounding leaves of states that do not vary."""
-    share = torch.full_like(state[:, 0], 1 / len(state)) if counts is None else counts / counts.sum()
-    mean = share.double() @ state.double()
-    return share.double() @ (state.double() - mean).square().sum(1) + torch.finfo(state.dtype).eps * mean.square().sum()
+    mean, variances = reduce.mean_and_variance(state, counts)
+    return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
 
 
 def random_features(

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from liftednn import reduce
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
 from liftednn.defaults import Recipe, named_loss, numbers_of
@@ -273,10 +274,12 @@ class _Look(NamedTuple):
         rows, loss = inputs(network, x), network.loss
         z = responses(network, y, rows)
         u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
-        value = float(loss.value(u, z).mean())
+        value = float(reduce.mean(loss.value(u, z)))
         integers = not as_tensor(y, "y").is_floating_point()
         if isinstance(loss, Matching) and (integers or (isinstance(loss.activation, Sigmoid) and _hard(z))):
-            return cls(value, float(((loss.decode(u) > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
+            return cls(
+                value, float(reduce.mean(((loss.decode(u) > 0.5) == (z > 0.5)).double()).mean()), "accuracy", len(rows)
+            )
         real = "D^2" if isinstance(loss, Bounded) else "R^2"
         return cls(value, loss.score(u, z), "accuracy" if loss.classes else real, len(rows))
 

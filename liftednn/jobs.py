@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from liftednn import activations, tables
+from liftednn import activations, reduce, tables
 from liftednn.base import Grain, Loss
 from liftednn.defaults import Recipe, named_loss
 from liftednn.init import to_module
@@ -199,7 +199,10 @@ def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
     """Loss and score of the weights that are kept; all rows count alike."""
     scores = feedforward(network, fit.weights, rows.x)
     responses = network.loss.encode(torch.as_tensor(rows.y).to(scores.device), scores.shape[1]).to(scores)
-    return {"loss": float(network.loss.value(scores, responses).mean()), "score": network.loss.score(scores, responses)}
+    return {
+        "loss": float(reduce.mean(network.loss.value(scores, responses))),
+        "score": network.loss.score(scores, responses),
+    }
 
 
 def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:

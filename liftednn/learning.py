@@ -18,9 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation
 from liftednn.blocks import Answer, Descent, Grains, grains_of, parameters, with_activation
-from liftednn.functional import row_mean, within
+from liftednn.functional import within
 from liftednn.network import LiftedNetwork
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "settled", "with_parameters"]
@@ -83,6 +84,7 @@ class Learner:
         if taken % _EVERY or not any(self.grains):
             return
         seen = self.descent.see(x, y, counts).answer
+        assert seen is not None
         for place, per in enumerate(self.grains):
             if per is not None:
                 self._move(place, seen, y, counts)
@@ -100,7 +102,7 @@ class Learner:
         reach = _PROBE / largest
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, y, counts) / reach**2
-        gain = lam * (row_mean(now.value(u, z), counts) - row_mean(found.value(u, z), counts))
+        gain = lam * (reduce.mean(now.value(u, z), counts) - reduce.mean(found.value(u, z), counts))
         fresh = torch.stack([gain, felt])
         if not bool(fresh.isfinite().all()):
             return  # the run diverges, and the trainer will take it back
@@ -125,7 +127,7 @@ class Learner:
                 changed.add(later + 1)
         moved = network.preactivation(last, weights, states) - seen.preactivations[-1]
         met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
-        return network.layers[-1].lam * met * row_mean(moved.double().square().sum(1), counts)
+        return network.layers[-1].lam * met * reduce.mean(moved.double().square().sum(1), counts)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next refit depends on, by name."""

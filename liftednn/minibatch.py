@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from liftednn import choices
+from liftednn import choices, reduce
 from liftednn.base import Affine
 from liftednn.blocks import Descent, Grains, answer, descent_refusal, geometries_of, reach_of
 from liftednn.checkpoint import Checkpoint
@@ -289,7 +289,7 @@ class Run:
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y, None, self.descent.model.terms).states
+        states = answer(inner, weights, x, y, None, self.descent.terms).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
@@ -300,7 +300,7 @@ class Run:
             self.watch.begin(scores, y)
         verdict = self.watch.judge(scores, y)
         if verdict == "away" or (verdict == "lost" and self.halved < _HALVINGS):
-            self._go_back(float(inner.loss.value(scores, y).mean()))
+            self._go_back(float(reduce.mean(inner.loss.value(scores, y))))
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Loss
 from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
@@ -88,9 +89,8 @@ class Tally:
             return
         scores, y, counts = self._together()
         values, rows = self.loss.value(scores, y), len(scores)
-        total = values if counts is None else values * counts
-        weight = rows if counts is None else float(counts.sum(dtype=torch.float64))
-        fresh = float(total.sum(dtype=torch.float64)), weight, self.loss.score(scores, y) * rows, rows
+        total, weight = float(reduce.total(values, counts)), float(reduce.count(values, counts))
+        fresh = total, weight, self.loss.score(scores, y) * rows, rows
         a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
         self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
 
@@ -158,7 +158,7 @@ class Monitor:
             return None, None
         x, y = self.validation
         scores = feedforward(self.network, weights, x)
-        loss, score = float(self.network.loss.value(scores, y).mean()), self.network.loss.score(scores, y)
+        loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = weights, len(self.history) + 1

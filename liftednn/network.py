@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from liftednn import activations, losses
+from liftednn import activations, losses, reduce
 from liftednn.base import Activation, Affine, Divergence, Loss, Penalty
 from liftednn.connections import Connections
 from liftednn.layer import Layer
@@ -197,34 +197,34 @@ class LiftedNetwork:
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
         """Objective, gaps and feed-forward score in one pass over the rows; means over rows are weighted, the score counts rows."""
-        depth, counts = len(self.layers), torch.ones_like(states[0][:, 0]) if sample_weight is None else sample_weight
-        n = counts.sum(dtype=torch.float64)
-        energies = torch.zeros(depth, dtype=torch.float64, device=states[0].device)
-        floors, loss, scores = energies.clone(), energies[0].clone(), []
         seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
-        for *rows, count in _blocks([*states, counts]):
-            forward = rows[:1]
-            for number, layer in enumerate(self.layers):
-                of_data = not any(self.connections.reads[number])
-                u = self.preactivation(number, weights, rows)
-                v = u if of_data else self.preactivation(number, weights, forward)
-                energies[number] += (energy := _energy(seen[number], u, rows[number + 1], count))
-                if number < depth - 1:
-                    forward.append(layer.divergence(v))
-                    reached = forward[-1] if of_data else layer.divergence(u)
-                    floors[number] += _energy(layer.divergence, u, reached, count)
-                    if seen[number] is not layer.divergence:  # a gap compares the states as given with the recursion
-                        floors[number] += energy - _energy(layer.divergence, u, rows[number + 1], count)
-            loss += _energy(self.loss, v, rows[-1], count)
-            scores.append(v)
-        terms, floor = (energies / n).tolist(), (floors / n).tolist()
+        parts = [self._energies(weights, rows, seen) for rows in _blocks(states)]
+        energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
+        *means, loss = reduce.mean(energies, sample_weight).tolist()
+        terms, floor = means[: len(self.layers)], means[len(self.layers) :]
         return Evaluation(
             tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
             self.penalties(weights),
-            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor[:-1], strict=True)),
-            float(loss / n),
-            self.loss.score(torch.cat(scores), states[-1]),
+            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor, strict=True)),
+            loss,
+            self.loss.score(scores, states[-1]),
         )
+
+    def _energies(self, weights: Weights, rows: States, seen: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
+        """For some rows: the energy of each layer, the least it could be for each hidden one, and the loss of the feed-forward scores, side
+        by side; and those scores."""
+        energies, floors, forward = [], [], list(rows[:1])
+        for number, layer in enumerate(self.layers):
+            of_data = not any(self.connections.reads[number])
+            u = self.preactivation(number, weights, rows)
+            v = u if of_data else self.preactivation(number, weights, forward)
+            energies.append(seen[number].value(u, rows[number + 1]))
+            if number < len(self.layers) - 1:
+                forward.append(layer.divergence(v))
+                floors.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
+                if seen[number] is not layer.divergence:  # a gap compares the states as given with the recursion
+                    floors[-1] = floors[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
+        return torch.stack([*energies, *floors, self.loss.value(v, rows[-1])], 1), v
 
     def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
         """F(W, b, X) (eq. 10), summed in float64."""
@@ -270,11 +270,6 @@ class LiftedNetwork:
         )
         scaled = [Affine(w.w * (b / a), w.b * b) for w, a, b in zip(weights, scales, scales[1:], strict=False)]
         return network, scaled, [s * x for s, x in zip(scales, states, strict=True)]
-
-
-def _energy(divergence: Divergence, u: Tensor, z: Tensor, count: Tensor) -> Tensor:
-    """Summed in float64; each row's energy, and whether it lies in the domain, in the precision of its own states."""
-    return (divergence.value(u, z) * count).sum(dtype=torch.float64)
 
 
 def _blocks(states: States) -> Iterator[list[Tensor]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.choices import fitted_head
 from liftednn.network import Layer, LiftedNetwork
@@ -54,8 +55,8 @@ def shortcomings(
 def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor) -> Iterator[str]:
     """Not of layers whose penalty may have been asked to switch units off."""
     states = zip(network.layers[:-1], network.propagate(weights, x)[1:], strict=True)
-    constant = [(z.amax(0) == z.amin(0)).sum() for layer, z in states if layer.penalty.ridge is not None]
-    dead, units = int(sum(constant)), sum(layer.width for layer in network.layers[:-1])
+    ends = [reduce.ends(z) for layer, z in states if layer.penalty.ridge is not None]
+    dead, units = sum(int((low == high).sum()) for low, high in ends), sum(layer.width for layer in network.layers[:-1])
     if dead > _DEAD * units:
         yield (
             f"{dead} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try another "
@@ -70,11 +71,11 @@ def _comparisons(
     ours = network.loss.value(network.scores(weights, x), y)
     constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, counts, len(x))
     ours, constant = (_counted(part, counts) for part in (ours, constant))
-    gained = float((constant - ours).mean())
-    if float(constant.mean()) > torch.finfo(x.dtype).eps and not gained > _MARGIN * float(constant.mean()):
+    own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
+    if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
-            f"the predictions are no better than one and the same for all rows (loss {float(ours.mean()):.4g} against "
-            f"{float(constant.mean()):.4g} on {len(x)} training rows): the inputs may tell nothing about the responses; otherwise try more "
+            f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
+            f"{theirs:.4g} on {len(x)} training rows): the inputs may tell nothing about the responses; otherwise try more "
             "passes, a smaller penalty or another seed"
         )
         return
@@ -83,9 +84,10 @@ def _comparisons(
     half = len(x) // 2
     linear = _counted(_heads_loss(network, white, y, counts, half), counts)[half:]
     worse = ours[half:] - linear
-    certain = _ERRORS * float(worse.std()) / len(worse) ** 0.5
-    if float(worse.mean()) > max(certain, _MARGIN * float(linear.mean())):
-        theirs, own = float(linear.mean()), float(ours[half:].mean())
+    excess, variance = reduce.mean_and_variance(worse)
+    theirs, own = (float(reduce.mean(part)) for part in (linear, ours[half:]))
+    certain = _ERRORS * (float(variance) / (len(worse) - 1)) ** 0.5
+    if float(excess) > max(certain, _MARGIN * theirs):
         yield (
             f"a linear model fitted to {half} other rows does better (loss {theirs:.4g} against {own:.4g} "
             f"on {len(worse)} training rows): try more passes, a smaller penalty, another seed, or no hidden layer"
@@ -104,7 +106,7 @@ def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, counts: Tensor | N
     last = network.layers[-1]
     head = LiftedNetwork([Layer(Dense(x.shape[1], last.operator.out_width), last.divergence, L2(_RHO), last.lam)])
     few = None if counts is None else counts[:fitted]
-    mean = y[:fitted].mean(0) if few is None else few @ y[:fitted] / few.sum()
+    mean = reduce.mean(y[:fitted], few).to(y)
     start = [Affine(x.new_zeros(len(mean), x.shape[1]), mean)]
     return head.loss.value(head.scores(fitted_head(head, start, x[:fitted], y[:fitted], few), x), y)
 

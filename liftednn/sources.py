@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from liftednn import reduce
+
 __all__ = [
     "Gathered",
     "Loader",
@@ -321,14 +323,14 @@ def weighted(source: S, counts: Tensor | None) -> S:
     """The source with rows that count, 1 on average. Weights that add up to more than the rows there are stand for so many rows."""
     if counts is None:
         return source
-    each: Any = counts / counts.mean()
+    each: Any = counts / reduce.mean(counts)
     each = each.numpy(force=True) if isinstance(source, Mapped) else each.to(source.y.device)
     return replace(source, counts=each, total=_total(counts))
 
 
 def _total(counts: Tensor) -> int:
     """As many rows as count, or more where the weights add up to more."""
-    return max(int((counts > 0).sum()), round(float(counts.sum())))
+    return max(int(reduce.total(counts > 0)), round(float(reduce.total(counts))))
 
 
 def _length(given: object) -> int | None:

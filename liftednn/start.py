@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.memory import check_memory
 from liftednn.network import LiftedNetwork
@@ -71,16 +72,11 @@ def inputs(network: LiftedNetwork, x: Any) -> Tensor:
 
 def _check_squares(x: Tensor, name: str) -> None:
     """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow."""
-    largest = _largest(x)
+    largest = reduce.largest(x)
     if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
         raise ValueError(
             f"{name} holds numbers as large as {largest:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
         )
-
-
-def _largest(x: Tensor) -> float:
-    low, high = torch.aminmax(x)
-    return max(-float(low), float(high))
 
 
 def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:
@@ -92,7 +88,7 @@ def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:
 def _check_start(network: LiftedNetwork, x: Tensor) -> None:
     """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
     check_memory(matrix_shapes(network), x)
-    largest = _largest(x)
+    largest = reduce.largest(x)
     if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
         raise ValueError(
             f"x holds numbers of at most {largest:.3g}, whose squares are 0 in {x.dtype}: scale or standardise x"
@@ -118,7 +114,7 @@ def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
         return None
     counts = as_tensor(sample_weight, "sample_weight").to(x.device).double()
     check_weights(counts, len(x))
-    return (counts / counts.mean()).to(x)
+    return (counts / reduce.mean(counts)).to(x)
 
 
 def given_weights(
@@ -210,7 +206,7 @@ def random_weights(
 
 def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None) -> Affine:
     last, head = len(network.layers) - 1, network.layers[-1].operator
-    mean = y.mean(0) if counts is None else counts @ y / len(y)
+    mean = reduce.mean(y, counts).to(y)
     mean = head.targets(mean[None]).mean(0) if head.positions > 1 else mean
     b = mean if head.bias else torch.zeros_like(mean)
     if network.connections.owners[last] < last:
@@ -225,10 +221,8 @@ def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> 
     Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
     `counts[i]` times; 1 where nothing varies, to the precision of x.
     """
-    rows = x.double()
-    share = torch.full_like(rows[:, 0], 1 / len(rows)) if counts is None else counts.double() / counts.double().sum()
-    mean = share @ rows
-    variance = float((share @ (rows - mean).square()).mean())
+    mean, variances = reduce.mean_and_variance(x, counts)
+    variance = float(variances.mean())
     varies = variance > (torch.finfo(x.dtype).eps * float(mean.abs().max())) ** 2
     spread = _SPREAD if network.layers[0].divergence.homogeneous else 1.0
     return math.sqrt(variance) / spread if varies else 1.0

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.network import LiftedNetwork
 
 __all__ = ["DivergenceError", "Verdict", "Watch"]
@@ -43,7 +44,7 @@ class Watch:
     told: bool = False
 
     def begin(self, scores: Tensor, y: Tensor) -> None:
-        loss, constant = self._loss(scores, y), self._loss(scores.mean(0).expand_as(scores), y)
+        loss, constant = self._loss(scores, y), self._loss(reduce.mean(scores).to(scores).expand_as(scores), y)
         certain = all(layer.uncertainty is None for layer in self.network.layers)
         self.first = loss if certain else max(loss, constant)
         self.spread, self.told = _variance(scores) if certain else 0.0, loss < _TELLING * constant
@@ -58,7 +59,7 @@ class Watch:
         return "doubtful" if variance < feared * self.spread else "good"
 
     def _loss(self, scores: Tensor, y: Tensor) -> float:
-        return float(self.network.loss.value(scores, y).mean())
+        return float(reduce.mean(self.network.loss.value(scores, y)))
 
     def facts(self) -> dict[str, Any]:
         return {"first_loss": self.first, "first_spread": self.spread, "told": self.told}
@@ -69,4 +70,4 @@ class Watch:
 
 
 def _variance(scores: Tensor) -> float:
-    return float(scores.var(0, correction=0).sum())
+    return float(reduce.mean_and_variance(scores)[1].sum())

@@ -13,6 +13,7 @@ FLOORS = {
     "functional": 0,
     "graphs": 0,
     "interrupt": 0,
+    "reduce": 0,
     "threads": 0,
     "memory": 0,
     "precision": 0,
@@ -58,6 +59,7 @@ FLOORS = {
 CROSSINGS = {
     ("losses", "activations"),
     ("functional", "base"),
+    ("functional", "reduce"),
     ("solvers", "moments"),
     ("pruning", "layer"),
     ("connections", "layer"),

@@ -18,11 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 
-__all__ = ["Answer", "answer", "curvatures", "descent_refusal", "mean_square", "recursion"]
+__all__ = ["Answer", "answer", "curvatures", "descent_refusal", "recursion"]
 
 # A layer that feels less than this share of the loss's curvature feels nothing, nor does a unit beside one that feels so much more.
 _FELT = 1e-10
@@ -109,7 +110,7 @@ def curvatures(
         rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
     found = [
-        torch.stack([mean_square(pull, counts) for pull in pulls]).mean() / _felt(pulls)
+        torch.stack([reduce.mean_square(pull, counts) for pull in pulls]).mean() / _felt(pulls)
         for pulls in zip(*arrived, strict=True)
     ]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
@@ -121,13 +122,8 @@ def curvatures(
 def _felt(pulls: Sequence[Tensor]) -> Tensor:
     """The share of units that a pull arrives at on any row. Those that have died must not lower a mean: steps are as long as it is
     small, and longer ones let more units die."""
-    arrived = torch.stack([pull.square().sum(0) for pull in pulls]).sum(0)
-    return torch.where(arrived.max() > 0, (arrived > _FELT * arrived.max()).to(arrived).mean(), 1.0)
-
-
-def mean_square(a: Tensor, counts: Tensor | None) -> Tensor:
-    """Over all entries, each row counting as `counts` (n,) says."""
-    return a.square().mean() if counts is None else (counts @ a.square().mean(1)) / counts.sum()
+    arrived = torch.stack([reduce.total(pull.square()) for pull in pulls]).sum(0)
+    return torch.where(arrived.max() > 0, (arrived > _FELT * arrived.max()).to(pulls[0]).mean(), 1.0)
 
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:

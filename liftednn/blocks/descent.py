@@ -8,14 +8,17 @@ With c the curvature in u of what comes after a layer, a step on W is one step o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, regress
-from liftednn.blocks.batch import mean_square
 from liftednn.blocks.geometry import Geometry
-from liftednn.blocks.model import LiftedModel, Seen
+from liftednn.blocks.model import LiftedModel, Model, Seen
 from liftednn.blocks.regressions import repeated
+from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 
 __all__ = ["Descent", "reach_of"]
@@ -28,7 +31,7 @@ _REACH = 10.0
 
 def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
     """The squared norm beyond which a row of whitened inputs is far off; None where all are 0."""
-    reach = _REACH * x.shape[1] * mean_square(x, counts)
+    reach = _REACH * x.shape[1] * reduce.mean_square(x, counts)
     return reach if float(reach) > 0 else None
 
 
@@ -39,6 +42,7 @@ class Descent:
     geometries   one for every w, in the order of the layers that own it
     reach        rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise
                  move the weights by more than its own residual
+    model        what answers for rows, pulls and probes; None for the network's own sweeps
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Descent:
         geometries: list[Geometry],
         momentum: float,
         reach: Tensor | None = None,
+        model: Model | None = None,
     ) -> None:
         self.network, self.geometries, self.momentum, self.reach = network, geometries, momentum, reach
         owners = network.connections.owners
@@ -60,8 +65,13 @@ class Descent:
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
         self.weights = self._views(self.values)
-        self.model = LiftedModel(network, self.weights)
+        self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
+
+    @property
+    def terms(self) -> Sequence[RobustTerm | None]:
+        """Of layers whose rows are uncertain."""
+        return self.model.terms if isinstance(self.model, LiftedModel) else ()
 
     def _parts(self, flat: Tensor) -> list[list[Tensor]]:
         """For every w, itself and the intercepts of the layers that have it; they share their memory with a vector."""
@@ -138,8 +148,8 @@ class Descent:
     def _excess(self, number: int, w: Tensor, b: Tensor, seen: Seen, counts: Tensor | None) -> float:
         """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
         w = w.T if self.network.connections.flips[number] else w
-        motion = mean_square(regress(seen.rows[number], Affine(w, b)), repeated(counts, self._positions(number)))
-        return float((motion / mean_square(seen.answer.preactivations[number], counts)).sqrt()) / _TRUST
+        motion = reduce.mean_square(regress(seen.rows[number], Affine(w, b)), repeated(counts, self._positions(number)))
+        return float((motion / reduce.mean_square(seen.images[number], counts)).sqrt()) / _TRUST
 
     def restore(self, values: Tensor) -> None:
         """Back to earlier values, at rest."""

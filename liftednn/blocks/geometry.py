@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.blocks.metric import Metric
 from liftednn.blocks.regressions import repeated
 from liftednn.blocks.shared import Sylvester
@@ -232,8 +233,8 @@ class SharedMetric:
         gradient, intercepts = rho * w, []
         for metric, flip, x, pull in zip(self.metrics, self.flips, rows, pulls, strict=True):
             t, share = metric.layer.operator.positions, 1 / len(x)
-            b = pull.sum(0) * share if metric.free[1] else pull.new_zeros(pull.shape[1])
-            part = torch.addr(share * (pull.T @ x), b, metric.mean, alpha=-1) * t
+            b = reduce.product(pull, x.new_full((len(x),), share)) if metric.free[1] else pull.new_zeros(pull.shape[1])
+            part = torch.addr(share * reduce.product(pull, x), b, metric.mean, alpha=-1) * t
             gradient = gradient + (part.T if flip else part)
             intercepts.append(b / metric.curvature)
         move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor
@@ -135,10 +136,10 @@ class Metric:
     ) -> list[Tensor]:
         """What a step of rate 1 takes off (w, b), on the layer's rows with its pull, and a push on w itself."""
         (x,), (pull,) = rows, pulls
-        b = pull.T @ x.new_full((len(x),), 1 / len(x)) if self.free[1] else pull.new_zeros(pull.shape[1])
+        b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
         if not self.free[0]:
             return [torch.zeros_like(w), b / self.curvature]
-        w = torch.addmm(self.shrinkage * w, pull.T, x, alpha=1 / len(x))
+        w = torch.add(self.shrinkage * w, reduce.product(pull, x), alpha=1 / len(x))
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
         if push is not None:

@@ -18,14 +18,16 @@ class Seen(NamedTuple):
 
     rows     of its regression, (n t, p)
     pulls    the gradient in what the regression gives, (n t, q), each row counting as often as its sample does
+    images   its pre-activations, in any layout
     scores   of the batch, (n, outputs)
-    answer   the states behind them
+    answer   the states behind them, for a model that has states
     """
 
     rows: list[Tensor]
     pulls: list[Tensor]
+    images: list[Tensor]
     scores: Tensor
-    answer: Answer
+    answer: Answer | None = None
 
 
 class Model(Protocol):
@@ -43,6 +45,12 @@ class Model(Protocol):
         """The curvature, in what each regression gives, of all that comes after it, from probes (m, n, outputs) that are sent backward
         from the scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: what depends on the present
         point may be renewed."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a refresh writes, by name."""
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """Take up a state that was saved; in place."""
 
 
 class LiftedModel:
@@ -63,20 +71,20 @@ class LiftedModel:
         operators = [layer.operator for layer in self.network.layers]
         rows = [each.rows(self.network.read(number, found.forward)) for number, each in enumerate(operators)]
         pulls = [each.targets(pull) for each, pull in zip(operators, found.pulls, strict=True)]
-        return Seen(rows, pulls, found.preactivations[-1], found)
+        return Seen(rows, pulls, found.preactivations, found.preactivations[-1], found)
 
     def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
         term = self.terms[number]
-        return None if term is None else term.push(weights[number].w, seen.answer.levers[number])
+        return None if term is None or seen.answer is None else term.push(weights[number].w, seen.answer.levers[number])
 
     def probe(
         self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        found = curvatures(self.network, weights, seen.answer.preactivations, probes, counts, y)
+        found = curvatures(self.network, weights, seen.images, probes, counts, y)
         for number, term in enumerate(self.terms):
-            if term is not None:
+            if term is not None and seen.answer is not None:
                 z, lever = [*seen.answer.states, y][number], seen.answer.levers[number]
-                term.renew(weights[number].w, seen.answer.preactivations[number], z, lever, counts)
+                term.renew(weights[number].w, seen.images[number], z, lever, counts)
         if self.terms[-1] is not None:
             found = [c / self.terms[-1].share for c in found]  # to all layers the loss counts 1 / share times
         return found, [None if term is None else term.stiffness() for term in self.terms]

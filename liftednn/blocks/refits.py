@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation, Grain
-from liftednn.functional import row_mean
 from liftednn.network import Layer, LiftedNetwork
 
 __all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
@@ -84,7 +84,7 @@ def parameters(activation: Activation) -> dict[str, Tensor | float]:
 
 
 def _energy(layer: Layer, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
-    return layer.term(float(row_mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
+    return layer.term(float(reduce.mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
 
 
 def _distance(a: Activation, b: Activation) -> float:

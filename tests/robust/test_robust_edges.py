@@ -72,7 +72,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     run._advance(*next(iter(run.feed.batches(50, 0, 0))), 0)
     rows, responses, _ = next(iter(run.feed.batches(50, 0, 1)))
     run._look(rows, responses, None)
-    inner, weights, terms = run.descent.network, run.descent.weights, run.descent.model.terms
+    inner, weights, terms = run.descent.network, run.descent.weights, run.descent.terms
     found = [
         inner.objective(weights, [rows, *answer(inner, weights, rows, responses, None, given).states, responses])
         for given in (terms, ())
