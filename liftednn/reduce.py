@@ -55,9 +55,11 @@ def mean_square(rows: Tensor, counts: Tensor | None = None) -> Tensor:
     return rows.square().mean() if counts is None else (counts @ rows.square().mean(1)) / counts.sum()
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a' b, the sum over rows of (n, p) and (n, q) or (n,), in their own precision: what a step on weights is made of."""
-    return a.T @ b
+def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
+    """scale a' b + plus, a' b the sum over rows of (n, p) and (n, q) or (n,), in their own precision: what a step on weights is made of."""
+    if plus is not None:
+        return torch.addmm(plus, a.T, b, alpha=scale)
+    return a.T @ b if scale == 1 else (a.T @ b).mul_(scale)
 
 
 def largest(*parts: Tensor | float) -> float:

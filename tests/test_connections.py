@@ -326,3 +326,16 @@ def test_rescaling_is_for_chains() -> None:
     network = recurrent(act.ReLU())
     with pytest.raises(ValueError, match="only a chain of layers"):
         network.equalised([], [])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_learns_the_same(name: str) -> None:
+    make, y = CASES[name]
+    x = CODES if name == "autoencoder" else X
+    network = lnn.automatic(make(act.FenchelReLU()), x, y)
+    here, there = (lnn.MiniBatch(max_iter=2, device=device).run(network, x, y) for device in ("cpu", "cuda"))
+    assert there.history[-1].loss == pytest.approx(here.history[-1].loss, rel=1e-6)
+    bcd = lnn.BCD(max_iter=1)
+    full = [bcd.run(make(act.ReLU()), x.to(device), y.to(device)) for device in ("cpu", "cuda")]
+    assert full[1].history[-1].objective == pytest.approx(full[0].history[-1].objective, rel=1e-4)

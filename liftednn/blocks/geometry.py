@@ -234,7 +234,7 @@ class SharedMetric:
         for metric, flip, x, pull in zip(self.metrics, self.flips, rows, pulls, strict=True):
             t, share = metric.layer.operator.positions, 1 / len(x)
             b = reduce.product(pull, x.new_full((len(x),), share)) if metric.free[1] else pull.new_zeros(pull.shape[1])
-            part = torch.addr(share * reduce.product(pull, x), b, metric.mean, alpha=-1) * t
+            part = torch.addr(reduce.product(pull, x, share), b, metric.mean, alpha=-1) * t
             gradient = gradient + (part.T if flip else part)
             intercepts.append(b / metric.curvature)
         move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)

@@ -139,7 +139,7 @@ class Metric:
         b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
         if not self.free[0]:
             return [torch.zeros_like(w), b / self.curvature]
-        w = torch.add(self.shrinkage * w, reduce.product(pull, x), alpha=1 / len(x))
+        w = reduce.product(pull, x, 1 / len(x), self.shrinkage * w)
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
         if push is not None:

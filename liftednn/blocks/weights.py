@@ -263,7 +263,7 @@ class Centred:
         """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
         r, scale = r if self.counts is None else r * self.counts.to(r)[:, None], weight / self.total
         c = (reduce.total(r) * scale).to(r)
-        w = torch.addr(scale * reduce.product(r, self.rows), c, self.mean, alpha=-1)
+        w = torch.addr(reduce.product(r, self.rows, scale), c, self.mean, alpha=-1)
         return [w, c if self.bias else torch.zeros_like(c)]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
