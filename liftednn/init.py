@@ -80,6 +80,8 @@ def lifted_(
     refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
              requires_grad=False, and those of a PReLU that the module uses twice
 
+    The module may add tensors, and use a weight several times (see `from_module`), but no bias that is to be trained.
+
     What the parameters hold before is of no matter, but for those with requires_grad=False, which stay exactly as they are. torch's
     global generator gives the seed: torch.manual_seed governs, as in torch.nn.init. Training is in the widest of the parameters'
     precisions and at least in float32, or as a memmap has it. They are written at the very end: after an error or Ctrl-C the module is

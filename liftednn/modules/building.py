@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from liftednn.modules.calls import Step, refusal
 from liftednn.modules.parameters import check_parameters
@@ -23,17 +23,17 @@ class Use:
     """One use of a weight in a forward, which is one layer of the lifted network.
 
     step            where it stands in the module
-    weight          the parameter; it is used transposed where `transposed`
-    bias            the parameter, or None
+    weight          the parameter, or a buffer; it is used transposed where `transposed`
+    bias            the same, or None
     enters, added   numbers of the states that enter the product, and of those that are added to it: 0 is the input, l + 1 what layer l
                     gives
     after           the activation that follows, None where none does
     """
 
     step: Step
-    weight: nn.Parameter
+    weight: Tensor
     transposed: bool
-    bias: nn.Parameter | None
+    bias: Tensor | None
     enters: tuple[int, ...]
     added: tuple[int, ...]
     after: Step | None
@@ -44,7 +44,7 @@ class Use:
         return self.weight.detach().T if self.transposed else self.weight.detach()
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -52,21 +52,26 @@ class Use:
 class Graph:
     """flat    rows are flattened before the first layer
     uses    the layers, in an order in which each reads only what comes before it
-    paths   where each parameter stands in the module
+    paths   where parameters and buffers stand in the module
     """
 
     flat: bool
     uses: list[Use]
-    paths: Mapping[nn.Parameter, str]
+    paths: Mapping[Tensor, str]
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         """Weights and biases, each once."""
         return list({id(part): part for use in self.uses for part in use.parameters}.values())
 
-    def sharing(self, part: nn.Parameter) -> list[Use]:
+    def sharing(self, part: Tensor) -> list[Use]:
         """The layers that have a weight or a bias."""
         return [use for use in self.uses if any(part is own for own in use.parameters)]
+
+    def key(self, use: Use) -> str:
+        """Of the layers that share a weight: its path; empty for a weight that is used once."""
+        users = self.sharing(use.weight)
+        return self.paths.get(use.weight, users[0].step.path) if len(users) > 1 else ""
 
 
 @dataclass(eq=False)
@@ -85,9 +90,9 @@ class _Product(_State):
     """
 
     step: Step = field(kw_only=True)
-    weight: nn.Parameter = field(kw_only=True)
+    weight: Tensor = field(kw_only=True)
     transposed: bool = field(kw_only=True)
-    bias: nn.Parameter | None = field(kw_only=True)
+    bias: Tensor | None = field(kw_only=True)
     enters: tuple[_State, ...] = field(kw_only=True)
     added: tuple[_State, ...] = ()
     after: Step | None = None
@@ -117,7 +122,7 @@ class Builder:
         self._products: list[_Product] = []
         self._numbers = itertools.count()
         self._changed: set[int] = set()
-        self._seen: list[nn.Parameter] = []
+        self._seen: list[Tensor] = []
         self._flat = False
         self.input = Value(next(self._numbers), (self._input,))
 
@@ -125,9 +130,7 @@ class Builder:
         self._flat = self._flat or value.states == (self._input,)
         return value
 
-    def linear(
-        self, step: Step, weight: nn.Parameter, transposed: bool, bias: nn.Parameter | None, value: Value
-    ) -> Value:
+    def linear(self, step: Step, weight: Tensor, transposed: bool, bias: Tensor | None, value: Value) -> Value:
         """value w' + b; a product that is read becomes a state."""
         check_parameters(step, own := [weight] if bias is None else [weight, bias], self._seen)
         self._seen += own
@@ -136,8 +139,8 @@ class Builder:
         self._input.width = self._input.width or inputs  # only the input can be read before its width is known
         if states[0].width != inputs:
             raise refusal(step, f"takes {inputs} inputs, but the layer before it gives {states[0].width}")
-        parts = {"step": step, "weight": weight, "transposed": transposed, "bias": bias, "enters": states}
-        self._products.append(product := _Product(outputs, **parts))
+        product = _Product(outputs, step=step, weight=weight, transposed=transposed, bias=bias, enters=states)
+        self._products.append(product)
         return Value(next(self._numbers), (), product)
 
     def add(self, where: str, a: Value, b: Value, in_place: bool = False) -> Value:
@@ -158,7 +161,7 @@ class Builder:
             self._changed.add(a.tensor)
         return Value(next(self._numbers), a.states + b.states, a.product or b.product)
 
-    def add_bias(self, where: str, value: Value, bias: nn.Parameter) -> Value:
+    def add_bias(self, where: str, value: Value, bias: Tensor) -> Value:
         """value + b, where the product has no b yet."""
         value, old = self._resolved(value), value.product
         if old is None or old.closed or old.bias is not None or tuple(bias.shape) != (old.width,):
@@ -212,8 +215,8 @@ class Builder:
             )
         return replace(value, states=(product, *rest), product=None)
 
-    def finish(self, value: Value, paths: Mapping[nn.Parameter, str]) -> Graph:
-        """The layers of a forward that ends in `value`, for a module with parameters at `paths`."""
+    def finish(self, value: Value, paths: Mapping[Tensor, str]) -> Graph:
+        """The layers of a forward that ends in `value`, for a module with tensors at `paths`."""
         if not self._products:
             raise ValueError("the module has no Linear layer: there is nothing to lift")
         last = self.state(value).states
@@ -231,7 +234,7 @@ class Builder:
 
 
 def _numbered(first: _State, layers: Sequence[_Product]) -> list[Use]:
-    number = {state: place for place, state in enumerate([first, *layers])}
+    number = {state: index for index, state in enumerate([first, *layers])}
     return [
         Use(
             *(layer.step, layer.weight, layer.transposed, layer.bias),

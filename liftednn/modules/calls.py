@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "refusal"]
+__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "refusal"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Flatten, nn.Identity, nn.Dropout),
@@ -38,15 +38,19 @@ def called(step: Step, node: fx.Node) -> Step:
     """The layer that a call in the forward of `step` is to, or that computes the same."""
     if node.op == "call_module":
         return Step(f"{step.path}.{node.target}", step.layer.get_submodule(str(node.target)))
-    name = name_of(node)
     try:
-        return Step(f"{step.path}.forward.{node.name}", _FUNCTIONS[name](*node.args[1:], **node.kwargs))
+        return Step(f"{step.path}.forward.{node.name}", _FUNCTIONS[name_of(node)](*node.args[1:], **node.kwargs))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
-        raise ValueError(
-            f"{step.path}: {name}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
-            "a forward is made of Linear, sums, flatten, dropout and activations"
-        ) from error
+        raise no_form(step, node) from error
+
+
+def no_form(step: Step, node: fx.Node) -> ValueError:
+    """Of a function or method that the forward of `step` calls."""
+    arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
+    return ValueError(
+        f"{step.path}: {name_of(node)}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
+        "a forward is made of Linear, sums, flatten, dropout and activations"
+    )
 
 
 def name_of(node: fx.Node) -> str:

@@ -36,6 +36,9 @@ def from_module(
                  for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
+    Tensors that are added before a Linear enter its layer, those that are added behind it are added to its pre-activation. Layers that use
+    one weight share a key, the path of that parameter; each has its own bias, a copy where the module uses one several times.
+
     What the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are copies, all in the
     widest of the module's precisions and at least in float32; lam and rho are the defaults of `Layer`.
     """
@@ -68,9 +71,8 @@ def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
         dense if plain else Sum(dense, tuple(s in use.enters for s in reads), tuple(s in use.added for s in reads))
     )
     names = () if reads == (number,) else tuple(f"x{state}" for state in reads)
-    shared = len(graph.sharing(use.weight)) > 1
-    key, transposed = (graph.paths[use.weight], use.transposed) if shared else ("", False)
-    return Layer(operator, divergence, reads=names, key=key, transposed=transposed)
+    key = graph.key(use)
+    return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed and bool(key))
 
 
 def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:

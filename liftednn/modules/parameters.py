@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from liftednn.modules.calls import Step, refusal
 
@@ -14,7 +14,7 @@ __all__ = ["check_parameters"]
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_parameters(step: Step, parts: Sequence[nn.Parameter], seen: Sequence[nn.Parameter]) -> None:
+def check_parameters(step: Step, parts: Sequence[Tensor], seen: Sequence[Tensor]) -> None:
     """A parameter may be one that was seen before, but must not lie in the memory of another one."""
     for part in parts:
         if part.dtype not in _REAL:

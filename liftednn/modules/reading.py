@@ -27,7 +27,7 @@ def read(module: nn.Module) -> Graph:
     _check_plain(module)
     builder = Builder()
     last = _run(builder, Step("module", module), builder.input)
-    return builder.finish(last, {part: name for name, part in module.named_parameters()})
+    return builder.finish(last, {part: name for name, part in (*module.named_buffers(), *module.named_parameters())})
 
 
 def _run(builder: Builder, step: Step, value: Value) -> Value:

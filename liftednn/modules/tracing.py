@@ -5,13 +5,14 @@ The forward is run on symbols, never on numbers. Calls such as `F.relu` are read
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
 from liftednn.modules.building import Builder, Value
-from liftednn.modules.calls import Step, called, is_size, known, name_of
+from liftednn.modules.calls import Step, called, is_size, known, name_of, no_form
 
 __all__ = ["traced"]
 
@@ -36,8 +37,18 @@ def traced(step: Step, value: Value, builder: Builder, run: Callable[[Step, Valu
     raise AssertionError("a traced forward has an output")
 
 
+class _Symbol(fx.Proxy):
+    """torch.fx alone would read a += b as a + b, as if a had not changed."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Known layers are leaves, even where a user's class inherits from one."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Symbol(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return known(m) or super().is_leaf_module(m, module_qualified_name)
@@ -116,14 +127,14 @@ class _Forward:
         operands = [*node.args, *(options.pop(name) for name in ("input", "other") if name in options)]
         in_place = name_of(node) == "iadd" or str(node.target).endswith("_")
         if len(operands) != 2 or options.pop("alpha", 1) != 1 or options:
-            called(self.step, node)  # refuses it
+            raise no_form(self.step, node)
         if any(isinstance(each, int) and each == 0 for each in operands):
             return self.value(node, next(each for each in operands if isinstance(each, fx.Node)))
         first, second = (self._found(each) for each in operands)
         if isinstance(first, Value) and isinstance(second, Value):
             return self.builder.add(self._where(node), first, second, in_place)
         if isinstance(first, _Weight) and not in_place:
-            first, second, operands = second, first, operands[::-1]
+            first, second = second, first
         if not isinstance(first, Value) or not isinstance(second, _Weight):
             raise self._refused(node)
         return self.builder.add_bias(self._where(node), first, self._parameter(node, second, 1))
@@ -141,7 +152,7 @@ class _Forward:
         return self._used(node, self.value(node, node.args[0]), self._found(node.args[1]), None, True)
 
     def _used(
-        self, node: fx.Node, value: Value, weight: Value | _Weight | None, bias: nn.Parameter | None, flip: bool
+        self, node: fx.Node, value: Value, weight: Value | _Weight | None, bias: Tensor | None, flip: bool
     ) -> Value:
         w = self._parameter(node, weight, 2)
         assert isinstance(weight, _Weight)
@@ -153,20 +164,20 @@ class _Forward:
             raise ValueError(f"{self._where(node)}, where a bias of {len(bias)} entries goes with {outputs} outputs")
         return self.builder.linear(step, w, transposed, bias, value)
 
-    def _parameter(self, node: fx.Node, given: Value | _Weight | None, ndim: int) -> nn.Parameter:
+    def _parameter(self, node: fx.Node, given: Value | _Weight | None, ndim: int) -> Tensor:
         if not isinstance(given, _Weight):
             raise self._refused(node)
-        if not isinstance(given.part, nn.Parameter) or given.part.ndim != ndim:
+        if given.part is None or given.part.ndim != ndim:
             raise ValueError(
-                f"{self._where(node)}, where a tensor is used that is no parameter of {ndim} dimension{'s' * (ndim > 1)}: use one, with "
-                "requires_grad=False if it is to stay as it is"
+                f"{self._where(node)}, where a tensor is used that is no parameter or buffer with {ndim} dimension{'s' * (ndim > 1)}: "
+                "make it one"
             )
         return given.part
 
     def _transposed(self, node: fx.Node, weight: _Weight) -> _Weight:
         name, part = name_of(node), weight.part
         dims = [*node.args[1:], *node.kwargs.values()]
-        swapped = name == "transpose" and len(dims) == 2 and sorted(int(dim) % 2 for dim in dims) == [0, 1]
+        swapped = name == "transpose" and dims in ([0, 1], [1, 0], [-2, -1], [-1, -2])
         if (
             part is None
             or part.ndim != 2

@@ -103,7 +103,7 @@ def _feedforward(
     return FeedForward(
         {number: _linear(operators[number], weights[number]) for number in own},
         {number: nn.Parameter(weights[number].b.detach().clone()) for number in others},
-        [State() if isinstance(each, nn.Identity) else each for each in follows],
+        [*(State() if isinstance(each, nn.Identity) else each for each in follows[:-1]), follows[-1]],
         [_rule(network, number) for number in range(len(network.layers))],
     )
 
