@@ -138,6 +138,39 @@ def test_the_kinds_are_found_where_they_are_told_apart() -> None:
     assert kinds_told_apart(ast.parse("isinstance(self.uncertainty, Uncertainty)")) == []
 
 
+# Where operators are made, read from torch's layers, and checked.
+MAY_ASK_FOR_DENSE = ("operators", "modules", "testing")
+
+
+def asks_for_dense(tree: ast.Module) -> list[str]:
+    """Where it matters whether an operator is `Dense`: elsewhere only what it declares may, as any operator can."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
+            asked = "Dense" in names_in(node.args[-1])
+        elif isinstance(node, ast.Compare):
+            asked = "type" in names_in(node) and "Dense" in names_in(node)
+        else:
+            asked = isinstance(node, ast.MatchClass) and "Dense" in names_in(node.cls)
+        if asked:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_operator_is_asked_whether_it_is_dense() -> None:
+    others = [path for path in FILES if path.relative_to(ROOT).parts[0] not in MAY_ASK_FOR_DENSE]
+    assert {path.name: lines for path in others if (lines := asks_for_dense(ast.parse(path.read_text())))} == {}
+    for line in (
+        "isinstance(layer.operator, Dense)",
+        "isinstance(layer.operator, (operators.Dense, Sum))",
+        "type(layer.operator) is Dense",
+        "layer.operator.__class__ is Dense or type(x) == Dense",
+        "match a:\n    case Dense():\n        pass",
+    ):
+        assert asks_for_dense(ast.parse(line)), line
+    assert asks_for_dense(ast.parse("Layer(Dense(3, 4), relu)")) == []
+
+
 def test_the_rule_can_fail() -> None:
     assert imported_rooms(ast.parse("from liftednn import bcd\nfrom liftednn.solvers.ridge import ridge")) == {
         "bcd",
