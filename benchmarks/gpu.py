@@ -19,10 +19,10 @@ import liftednn as lnn
 from benchmarks.methods import GradientStep, Task
 from benchmarks.report import store, table
 from benchmarks.sweep import seconds
+from liftednn.data.sources import source_of
 from liftednn.experiments.datasets import Dataset, mnist
-from liftednn.graphs import recorded
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.runtime.graphs import recorded
+from liftednn.training.run import Run
 
 SIZES, BATCHES, TURNS, PASSES = [784, 300, 10], (500, 250), 7, 17
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import liftednn
-from liftednn.files import beside
+from liftednn.runtime.files import beside
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -26,10 +26,10 @@ from benchmarks.report import RESULTS, store, table
 from benchmarks.training import Cells
 from liftednn.base import Affine, Uncertainty
 from liftednn.blocks import Design, update_weights
-from liftednn.choices import guarded
 from liftednn.experiments.datasets import Dataset, load
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
+from liftednn.training.choices import guarded
 
 SEEDS, COST = 5, 0.01
 # Passes over the rows, the same for all methods.

@@ -21,9 +21,9 @@ import torch
 import liftednn as lnn
 from benchmarks.report import store, table
 from benchmarks.sweep import peak
+from liftednn.data.sources import source_of
 from liftednn.experiments.datasets import mnist
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.training.run import Run
 
 SIZES, BATCH, WIDTH = [784, 300, 10], 500, 256
 

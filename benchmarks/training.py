@@ -26,7 +26,7 @@ from benchmarks import methods
 from benchmarks.methods import Scorer, Task
 from benchmarks.report import RESULTS, machine, table
 from liftednn.experiments.datasets import Dataset, load
-from liftednn.files import beside
+from liftednn.runtime.files import beside
 
 PASSES, SEEDS, GOAL = 17, 5, 0.975
 # The small problem: so many digits, other ones for every seed, and batches a fifth of the usual ones.

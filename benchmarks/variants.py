@@ -18,12 +18,13 @@ from torch import Tensor
 
 import liftednn as lnn
 from benchmarks.report import store, table
-from liftednn import choices
-from liftednn.blocks import Answer, model, recursion, state_problem, update_state
+from liftednn.blocks import model, state_problem, update_state
+from liftednn.data.sources import source_of
 from liftednn.experiments.datasets import NAMES, load
-from liftednn.minibatch import Run
 from liftednn.network import LiftedNetwork
-from liftednn.sources import source_of
+from liftednn.training import choices
+from liftednn.training.batch import Answer, recursion
+from liftednn.training.run import Run
 
 PASSES = 5
 Patch = Callable[[], Any]
@@ -109,7 +110,7 @@ def rising_lam() -> Iterator[None]:
 
 @contextmanager
 def constant_step() -> Iterator[None]:
-    with mock.patch("liftednn.minibatch.math.cos", return_value=1.0):
+    with mock.patch("liftednn.training.run.math.cos", return_value=1.0):
         yield
 
 

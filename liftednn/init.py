@@ -24,17 +24,17 @@ from torch import Tensor, nn
 from liftednn import reduce
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
+from liftednn.data.sources import Once, as_tensor, source_of
+from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import Fit
 from liftednn.modules import Graph, from_module, network_of, precision, read, refusal, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.precision import plain_arithmetic
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
-from liftednn.sources import Once, as_tensor, source_of
-from liftednn.start import check_device, inputs, responses
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.training.minibatch import Fit
 
 __all__ = ["from_module", "lifted_", "to_module"]
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.blocks import joint_refusal, state_problem, update_all_states, update_state
+from liftednn.data.sources import as_tensor
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
-from liftednn.precision import plain_arithmetic
-from liftednn.sources import as_tensor
+from liftednn.runtime.precision import plain_arithmetic
 
 __all__ = ["feedforward", "lifted"]
 

@@ -13,11 +13,11 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations as act
 from liftednn import penalties as pen
-from liftednn.blocks import answer, recursion
+from liftednn.data.sources import source_of
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
-from liftednn.minibatch import Run
 from liftednn.operators import Dense, Residual, Sum
-from liftednn.sources import source_of
+from liftednn.training.batch import answer, recursion
+from liftednn.training.run import Run
 from tests.shaped import Grouped, Halves, Pointwise
 
 DEPTH = 20

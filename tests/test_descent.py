@@ -10,19 +10,13 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import (
-    Descent,
-    Design,
-    Metric,
-    Seen,
-    answer,
-    curvatures,
-    descent_refusal,
-    geometries_of,
-    recursion,
-    update_weights,
-)
+from liftednn.blocks import Design, update_weights
 from liftednn.network import LiftedNetwork, Weights
+from liftednn.training.batch import answer, curvatures, descent_refusal, recursion
+from liftednn.training.descent import Descent
+from liftednn.training.geometry import geometries_of
+from liftednn.training.metric import Metric
+from liftednn.training.model import Seen
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

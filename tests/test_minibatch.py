@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn import monitor
-from liftednn.minibatch import Pass, Run
-from liftednn.sources import source_of
+from liftednn.data.sources import source_of
+from liftednn.training import monitor
+from liftednn.training.minibatch import Pass, Run
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import liftednn as lnn
 from benchmarks import constraints
-from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor, cli, jobs
+from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor, cli
 from liftednn.base import Loss, Penalty
+from liftednn.cli import jobs
 from liftednn.functional import median_and_spread
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Matching, Quantile, SoftmaxCrossEntropy, SquaredError
 from liftednn.modules.criteria import loss_of

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
-from liftednn.shortcomings import shortcomings
-from liftednn.watch import Watch
+from liftednn.training.guard import Watch
+from liftednn.training.shortcomings import shortcomings
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(400, 5, generator=GENERATOR, dtype=torch.float64)

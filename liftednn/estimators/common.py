@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
-from liftednn.bcd import BCD
+from liftednn.data.sources import Loader, Source, as_tensor
+from liftednn.data.validation import check_device
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
-from liftednn.learning import settled
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.words import uncertainty_of
-from liftednn.sources import Loader, Source, as_tensor
-from liftednn.start import check_device
+from liftednn.training.bcd import BCD
+from liftednn.training.learning import settled
 
 __all__ = ["Lifted"]
 

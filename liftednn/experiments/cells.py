@@ -26,7 +26,7 @@ from liftednn.base import Affine
 from liftednn.experiments.batched import Method, Together, clock, epoch_seconds, train_together
 from liftednn.experiments.datasets import Dataset
 from liftednn.experiments.starts import Sizes, Start, he
-from liftednn.files import beside
+from liftednn.runtime.files import beside
 
 __all__ = [
     "ARCHITECTURES",

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from liftednn.data.validation import check_device
 from liftednn.experiments import datasets
 from liftednn.experiments.arena import Arena, Outcome, beyond
 from liftednn.experiments.cells import named, read, short, told
 from liftednn.experiments.contests import ANY_INPUTS, SMALL, STARTS, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
-from liftednn.files import beside
-from liftednn.start import check_device
+from liftednn.runtime.files import beside
 
 __all__ = ["CHOICES", "arenas", "compare", "contests", "table", "titled"]
 

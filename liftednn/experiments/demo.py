@@ -18,14 +18,14 @@ from rich.table import Table
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.bcd import Record
 from liftednn.experiments.batched import Together, train_together
 from liftednn.experiments.cells import named
 from liftednn.experiments.datasets import Dataset, mnist
 from liftednn.experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from liftednn.experiments.starts import he
-from liftednn.files import beside, check_place
-from liftednn.minibatch import Pass
+from liftednn.runtime.files import beside, check_place
+from liftednn.training.bcd import Record
+from liftednn.training.minibatch import Pass
 
 __all__ = ["NEXT", "main"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from liftednn.experiments.cells import cells, short
 from liftednn.experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES, over_seeds
-from liftednn.files import beside, check_place
+from liftednn.runtime.files import beside, check_place
 
 __all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1"]
 

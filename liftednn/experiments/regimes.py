@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
+from liftednn.data.validation import check_device
 from liftednn.experiments.arena import DEVIATIONS, Arena, Outcome, beyond
 from liftednn.experiments.cells import named, read, told
 from liftednn.experiments.contests import ANY_INPUTS, LIFTED, Contest
 from liftednn.experiments.parts import do
 from liftednn.experiments.rendering import markdown, spread
-from liftednn.files import beside
-from liftednn.start import check_device
+from liftednn.runtime.files import beside
 
 __all__ = ["REGIMES", "arenas", "promising", "regimes", "table", "write_table"]
 

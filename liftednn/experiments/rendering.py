@@ -11,7 +11,7 @@ from typing import Any
 from liftednn.experiments.cells import ARCHITECTURES, cells, named, short, told
 from liftednn.experiments.paper import ALONE, CELLS, EPOCHS, EUCLIDEAN, PAPER, RANDOM, ROWS, Printed
 from liftednn.experiments.starts import STARTS
-from liftednn.files import beside
+from liftednn.runtime.files import beside
 
 __all__ = [
     "ALONE",

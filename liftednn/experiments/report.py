@@ -38,7 +38,7 @@ from liftednn.experiments.rendering import (
     trials,
 )
 from liftednn.experiments.verdicts import verdicts, with_verdicts
-from liftednn.files import beside, check_place
+from liftednn.runtime.files import beside, check_place
 
 __all__ = ["page", "report", "summary"]
 

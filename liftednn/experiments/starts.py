@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.bcd import BCD
+from liftednn.data.sources import source_of
 from liftednn.defaults import Recipe
 from liftednn.experiments.datasets import Dataset
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.sources import source_of
+from liftednn.training.bcd import BCD
 
 __all__ = [
     "STARTS",

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from liftednn.data.validation import check_device
 from liftednn.experiments import rendering, search, starts
 from liftednn.experiments.batched import Method
 from liftednn.experiments.cells import ARCHITECTURES, Group, Plan, extra_epochs, measure, named, settle, timing_file
 from liftednn.experiments.datasets import Dataset, mnist
 from liftednn.experiments.parts import Part, do, unless_there
 from liftednn.experiments.starts import Sizes
-from liftednn.start import check_device
 
 __all__ = ["parts", "plan_of", "run", "table1"]
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from liftednn.activations import FenchelReLU, ReLU
 from liftednn.base import Affine, Operator, regress
-from liftednn.bcd import BCD
 from liftednn.losses import SquaredError
-from liftednn.minibatch import MiniBatch
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.testing.common import N, close
+from liftednn.training.bcd import BCD
+from liftednn.training.minibatch import MiniBatch
 
 __all__ = ["check_operator"]
 

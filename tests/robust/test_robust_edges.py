@@ -15,17 +15,19 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU, Scaled, Sigmoid
 from liftednn.base import Activation, Affine, Uncertainty
-from liftednn.blocks import Descent, Metric, answer
-from liftednn.checkpoint import Checkpoint
-from liftednn.choices import guarded
-from liftednn.identity import described
+from liftednn.data.identity import described
+from liftednn.data.sources import source_of
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Quantile, Split, SquaredError
-from liftednn.minibatch import Run
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.sources import source_of
+from liftednn.training.batch import answer
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.choices import guarded
+from liftednn.training.descent import Descent
+from liftednn.training.metric import Metric
+from liftednn.training.run import Run
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.4), BoxBall(0.2)]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)

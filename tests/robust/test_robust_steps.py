@@ -12,9 +12,6 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.activations import FenchelReLU, Identity
 from liftednn.base import Activation, Loss, Uncertainty
-from liftednn.blocks import Descent, Metric
-from liftednn.checkpoint import Checkpoint
-from liftednn.choices import guarded
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.moments import Moments
 from liftednn.network import Layer, LiftedNetwork
@@ -24,7 +21,11 @@ from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.box import BoxTerm
 from liftednn.robust.words import parse
 from liftednn.robust.worst import Worst
-from liftednn.whitening import Coordinates
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.choices import guarded
+from liftednn.training.descent import Descent
+from liftednn.training.metric import Metric
+from liftednn.training.whitening import Coordinates
 
 KINDS: list[Uncertainty] = [Noise(torch.linspace(0.1, 0.5, 4)), FrobeniusBall(0.3), BoxBall(0.1)]
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from liftednn import activations, losses, reduce
 from liftednn.base import Activation, Affine, Divergence, Loss, Penalty
-from liftednn.connections import Connections
-from liftednn.layer import Layer
+from liftednn.network.connections import Connections
+from liftednn.network.layer import Layer
+from liftednn.network.pruning import pruned
 from liftednn.operators import Dense
 from liftednn.penalties import L2, one_each
-from liftednn.pruning import pruned
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 

@@ -13,25 +13,18 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Loss, Uncertainty
-from liftednn.blocks import curvatures, designs_of, recursion, update_layer
+from liftednn.blocks import designs_of, update_layer
 from liftednn.blocks.regressions import repeated
+from liftednn.data.sources import Once, Source, source_of
+from liftednn.data.validation import check_network, inputs, responses, row_weights
 from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
-from liftednn.precision import plain_arithmetic
-from liftednn.sources import Once, Source, source_of
-from liftednn.start import (
-    check_network,
-    given_weights,
-    inputs,
-    random_weights,
-    responses,
-    row_weights,
-    unit_of,
-    with_fixed,
-)
-from liftednn.threads import one_thread
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.runtime.threads import one_thread
+from liftednn.training.batch import curvatures, recursion
+from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
 
 __all__ = [
     "automatic",

@@ -30,18 +30,11 @@ from liftednn.blocks import (
     update_state,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
-from liftednn.memory import check_memory
+from liftednn.data.validation import check_trainable, inputs, matrix_shapes, responses, row_weights
 from liftednn.network import Layer, LiftedNetwork
-from liftednn.precision import plain_arithmetic
-from liftednn.start import (
-    check_trainable,
-    given_weights,
-    inputs,
-    matrix_shapes,
-    random_weights,
-    responses,
-    row_weights,
-)
+from liftednn.runtime.memory import check_memory
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.training.initial import given_weights, random_weights
 
 __all__ = ["BCD", "Block", "Record", "Solution", "State"]
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import liftednn as lnn
-from liftednn import output
-from liftednn.files import beside, check_place
+from liftednn.cli import output
+from liftednn.runtime.files import beside, check_place
 
 __all__ = ["app", "main"]
 
@@ -111,7 +111,7 @@ def fit(
 ) -> None:
     """Train a network on a table and save it. Numbers are standardised; text and true/false become one input per category. Missing
     values are refused unless --missing is given, and so are dates, constant columns and numbers with odd values among them."""
-    from liftednn import jobs
+    from liftednn.cli import jobs
 
     _check_place(out, table, ending=".safetensors")
     held, goal = validation, task.value
@@ -135,7 +135,8 @@ def predict(
 ) -> None:
     """Predict the target of each row of a table. It needs the columns of training, in any order; others are ignored. Where it has the
     target too, the predictions are scored."""
-    from liftednn import jobs, tables
+    from liftednn.cli import jobs
+    from liftednn.data import tables
 
     kind = tables.suffix(out)
     _check_place(out, model, table)
@@ -168,7 +169,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write lifted first weights for a standard torch network, and print the Python that loads them and encodes the table."""
-    from liftednn import jobs
+    from liftednn.cli import jobs
 
     _check_place(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Loss
-from liftednn.learning import named_parameters, settled, with_parameters
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
+from liftednn.training.learning import named_parameters, settled, with_parameters
 
 __all__ = ["Fit", "Monitor", "Pass", "Status"]
 

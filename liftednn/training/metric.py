@@ -1,4 +1,4 @@
-"""The geometry in which a mini-batch step on a layer's weights is taken (see blocks/descent.py)."""
+"""The geometry in which a mini-batch step on a layer's weights is taken (see training/descent.py)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from liftednn.files import read_tensors, rebuilding, write_tensors
+from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
 
 __all__ = ["Checkpoint"]
 

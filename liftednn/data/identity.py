@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from liftednn.data.sources import Loader, Mapped, Memory, Source, as_tensor
 from liftednn.moments import Moments
-from liftednn.sources import Loader, Mapped, Memory, Source, as_tensor
 
 __all__ = ["content", "described", "identify"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn.data.sources import Gathered, Memory, Source, as_tensor, check_weights
+from liftednn.data.validation import inputs, responses
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Gathered, Memory, Source, as_tensor, check_weights
-from liftednn.start import inputs, responses
-from liftednn.whitening import Coordinates
+from liftednn.training.whitening import Coordinates
 
 __all__ = ["Feed"]
 

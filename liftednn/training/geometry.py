@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.blocks.metric import Metric
 from liftednn.blocks.regressions import repeated
 from liftednn.blocks.shared import Sylvester
 from liftednn.network import Layer, LiftedNetwork, States
+from liftednn.training.metric import Metric
 
 __all__ = ["Geometry", "Grouped", "SharedMetric", "geometries_of"]
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, regress
-from liftednn.blocks.geometry import Geometry
-from liftednn.blocks.model import LiftedModel, Model, Seen
 from liftednn.blocks.regressions import repeated
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
+from liftednn.training.geometry import Geometry
+from liftednn.training.model import LiftedModel, Model, Seen
 
 __all__ = ["Descent", "reach_of"]
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from liftednn.tables.reading import Table, listed
-from liftednn.tables.values import (
+from liftednn.data.tables.reading import Table, listed
+from liftednn.data.tables.values import (
     WORDS,
     Kind,
     are_labels,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from liftednn.minibatch import Pass
+    from liftednn.training.minibatch import Pass
 
 __all__ = ["fail", "flush", "open_streams", "progress", "reason", "tell"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
-from liftednn.choices import fitted_head
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
+from liftednn.training.choices import fitted_head
 
 __all__ = ["shortcomings"]
 

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from liftednn.blocks.batch import Answer, answer, curvatures
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
+from liftednn.training.batch import Answer, answer, curvatures
 
 __all__ = ["LiftedModel", "Model", "Seen"]
 

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Activation
-from liftednn.blocks import Answer, Descent, Grains, grains_of, parameters, with_activation
+from liftednn.blocks import Grains, grains_of, parameters, with_activation
 from liftednn.functional import within
 from liftednn.network import LiftedNetwork
+from liftednn.training.batch import Answer
+from liftednn.training.descent import Descent
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "settled", "with_parameters"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Activation, Affine
-from liftednn.connections import Connections
-from liftednn.layer import Layer
+from liftednn.network.connections import Connections
+from liftednn.network.layer import Layer
 
 __all__ = ["pruned"]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from liftednn.tables.reading import Table, listed
+from liftednn.data.tables.reading import Table, listed
 
 __all__ = [
     "WORDS",

@@ -19,21 +19,22 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from liftednn import activations, reduce, tables
+from liftednn import activations, reduce
 from liftednn.base import Grain, Loss
+from liftednn.data import tables
+from liftednn.data.sources import source_of
+from liftednn.data.tables import Encoding, Table
+from liftednn.data.tables.encoding import Task
+from liftednn.data.validation import check_device
 from liftednn.defaults import Recipe, named_loss
 from liftednn.init import to_module
 from liftednn.losses import Quantile
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import Fit, Pass
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
 from liftednn.saving import Saved, load
-from liftednn.sources import source_of
-from liftednn.start import check_device
-from liftednn.tables import Encoding, Table
-from liftednn.tables.encoding import Task
+from liftednn.training.minibatch import Fit, Pass
 
 __all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
 
@@ -287,7 +288,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from liftednn import tables
+from liftednn.data import tables
 module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers)})
 module.load_state_dict(load_file({str(file)!r}))
 with safe_open({str(file)!r}, "pt") as stored:

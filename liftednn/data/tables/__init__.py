@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from liftednn.tables.encoding import Column, Encoding
-from liftednn.tables.reading import Table, read, suffix, write
-from liftednn.tables.values import check_text
+from liftednn.data.tables.encoding import Column, Encoding
+from liftednn.data.tables.reading import Table, read, suffix, write
+from liftednn.data.tables.values import check_text
 
 __all__ = ["Column", "Encoding", "Table", "check_text", "read", "suffix", "write"]

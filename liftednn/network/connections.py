@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from liftednn.layer import Layer
+from liftednn.network.layer import Layer
 
 __all__ = ["Connections"]
 
