@@ -18,11 +18,11 @@ from torch import Tensor
 
 import liftednn as lnn
 from benchmarks.report import store, table
-from liftednn.blocks import model, state_problem, update_state
+from liftednn.blocks import state_problem, update_state
 from liftednn.data.sources import source_of
 from liftednn.experiments.datasets import NAMES, load
 from liftednn.network import LiftedNetwork
-from liftednn.training import choices
+from liftednn.training import choices, model
 from liftednn.training.batch import Answer, recursion
 from liftednn.training.run import Run
 

@@ -69,7 +69,9 @@ def _freed(network: LiftedNetwork) -> LiftedNetwork:
     if not isinstance(last.divergence, Split):
         return network
     split = replace(last, divergence=last.divergence.activation, lam=last.lam * last.divergence.lam)
-    return LiftedNetwork([*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError())])
+    return LiftedNetwork(
+        [*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError(), name="the response, left free")]
+    )
 
 
 def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:

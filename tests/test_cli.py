@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import liftednn as lnn
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.cli import jobs
 from liftednn.data import tables
 from liftednn.training.choices import passes

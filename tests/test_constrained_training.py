@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn import cli, losses
+from liftednn import losses
 from liftednn import penalties as pen
+from liftednn.cli import commands as cli
 from liftednn.data.sources import source_of
 from liftednn.training.run import Run
 

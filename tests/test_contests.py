@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.experiments import arena, compare, contests, regimes, starts
 from liftednn.experiments.arena import Arena, Outcome
 from liftednn.experiments.batched import Together, train_together

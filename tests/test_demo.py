@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer
 
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.experiments import demo, table1
 from liftednn.experiments.datasets import Dataset
 

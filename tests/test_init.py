@@ -22,6 +22,7 @@ from liftednn.init import lifted_
 from liftednn.losses import Matching
 from liftednn.training.choices import first_passes
 from liftednn.training.minibatch import Pass
+from liftednn.training.monitor import Monitor
 
 # Few passes, given lam and frozen layers end worse than a linear model, and lifted_ says so; it is looked at below.
 pytestmark = pytest.mark.filterwarnings("ignore:lifted_")
@@ -439,7 +440,7 @@ def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
         os.kill(os.getpid(), signal.SIGINT)
         return record(*_)
 
-    record = lnn.minibatch.Monitor.record
+    record = Monitor.record
     module = digits()
     kept = copy.deepcopy(module)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.experiments import rendering, table1
 from liftednn.experiments.datasets import Dataset
 

@@ -20,7 +20,8 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.data.sources import source_of
 from liftednn.training import monitor
-from liftednn.training.minibatch import Pass, Run
+from liftednn.training.minibatch import Pass
+from liftednn.training.run import Run
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -483,6 +484,7 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
         import resource, sys
         import numpy as np, torch
         import liftednn as lnn
+        from liftednn.training.run import Run
         torch.set_num_threads(1)
         rows, path = int(sys.argv[1]), sys.argv[2]
         x = np.memmap(path, np.float32, "r", shape=(rows, 256))
@@ -493,12 +495,12 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
         lnn.MiniBatch(max_iter=1).run(lnn.automatic(net, x[:2000], y[:2000]), x[:2000], y[:2000])
         before = held("VmData")
         resource.setrlimit(resource.RLIMIT_DATA, ((before + 120) << 20,) * 2)
-        peak, advance = [0], lnn.minibatch.Run._advance
+        peak, advance = [0], Run._advance
         def watched(self, *args):
             advance(self, *args)
             peak[0] = max(peak[0], held("RssAnon"))
         start = held("RssAnon")
-        lnn.minibatch.Run._advance = watched
+        Run._advance = watched
         fit = lnn.MiniBatch(max_iter=1, batch_size=500).run(lnn.automatic(net, x, y), x, y)
         print(peak[0] - start, fit.history[-1].steps)
     """)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.experiments import cells, rendering
 from liftednn.experiments.report import page, report, summary
 from liftednn.experiments.verdicts import EVEN, LEADS, LOSES, verdicts

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import liftednn as lnn
 from liftednn import LiftedRegressor
 from liftednn.base import Loss
-from liftednn.cli import app
+from liftednn.cli.commands import app
 from liftednn.functional import median_and_spread, quantile
 from liftednn.losses import AbsoluteError, Huber, Quantile, SoftmaxCrossEntropy, SquaredError
 from liftednn.training import choices

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import liftednn as lnn
-from liftednn import cli
+from liftednn.cli import commands as cli
 from liftednn.experiments import batched, cells, figure1, parts, rendering, search, starts, table1
 from liftednn.experiments.batched import Together, epoch_seconds, train_together
 from liftednn.experiments.cells import Plan

@@ -162,11 +162,11 @@ class _Copied:
         self.fans = [network.layers[number].operator.out_width for number in self.smooth.moving]
 
     def unstack(self, x: Tensor) -> list[Tensor]:
-        return list(torch.split(x, self.widths, 1))
+        return [part.contiguous() for part in torch.split(x, self.widths, 1)]
 
     def _parts(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         states, preactivations = torch.split(image, [sum(self.widths), sum(self.fans)], 1)
-        return self.unstack(states), list(torch.split(preactivations, self.fans, 1))
+        return self.unstack(states), [part.contiguous() for part in torch.split(preactivations, self.fans, 1)]
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat([x, *self.smooth.image(self.unstack(x))], 1)

@@ -52,6 +52,11 @@ def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
                 f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
                 "or leave refit=None"
             )
+        operator = network.layers[place].operator
+        if per == "unit" and (operator.positions > 1 or len(operator.weight_shape) > 2):
+            raise ValueError(
+                f"layer {place}: {operator!r} has several positions or groups, whose units share one parameter: give 'layer' for it"
+            )
         kind = network.layers[place].uncertainty
         if per == "unit" and kind is not None and not kind.per_unit:
             raise ValueError(

@@ -73,7 +73,7 @@ def update_shared(
 ) -> tuple[list[Affine], WeightStep]:
     """The minimising weights of layers that share their w, the first of which is the owner; and a step as for one layer, the owner's."""
     posed = [regressions(*each, by_moments=False) for each in zip(layers, designs, xs, zs, currents, strict=True)]
-    flips = [layer.transposed != layers[0].transposed for layer in layers]
+    flips = [layer.transposed for layer in layers]
     steps = [_solve(list(group), flips, layers[0].penalty, tol, max_iter) for group in zip(*posed, strict=True)]
     grouped, weights = len(layers[0].operator.weight_shape) > 2, []
     for member, flip in enumerate(flips):

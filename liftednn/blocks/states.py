@@ -45,7 +45,8 @@ def update_state(problem: StateProblem, z: Tensor, tol: float = 1e-3, max_iter: 
         return gather(_capped(part, rows) for part, rows in problem.cut(z, ROWS))
     scale = problem.scale(z)
     if method == "splitting":
-        return gather(_split(part, rows, scale, tol, max_iter) for part, rows in problem.cut(z, ROWS))
+        normal = _together(problem.readers)  # factored once for all blocks of rows
+        return gather(_split(part, rows, normal, scale, tol, max_iter) for part, rows in problem.cut(z, ROWS))
     return gather(_descend(part, rows, scale, tol, max_iter) for part, rows in problem.cut(z))
 
 
@@ -138,8 +139,8 @@ def _descend(problem: StateProblem, z: Tensor, scale: float, tol: float, max_ite
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
 
-def _split(problem: StateProblem, z: Tensor, scale: float, tol: float, max_iter: int) -> StateStep:
-    result = splitting(_Copied(problem), z, problem.layer.lam, tol, 50 * max_iter, scale)
+def _split(problem: StateProblem, z: Tensor, normal: SelfAdjoint, scale: float, tol: float, max_iter: int) -> StateStep:
+    result = splitting(_Copied(problem, normal), z, problem.layer.lam, tol, 50 * max_iter, scale)
     return StateStep([result.x], result.kkt, result.n_iter, "splitting")
 
 
@@ -169,16 +170,15 @@ class _Smooth:
 class _Copied:
     """The block as a `Separable` that separates over samples; the images of all readers stand side by side."""
 
-    def __init__(self, problem: StateProblem) -> None:
-        self.problem, self.smooth = problem, _Smooth(problem)
+    def __init__(self, problem: StateProblem, normal: SelfAdjoint) -> None:
+        self.problem, self.normal, self.smooth = problem, normal, _Smooth(problem)
         self.widths = [reader.layer.operator.out_width for reader in problem.readers]
-        self.normal = _together(problem.readers)
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat(self.problem.images(x), 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
-        return self.problem.adjoint(torch.split(u, self.widths, 1))
+        return self.problem.adjoint([part.contiguous() for part in torch.split(u, self.widths, 1)])
 
     def solve(self, x: Tensor) -> Tensor:
         return self.normal.solve(1.0, x)

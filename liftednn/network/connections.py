@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from liftednn.base import Penalty
 from liftednn.network.layer import Layer
 
 __all__ = ["Connections"]
@@ -44,8 +48,7 @@ class Connections:
                 raise ValueError(f"no layer reads the state {names[state]!r}: leave its layer out, or let one read it")
         _check_shapes(layers, readers, names)
         owners = tuple(_owner(number, layers) for number in range(len(layers)))
-        flips = tuple(layer.transposed != layers[owner].transposed for layer, owner in zip(layers, owners, strict=True))
-        return cls(reads, readers, owners, flips)
+        return cls(reads, readers, owners, tuple(layer.transposed for layer in layers))
 
     @property
     def chain(self) -> bool:
@@ -88,6 +91,17 @@ def _check_shapes(layers: Sequence[Layer], readers: Sequence[Sequence[tuple[int,
                 raise ValueError(f"{what} {have} states, but layer {number} takes {want}")
 
 
+def _same(a: Penalty, b: Penalty) -> bool:
+    """Whether two penalties have the same class and fields, tensors compared by content."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    fields = zip(vars(a).items(), vars(b).items(), strict=True)
+    return all(
+        x == y and (torch.equal(p, q) if isinstance(p, Tensor) and isinstance(q, Tensor) else bool(p == q))
+        for (x, p), (y, q) in fields
+    )
+
+
 def _owner(number: int, layers: Sequence[Layer]) -> int:
     layer = layers[number]
     same = [other for other, each in enumerate(layers) if layer.key and each.key == layer.key]
@@ -95,12 +109,16 @@ def _owner(number: int, layers: Sequence[Layer]) -> int:
         return number
     owner = layers[same[0]]
     shape, needed = layer.operator.weight_shape, owner.operator.weight_shape
-    needed = needed[::-1] if layer.transposed != owner.transposed else needed
+    if owner.transposed:
+        raise ValueError(
+            f"layer {same[0]} is the first with the key {layer.key!r}, so it has its w as it is: leave transposed=False there"
+        )
+    needed = needed[::-1] if layer.transposed else needed
     if shape != needed:
         raise ValueError(
             f"layers {same[0]} and {number} share the key {layer.key!r}, so w of layer {number} should have shape {needed}, and has {shape}"
         )
-    if layer.penalty != owner.penalty:
+    if not _same(layer.penalty, owner.penalty):
         raise ValueError(
             f"layers {same[0]} and {number} share the key {layer.key!r}, so they must have one penalty, got {owner.penalty!r} and "
             f"{layer.penalty!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -38,10 +39,14 @@ class Layer:
     transposed: bool = False
 
     def __post_init__(self) -> None:
+        given = (self.reads,) if isinstance(self.reads, str) else self.reads
+        if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+            raise ValueError(f"reads must be names of states, such as ('x1', 'x0'), got {self.reads!r}")
+        object.__setattr__(self, "reads", tuple(given))
         if not isinstance(self.lam, Real) or not 0 < self.lam < _LARGEST:
             raise ValueError(f"lam must be positive, got {self.lam}; it must also be below {_LARGEST:g}")
         shape = self.operator.weight_shape
-        if not self.penalty.fits(shape[-2:]):
+        if not self.penalty.fits(shape[:-3:-1] if self.transposed else shape[-2:]):
             raise ValueError(
                 f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
             )

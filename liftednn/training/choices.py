@@ -95,9 +95,9 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
 
     rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): it vanishes as rows grow. Inputs
-    scaled as a whole give the same predictions, since the first layer's initial weights shrink with the inputs' spread (`unit_of`);
-    columns in units of their own should be standardised first. Responses may have any units: where
-    the loss does not feel a shift of them, hidden rho is in units of the loss, and the head's in those over the responses' squared.
+    scaled as a whole give the same predictions where a layer reads them alone, since its initial weights shrink with their spread
+    (`unit_of`); columns in units of their own should be standardised first. Responses may have any units: where the loss does not
+    change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
     lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """

@@ -72,7 +72,7 @@ def geometries_of(
     for owner in sorted(set(network.connections.owners)):
         members = network.connections.sharing(owner)
         flips = [network.connections.flips[each] for each in members]
-        rows = [layers[each].operator.rows(network.read(each, states)) for each in members]
+        rows = [network.layers[each].operator.rows(network.read(each, states)) for each in members]
         weights = [repeated(counts, layers[each].operator.positions) for each in members]
         moves = [(all(free[each][0] for each in members), free[each][1]) for each in members]
         having = [layers[each] for each in members]
@@ -197,7 +197,7 @@ class SharedMetric:
         right.diagonal().add_(rho)
         bound = Sylvester.of(right, sides[1])
         if self.layer.penalty.ridge is None:
-            self.inverse.fill_(1 / bound.largest)
+            self.inverse.fill_(1 / max(bound.largest, 1e-12))
             return
         sums = bound.right[0][None] + (0.0 if bound.left is None else bound.left[0][:, None])
         self.right.copy_(bound.right[1])

@@ -15,7 +15,7 @@ from liftednn.data.sources import as_tensor
 from liftednn.data.validation import check_start
 from liftednn.network import LiftedNetwork
 
-__all__ = ["given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
+__all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
 
 # What the first layer's initial pre-activations are multiplied by where the activation has no scale of its own: smaller ones learn better
 # features. An activation that saturates must start where it bends.
@@ -39,7 +39,7 @@ def given_weights(
             raise ValueError(f"the weights of layer {place} hold NaN or infinity")
         if not layer.operator.bias and bool(b.any()):
             raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
-        if not bool(layer.penalty_value(w).isfinite()):
+        if network.connections.owners[place] == place and not bool(layer.penalty_value(w).isfinite()):
             remedy = "give penalty.prox(w, 0.0), which satisfies it"
             if place in frozen:
                 remedy = (
@@ -61,6 +61,21 @@ def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, T
         )
         for pair, stay in zip(weights, kept, strict=True)
     ]
+
+
+def fixed_together(network: LiftedNetwork, fixed: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """What must stay as it is, with a w that is fixed in one layer fixed in all that share it."""
+    whole = list(fixed)
+    if len(whole) != len(network.layers):
+        return whole  # refused with the weights
+    connections = network.connections
+    for number, owner in enumerate(connections.owners):
+        for other in connections.sharing(owner):
+            w = whole[other][0]
+            if whole[number][0] is None and w is not None:
+                w = as_tensor(w, "fixed")
+                whole[number] = (w.T if connections.flips[number] != connections.flips[other] else w, whole[number][1])
+    return whole
 
 
 def pairs_of(given: Any, name: str) -> list[tuple[Any, Any]]:
@@ -90,7 +105,8 @@ def random_weights(
             weights.append(Affine(network.shared(index, weights), b))
             continue
         w = torch.randn(shape, generator=generator, dtype=torch.float64) * (2 / shape[-1]) ** 0.5
-        w = w / unit if network.connections.reads[index] == (0,) else w
+        alone = network.connections.owners.count(index) == 1  # a w that other layers have too is in no unit of the data
+        w = w / unit if network.connections.reads[index] == (0,) and alone else w
         w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
         weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
     return [*weights, _first_head(network, weights, x, y, counts)]

@@ -97,7 +97,7 @@ class Learner:
         found = now.refit(u, z, counts, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
-        share = (torch.as_tensor(target).to(u) - given) / given
+        share = (torch.as_tensor(target, dtype=u.dtype, device=u.device) - given) / given
         largest = share.abs().max()
         if not bool(largest > 0):
             return
@@ -162,7 +162,9 @@ class Learner:
 def named_parameters(network: LiftedNetwork, like: LiftedNetwork) -> dict[str, Tensor]:
     """The parameters that are tensors in `like`, with their values in `network`, by name."""
     return {
-        f"phi.{place}.{name}": torch.as_tensor(getattr(network.hidden[place], name)).to(given)
+        f"phi.{place}.{name}": torch.as_tensor(
+            getattr(network.hidden[place], name), dtype=given.dtype, device=given.device
+        )
         for place, activation in enumerate(like.hidden)
         for name, given in parameters(activation).items()
         if isinstance(given, Tensor)

@@ -136,8 +136,7 @@ class Monitor:
     def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Pass:
         """Close a pass that ends at `weights`."""
         looks, self.looks = self.looks, []
-        parts = zip(self.network.layers, weights, strict=True)
-        penalty = sum(float(layer.penalty.value(w.w)) for layer, w in parts)
+        penalty = sum(self.network.penalties(weights))
         gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
         closed = Pass(
             len(self.history) + 1,

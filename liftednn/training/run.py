@@ -25,7 +25,7 @@ from liftednn.training.descent import Descent, reach_of
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, Watch
-from liftednn.training.initial import given_weights, pairs_of, with_fixed
+from liftednn.training.initial import fixed_together, given_weights, pairs_of, with_fixed
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Pass, Tally
 from liftednn.training.whitening import Coordinates
@@ -73,7 +73,9 @@ class Run:
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.in_width)
         x, y, counts = self.feed.sample(count, settings.seed)
-        self.fixed = [(None, None)] * len(network.layers) if fixed is None else pairs_of(fixed, "fixed")
+        self.fixed = (
+            [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
+        )
         if checkpoint is not None:
             known = f"{settings!r} in {x.dtype}"
             self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
