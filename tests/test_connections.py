@@ -406,11 +406,6 @@ def test_a_shared_penalty_counts_once() -> None:
     network = autoencoder(act.FenchelReLU())
     weights = lnn.BCD(max_iter=0).run(network, CODES, CODES).weights
     assert network.penalties(weights) == (pytest.approx(1e-4 * float(weights[0].w.square().sum())), 0.0)
-    fit = lnn.MiniBatch(max_iter=1, batch_size=300).run(network, CODES, CODES, weights)
-    seen = network.evaluate(weights, [*network.propagate(weights, CODES), CODES])
-    assert fit.history[0].objective == pytest.approx(
-        seen.objective, rel=0.05
-    )  # the states of its only batch answer the loss
 
 
 @pytest.mark.gpu
