@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python -m liftednn.experiments.demo
+	$(BIN)/python -m experiments demo
 
 # For the test of the report page in a browser, which is skipped without one.
 chromium:
@@ -61,53 +61,53 @@ format: setup
 bench: bench-nnls bench-sweep
 
 bench-nnls: setup
-	$(BIN)/python -m benchmarks.nnls
+	$(BIN)/python -m experiments.nnls
 
 bench-sweep: setup
-	$(BIN)/python -m benchmarks.sweep
+	$(BIN)/python -m experiments.sweep
 
 bench-paper: setup
-	$(BIN)/python -m benchmarks.paper_model
+	$(BIN)/python -m experiments.paper_model
 
 bench-memory: setup
-	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m experiments.memory
 
 bench-training: setup
-	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m experiments.training
 
 bench-variants: setup
-	$(BIN)/python -m benchmarks.variants
+	$(BIN)/python -m experiments.variants
 
 bench-streaming: setup
-	$(BIN)/python -m benchmarks.streaming
+	$(BIN)/python -m experiments.streaming
 
 bench-gpu: setup
-	$(BIN)/python -m benchmarks.gpu
-	$(BIN)/python -m benchmarks.training cuda
+	$(BIN)/python -m experiments.gpu
+	$(BIN)/python -m experiments.training cuda
 
 bench-estimators: setup
-	$(BIN)/python -m benchmarks.estimators
+	$(BIN)/python -m experiments.estimators
 
 bench-init: setup
-	$(BIN)/python -m benchmarks.init
+	$(BIN)/python -m experiments.initialisation
 
 bench-robust: setup
-	$(BIN)/python -m benchmarks.robust
+	$(BIN)/python -m experiments.robust
 
 bench-refit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.refit
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.refit
 
 bench-constraints: setup
-	$(BIN)/python -m benchmarks.constraints
+	$(BIN)/python -m experiments.constraints
 
 bench-regression: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.regression
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.regression
 
 # What standard networks find hard: all evidence tables, from what is stored where it is.
 bench-beyond: bench-robust bench-refit bench-constraints bench-regression
 
 figures: setup
-	$(BIN)/python -m benchmarks.figures
+	$(BIN)/python -m experiments.figures
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from liftednn import cli
-from liftednn.experiments import arena, compare, contests, regimes, starts
-from liftednn.experiments.arena import Arena, Outcome
-from liftednn.experiments.batched import Together, train_together
-from liftednn.experiments.cells import versions
-from liftednn.experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import arena, compare, contests, regimes, starts
+from experiments.arena import Arena, Outcome
+from experiments.batched import Together, train_together
+from experiments.cells import versions
+from experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
+from experiments.datasets import Dataset
 
 
 def command(order: list[str]) -> int:

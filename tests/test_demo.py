@@ -11,9 +11,9 @@ import pytest
 import torch
 import typer
 
-from liftednn import cli
-from liftednn.experiments import demo, table1
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import demo, table1
+from experiments.datasets import Dataset
 
 
 def parsed(line: str) -> tuple[str, dict[str, Any]]:

@@ -49,7 +49,6 @@ FLOORS = {
     "init": 10,
     "estimators": 10,
     "testing": 9,
-    "experiments": 11,
     "jobs": 11,
     "output": 11,
     "cli": 12,

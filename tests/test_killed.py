@@ -1,4 +1,4 @@
-"""`liftednn table1` under real signals: killed ten times at seeded moments and started again, it leaves what one whole run leaves.
+"""`python -m experiments table1` under real signals: killed ten times at seeded moments and started again, it leaves what one run leaves.
 
 The command runs in processes of its own, forked from one that has imported torch already: twelve starts then take seconds.
 """
@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from liftednn import cli
-from liftednn.experiments import rendering, table1
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import rendering, table1
+from experiments.datasets import Dataset
 
 EPOCHS = 2  # of --quick
 
@@ -52,7 +52,7 @@ def started(out: Path, log: Path) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
     # What is imported at its first use would else be imported in every process.
     late = ["optuna", "torch._dynamo", "pydantic.type_adapter", "pytest"]
-    context.set_forkserver_preload(["liftednn.experiments.table1", "liftednn.cli", *late])
+    context.set_forkserver_preload(["experiments.table1", "experiments.__main__", *late])
     process = context.Process(target=command, args=(out, log), daemon=True)
     process.start()
     return process

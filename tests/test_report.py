@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftednn import cli
-from liftednn.experiments import cells, rendering
-from liftednn.experiments.report import page, report, summary
-from liftednn.experiments.verdicts import EVEN, LEADS, LOSES, verdicts
+from experiments import __main__ as cli
+from experiments import cells, rendering
+from experiments.report import page, report, summary
+from experiments.verdicts import EVEN, LEADS, LOSES, verdicts
 
 NETS, RATES, SEEDS, EPOCHS = ("300", "500-150"), (1e-5, 1e-4), 3, 4
 STARTS = ("Normal", "He", rendering.EUCLIDEAN, rendering.FENCHEL)
@@ -56,7 +56,7 @@ def store(run: Path, *facts: dict[str, Any]) -> Path:
 
 
 def made_up(folder: Path) -> Path:
-    """A folder as `liftednn table1` leaves it, of random figures."""
+    """A folder as `python -m experiments table1` leaves it, of random figures."""
     draw = random.Random(0)
     for net, start, rate, seed in itertools.product(NETS, STARTS, RATES, range(SEEDS)):
         store(folder, cell(net, start, rate, seed, [round(draw.uniform(0.1, 0.99), 4) for _ in range(EPOCHS + 1)]))
@@ -115,7 +115,7 @@ BLOCKS = [
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A folder as `liftednn compare` leaves it, with files that are no cells."""
+    """A folder as `python -m experiments compare` leaves it, with files that are no cells."""
     folder = tmp_path / "compare"
     cells.write(folder / "fashion_300" / "times.json", {"kind": "times"})
     (folder / "other.md").write_text(OTHER)
@@ -235,7 +235,7 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
 
 def test_nothing_to_report_on_is_refused_in_words(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has nothing to show: name a folder with cells of  liftednn table1"):
+    with pytest.raises(ValueError, match=r"empty has nothing to show: name a folder with cells of table1"):
         report([run, tmp_path / "empty"], tmp_path / "r.html")
     with pytest.raises(ValueError, match="no folder is given to report on"):
         report([], tmp_path / "r.html")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from test_report import EVIL, NETS, cell, made_up, store
 
-from liftednn.experiments.report import report, summary
+from experiments.report import report, summary
 
 sync = pytest.importorskip("playwright.sync_api")
 

@@ -15,7 +15,7 @@ from torch.nn import functional as fn
 from typer.testing import CliRunner
 
 import liftednn as lnn
-from benchmarks import constraints
+from experiments import constraints
 from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor, cli, jobs
 from liftednn.base import Loss, Penalty
 from liftednn.functional import median_and_spread

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import liftednn as lnn
-from liftednn import cli
-from liftednn.experiments import batched, cells, figure1, parts, rendering, search, starts, table1
-from liftednn.experiments.batched import Together, epoch_seconds, train_together
-from liftednn.experiments.cells import Plan
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import batched, cells, figure1, parts, rendering, search, starts, table1
+from experiments.batched import Together, epoch_seconds, train_together
+from experiments.cells import Plan
+from experiments.datasets import Dataset
 
 SIZES = (12, 8, 5, 4)
 
@@ -278,7 +278,7 @@ def test_a_file_that_is_not_whole_is_refused_in_words(tmp_path: Path) -> None:
     plan, again = tiny(tmp_path), "remove it, and run the same command again"
     made_up(tmp_path)
     cells.write(tmp_path / "300" / "odd.json", {})
-    with pytest.raises(ValueError, match=r"odd.json is no figure of liftednn table1: name another folder"):
+    with pytest.raises(ValueError, match=r"odd.json is no figure of python -m experiments table1: name another folder"):
         rendering.write_table(tmp_path)
     cells.write(tmp_path / "300" / "odd.json", {"kind": "phase", "parameters": {"start": "He"}, "accuracy": 1})
     with pytest.raises(ValueError, match=rf"odd.json is not whole, it lacks architecture, seed, .*: {again}"):
@@ -440,10 +440,10 @@ def test_the_paper_s_table_is_whole() -> None:
 
 def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    with pytest.raises(FileNotFoundError, match=r"make it with  liftednn table1 --out"):
+    with pytest.raises(FileNotFoundError, match=r"make it with  python -m experiments table1 --out"):
         figure1.figure1(run, tmp_path / "f.png")
     run.mkdir()
-    with pytest.raises(ValueError, match=r"no cells of 300 at rate 1e-5: make them with  liftednn table1"):
+    with pytest.raises(ValueError, match=r"no cells of 300 at rate 1e-5: make them with  python -m experiments table1"):
         figure1.figure1(run, tmp_path / "f.png")
     made_up(run)
     curve = figure1.curves(run, "300", 1e-5)[0]
@@ -499,7 +499,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "table1.md is no folder and cannot be made one (File exists): name another" in capsys.readouterr().err
     cells.write(tmp_path / "run" / "search" / "odd.json", {})
     assert command("table1", *order) == 2
-    assert "odd.json is no figure of liftednn table1" in capsys.readouterr().err
+    assert "odd.json is no figure of python -m experiments table1" in capsys.readouterr().err
     made_up(tmp_path / "made")
     assert command("figure1", tmp_path / "made", "--out", tmp_path / "f.png") == 0
     assert (tmp_path / "f.svg").exists()

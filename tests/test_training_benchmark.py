@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.training import METHODS, Cells, Task, settings, summary, time_to, train
+from experiments.training import METHODS, Cells, Task, settings, summary, time_to, train
 
 
 def test_cells_run_once_and_survive_a_crash(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""The estimators at their defaults against scikit-learn's at theirs: score and seconds on every set at hand.
+
+`python -m experiments.estimators` (`make bench-estimators`). Every cell is one line of results/estimators.jsonl, written when it is done;
+a run that is stopped goes on with the cells that are missing. Inputs (pixels apart, which lie in 0 .. 1) and real responses are
+standardised, in float64 as scikit-learn's scalers give them; all get the same arrays and two threads. "MLP, raw" has the responses as
+they are, which ours would standardise itself. A UCI set has another of its standard splits for each seed, digits and California housing
+another random one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+from experiments import datasets
+from experiments.screen import RESULTS, table
+from experiments.training import Cells
+from liftednn import LiftedClassifier, LiftedRegressor
+
+SEEDS = 5
+SETS = (
+    "digits",
+    "mnist 10,000",
+    "adult",
+    "pendigits",
+    "california",
+    *(n for n in datasets.NAMES if n.startswith("uci/")),
+)
+CLASSES = ("digits", "mnist 10,000", "adult", "pendigits")
+
+
+class Split(NamedTuple):
+    x: NDArray[Any]
+    y: NDArray[Any]
+    x_test: NDArray[Any]
+    y_test: NDArray[Any]
+
+
+def split(name: str, seed: int) -> Split:
+    """Rows to train on and rows to be judged by."""
+    if name == "digits":
+        x, y = load_digits(return_X_y=True)
+        x, x_test, y, y_test = train_test_split(x / 16, y, test_size=0.2, random_state=seed, stratify=y)
+        return Split(x, y, x_test, y_test)
+    if name == "mnist 10,000":
+        whole = datasets.mnist()
+        data = whole._replace(x=whole.x[:10_000], y=whole.y[:10_000])
+    elif name == "california":
+        data = datasets.california(seed)
+    else:
+        data = datasets.uci(name.removeprefix("uci/"), seed) if name.startswith("uci/") else datasets.load(name)
+    x, x_test = (part.double().numpy() for part in (data.x, data.x_test))
+    return Split(x, data.y.numpy(), x_test, data.y_test.numpy())
+
+
+def estimators(name: str) -> dict[str, type[BaseEstimator]]:
+    if name in CLASSES:
+        return {"lifted": LiftedClassifier, "MLP": MLPClassifier}
+    return {"lifted": LiftedRegressor, "MLP": MLPRegressor, "MLP, raw": MLPRegressor}
+
+
+def measure(who: str, name: str, seed: int) -> dict[str, Any]:
+    data = split(name, seed)
+    if name not in CLASSES and who != "MLP, raw":
+        mean, scale = data.y.mean(), data.y.std()
+        data = data._replace(y=(data.y - mean) / scale, y_test=(data.y_test - mean) / scale)
+    estimator = estimators(name)[who](random_state=seed)
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        estimator.fit(data.x, data.y)
+    seconds = time.perf_counter() - started
+    score = float(estimator.score(data.x_test, data.y_test))
+    return {
+        "rows": len(data.x),
+        "columns": data.x.shape[1],
+        "score": score,
+        "seconds": seconds,
+        "n_iter": estimator.n_iter_,
+    }
+
+
+def at_hand() -> Iterator[str]:
+    """The sets that can be found; others are named."""
+    for name in SETS:
+        try:
+            split(name, 0)
+        except FileNotFoundError as error:
+            print(f"left out: {error}")
+        else:
+            yield name
+
+
+def summary(cells: Cells) -> list[dict[str, Any]]:
+    """One row per set: mean scores, their spread, ranks by the mean score, and mean seconds."""
+    rows = []
+    for name in SETS:
+        runs = {who: cells.seeds(name, who) for who in estimators(name)}
+        if not all(len(found) == SEEDS for found in runs.values()):
+            continue
+        row = {"set": name, "rows": runs["MLP"][0]["rows"], "columns": runs["MLP"][0]["columns"]}
+        for who, found in runs.items():
+            scores = [cell["score"] for cell in found]
+            row |= {who: statistics.mean(scores), f"{who} sd": statistics.stdev(scores)}
+            row[f"{who} s"] = statistics.mean(cell["seconds"] for cell in found)
+        rows.append(row | {"rank": 1 if row["lifted"] > row["MLP"] else 2})
+    return rows
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    cells = Cells(RESULTS / "estimators.jsonl")
+    for name in at_hand():
+        for seed in range(SEEDS):
+            for who in estimators(name):
+                cells(f"{name}; {who}; seed {seed}", partial(measure, who, name, seed))
+        print(f"{name} done", flush=True)
+    rows = summary(cells)
+    names = list(next(row for row in rows if "MLP, raw" in row))
+    table("default estimators, mean accuracy or R^2", [{key: row.get(key, "") for key in names} for row in rows])
+    rank, ours, theirs = (statistics.mean(row[key] for row in rows) for key in ("rank", "lifted s", "MLP s"))
+    print(f"mean rank {rank:.2f}, MLP's {3 - rank:.2f}; mean seconds {ours:.2f}, MLP's {theirs:.2f}")
+
+
+if __name__ == "__main__":
+    main()
