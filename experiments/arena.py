@@ -1,12 +1,11 @@
-"""Where contests are fought: one file for each stage of each start, from which the tables are made.
+"""How contests are run: one record for each stage of each start, from which the tables are made.
 
-A file that is there is not computed again, and a file is written when its stage is whole, so that no figure depends on where a run was
-stopped. The budget of a contest is measured once and kept: what was chosen under it stays comparable.
+A stage that is stored is not computed again, and it is stored when it is whole, so that no figure depends on where a run was stopped.
+The budget of a contest is measured once and kept: what was chosen under it stays comparable.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -22,13 +21,15 @@ import torch
 
 from experiments import starts
 from experiments.batched import Together, epoch_seconds, train_together
-from experiments.cells import made, read, sizes, versions, write
+from experiments.cells import made, sizes
 from experiments.contests import BATCH, LIFTED, SMALL, STARTS, TUNING, Contest, Recipe, Stage
 from experiments.datasets import Dataset
-from experiments.parts import Part, unless_there
+from experiments.parts import Part, unless_stored
+from experiments.settings import threads
+from experiments.store import Fields, Store, open_store
 from liftednn.base import Affine
 
-__all__ = ["DEVIATIONS", "Arena", "Outcome", "Standing", "beyond"]
+__all__ = ["DEVIATIONS", "Arena", "Outcome", "Standing", "beyond", "store_of"]
 
 _THREADS = 2
 DEVIATIONS = 2.0  # beyond which a lead is more than noise
@@ -69,74 +70,79 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class Arena:
-    """One contest, in a folder.
+    """One contest, and its records.
 
+    device   where networks are trained; where the contest's clock is the CPU's, any will do
     seeds    of the test
     choices  seeds of the choice, for each split where every test has its own
     small    whether the small rate is also run, for the same epochs from every start
     """
 
-    out: Path
+    store: Store
     contest: Contest
     device: str = "cpu"
     seeds: int = 5
     choices: int = 2
     small: bool = False
 
-    def file(self, name: str) -> Path:
-        return self.out / self.contest.title / f"{name}.json"
+    def fields(self, stage: str, start: str | None = None) -> Fields:
+        """What names a record of this contest."""
+        return asdict(self.contest) | {"stage": stage} | ({"start": start} if start else {})
+
+    def value(self, stage: str, start: str | None = None) -> Fields:
+        found = self.store.get(**self.fields(stage, start))
+        if found is None:
+            told = f"{self.store.path} has no {stage} of {self.contest.title}{f' from {start}' if start else ''} yet"
+            raise ValueError(f"{told}: run the experiment, and it is made")
+        return found
+
+    def has(self, stage: str, start: str | None = None) -> bool:
+        return self.store.get(**self.fields(stage, start)) is not None
+
+    def machine(self, stage: str) -> Fields:
+        """Where a stage was measured."""
+        return self.store.find(**self.fields(stage))[-1].machine
 
     def check(self) -> None:
-        """Refuse a folder that holds figures of another kind: a table must not mix them."""
-        # Where the clock is the CPU's, networks may be trained anywhere.
-        place = self.device if self.contest.clock == "own" else "any"
-        given = {"seeds": self.seeds, "choices": self.choices, "small": self.small, "device": place}
-        facts = _told(asdict(self.contest) | given)
-        # What a file was written without has its default.
-        usual = _told({each.name: each.default for each in fields(Contest) if each.default is not MISSING})
-        stored = usual | read(self.file("contest")) if self.file("contest").exists() else facts
-        for name, value in facts.items():
+        """Refuse a store that holds figures of another kind: a table must not mix them."""
+        given = {"seeds": self.seeds, "choices": self.choices, "small": self.small}
+        stored = self.value("contest") if self.has("contest") else self.store.add(given, **self.fields("contest"))
+        for name, value in given.items():
             if stored.get(name) != value:
-                raise ValueError(
-                    f"{self.file('contest').parent} holds figures with {name} {stored.get(name)}, and these would have {value}: "
-                    "name another folder"
-                )
-        write(self.file("contest"), facts)
+                told = f"{self.store.path} holds figures of {self.contest.title} with {name} {stored.get(name)}"
+                raise ValueError(f"{told}, and these would have {value}: name another folder by --results")
         for start in STARTS:
-            self._check_choice(self._stage_file("tune", start), start)
+            self._check_choice(start)
 
-    def _check_choice(self, file: Path, start: str) -> None:
+    def _check_choice(self, start: str) -> None:
         """Refuse a choice that was made under other times, or among other recipes, than the ones there are."""
-        if not file.exists():
+        if not self.has("tune", start):
             return
-        stored = [each.recipes[0] for each in self.tried(start)] if self.file("times").exists() else []
+        stored = [each.recipes[0] for each in self.tried(start)] if self.has("times") else []
         if not stored or stored != self.recipes(start):
-            told = f"{file} was chosen under other times, or among other recipes, than {self.file('times')} gives"
-            raise ValueError(f"{told}: remove it, and the file of its test")
+            told = f"in {self.store.path}, {self.contest.title} from {start} was chosen under other times, or among other recipes"
+            raise ValueError(f"{told}, than there are: remove its lines of stage tune and test")
 
-    def _stage_file(self, stage: Stage, start: str) -> Path:
-        return self.file(f"{stage}-{start.lower().replace(' + ', '-').replace(' ', '-')}")
+    def _part(self, name: str, work: Callable[[], object], stage: str, start: str | None = None) -> Part:
+        told = f"{self.contest.title}, {name}"
+        return Part(told, unless_stored(self.store, work, **self.fields(stage, start)))
 
     def tuning(self) -> Iterator[Part]:
         """The work up to the choices."""
-        title = self.contest.title
-        yield Part(f"{title}, times", unless_there(self.file("times"), self.measure))
+        yield self._part("times", self.measure, "times")
         for start in STARTS:
-            file = self._stage_file("tune", start)
-            yield Part(f"{title}, choose for {start}", unless_there(file, partial(self._play, "tune", start)))
+            yield self._part(f"choose for {start}", partial(self._play, "tune", start), "tune", start)
 
     def testing(self) -> Iterator[Part]:
         """The work on the test rows."""
-        title = self.contest.title
         for start in STARTS:
-            file = self._stage_file("test", start)
-            yield Part(f"{title}, test {start}", unless_there(file, partial(self._play, "test", start)))
+            yield self._part(f"test {start}", partial(self._play, "test", start), "test", start)
 
     def lifted_alone(self) -> Part:
-        return Part(f"{self.contest.title}, lifted alone", unless_there(self.file("alone"), self.alone))
+        return self._part("lifted alone", self.alone, "alone")
 
     def measure(self) -> None:
-        """Write the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
+        """Store the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
         with _clock(self.contest.clock) as device:
             data, _ = self.contest.rows_of("test", TUNING, device or self.device)
             layout = sizes(self.contest.hidden, data)
@@ -145,9 +151,7 @@ class Arena:
             epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
             kinds = {name: self.contest.start(name) for name in STARTS}
             spent = {name: min(made(kind, layout, TUNING, data)[1] for _ in range(2)) for name, kind in kinds.items()}
-            known = versions(data) | {"threads": str(torch.get_num_threads())}
-        facts = {"kind": "times", "contest": asdict(self.contest), "versions": known}
-        write(self.file("times"), facts | {"start_seconds": spent, "epoch_seconds": epochs})
+            self.store.add({"start_seconds": spent, "epoch_seconds": epochs}, **self.fields("times"))
 
     def _epoch(self, weights: list[Affine], rows: Dataset, batch: int) -> float:
         return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
@@ -158,13 +162,13 @@ class Arena:
 
     def recipes(self, start: str) -> list[Recipe]:
         """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
-        times = read(self.file("times"))
+        times = self.value("times")
         epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
         budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
         return self.contest.recipes(times["start_seconds"][start], budget, epochs)
 
     def _play(self, stage: Stage, start: str) -> None:
-        """Train with the recipes of this stage, and write the scores of each over its seeds."""
+        """Train with the recipes of this stage, and store the scores of each over its seeds."""
         plan, found = self._plan(stage, start), dict[tuple[Recipe, int], float]()
         seeds = list(dict.fromkeys(seed for _, own in plan for seed in own))
         for together in [[seed] for seed in seeds] if self.contest.split else [seeds]:
@@ -175,8 +179,7 @@ class Arena:
                 scores = self._train(start, alike, together, data)
                 found |= {run: unit * score for run, score in scores.items()}
         rows = [recipe._asdict() | {"scores": [found[recipe, seed] for seed in own]} for recipe, own in plan]
-        facts = {"kind": stage, "contest": asdict(self.contest), "start": start, "seeds": seeds}
-        write(self._stage_file(stage, start), facts | {"versions": versions(data), "recipes": rows})
+        self.store.add({"seeds": seeds, "recipes": rows}, **self.fields(stage, start))
 
     def _plan(self, stage: Stage, start: str) -> list[tuple[Recipe, list[int]]]:
         """Recipes, and the seeds that each is run with. The small rate of a test comes last."""
@@ -207,7 +210,7 @@ class Arena:
         return found
 
     def alone(self) -> None:
-        """Write what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
+        """Store what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
         lengths = {"phase": self.contest.passes, "through": self.contest.epochs}
         phases = {name: partial(starts.fenchel, passes=passes) for name, passes in lengths.items()}
         scores: dict[str, list[float]] = {name: [] for name in phases}
@@ -220,17 +223,16 @@ class Arena:
         with _clock(self.contest.clock) as device:
             data, _ = self.contest.rows_of("test", TUNING, device or self.device)
             seconds = {name: [made(phase, layout, TUNING, data)[1] for _ in range(2)] for name, phase in phases.items()}
-        facts = {"kind": "alone", "contest": asdict(self.contest), "versions": versions(data)}
-        write(self.file("alone"), facts | {"scores": scores, "seconds": seconds})
+            self.store.add({"scores": scores, "seconds": seconds}, **self.fields("alone"))
 
     def whole(self, stage: Stage) -> bool:
         """Whether every start has been through a stage."""
-        return all(self._stage_file(stage, start).exists() for start in STARTS)
+        return all(self.has(stage, start) for start in STARTS)
 
     def tried(self, start: str, stage: Stage = "tune") -> list[Outcome]:
         """Everything of a stage that is stored."""
-        rows: list[dict[str, Any]] = read(self._stage_file(stage, start))["recipes"]
-        times, outcomes = read(self.file("times")), []
+        rows: list[dict[str, Any]] = self.value(stage, start)["recipes"]
+        times, outcomes = self.value("times"), []
         for row in rows:
             recipe = Recipe(**{name: row[name] for name in Recipe._fields if name in row})
             seconds = times["start_seconds"][start] + recipe.epochs * times["epoch_seconds"][str(recipe.batch)]
@@ -270,10 +272,10 @@ def beyond(deviations: float) -> str:
     return f"**{deviations:+.1f}**" if abs(deviations) > DEVIATIONS else f"{deviations:+.1f}"
 
 
-def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    """As a file gives them back."""
-    found: dict[str, Any] = json.loads(json.dumps(facts))
-    return found
+def store_of(results: Path, experiment: str, contest: Contest, device: str) -> Store:
+    """By whose seconds count. What a record was written without has its default."""
+    usual = {each.name: each.default for each in fields(Contest) if each.default is not MISSING}
+    return open_store(results, experiment, "cpu" if contest.clock == "cpu" else device, defaults=usual)
 
 
 @contextmanager
@@ -282,9 +284,5 @@ def _clock(clock: str) -> Iterator[str | None]:
     if clock == "own":
         yield None
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(_THREADS)
-    try:
+    with threads(_THREADS):
         yield "cpu"
-    finally:
-        torch.set_num_threads(threads)

@@ -1,22 +1,18 @@
-"""The evidence tables of what standard networks find hard, from results/beyond-*.json: `make bench-beyond` measures them."""
+"""The tables of what standard networks find hard, in Markdown: from the stores of robust, refit, constraints and regression."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.refit import verdict
-from experiments.screen import RESULTS
-from experiments.stored import grid, rows
+from experiments import constraints as constrained
+from experiments import refit as refits
+from experiments import regression as regressions
+from experiments import robust as robusts
+from experiments.store import RESULTS, open_store
+from experiments.tables import grid
 
 Row = dict[str, Any]
-
-
-def parts(name: str) -> dict[str, Any]:
-    """Results of several tables."""
-    loaded: dict[str, Any] = json.loads((RESULTS / f"beyond-{name}.json").read_text())["rows"]
-    return loaded
 
 
 def columns(title: str, found: Sequence[Row], names: Sequence[str], form: str = ".4g") -> list[str]:
@@ -31,13 +27,18 @@ def _shown(value: Any, form: str) -> str:
 
 def robust() -> list[str]:
     """The cost of a block, then for each set the accuracy at every level of noise, and where the robust networks win and lose."""
-    found = parts("robust")
-    lines = columns("a W-step of 784-300 on MNIST", found["costs"], ("block", "rows", "seconds", "times ridge"))
-    for name in dict.fromkeys(row["set"] for row in found["accuracy"]):
-        own = [row | {"at": f"{row['noise']} {row['level']:g}"} for row in found["accuracy"] if row["set"] == name]
+    store = open_store(RESULTS, "robust")
+    lines = columns(
+        "a W-step of 784-300 on MNIST", store.values(task="cost"), ("block", "rows", "seconds", "times ridge")
+    )
+    judged: list[Row] = []
+    for name in robusts.SIZES:
+        found = robusts.summary(store, name)
+        judged += robusts.verdicts(found)
+        own = [row | {"at": f"{row['noise']} {row['level']:g}"} for row in found]
         methods = [key for key in own[0] if key not in ("set", "noise", "level", "spreads", "at")]
         lines += columns(f"{name}, test accuracy, mean of 5 seeds", own, ("at", *methods), ".4f")
-    judged = [row | {"clean": f"{row['clean']:+.4f}"} for row in found["verdicts"] if row["against"] != row["ours"]]
+    judged = [row | {"clean": f"{row['clean']:+.4f}"} for row in judged if row["against"] != row["ours"]]
     return (
         lines
         + columns("by more than two deviations", judged, ("set", "ours", "against", "clean", "wins", "loses"))[:-1]
@@ -46,7 +47,7 @@ def robust() -> list[str]:
 
 def refit() -> list[str]:
     """Errors of the fixed slopes, and by how much per cent learned ones change that of slope 0.01."""
-    found, learned = rows("beyond-refit"), ("learned, layer", "learned, unit")
+    found, learned = refits.summary(open_store(RESULTS, "refit")), ("learned, layer", "learned, unit")
     body = [
         [
             row["set"],
@@ -59,12 +60,12 @@ def refit() -> list[str]:
     ]
     head = ["RMSE on test rows, mean of 5 splits", "ReLU", "slope 0.01", "learned, layer", "learned, unit"]
     head += ["layer, %", "unit, %", "median slope, layer", "unit", "s, slope 0.01", "layer, s", "unit, s"]
-    return [*grid(head, body), "", *(f"{verdict(found, kind)}  " for kind in learned)]
+    return [*grid(head, body), "", *(f"{refits.verdict(found, kind)}  " for kind in learned)]
 
 
 def constraints() -> list[str]:
     """What a block costs, and what trainings reach."""
-    found = parts("constraints")
+    store = open_store(RESULTS, "constraints")
     cost = (
         "shape",
         "penalty",
@@ -75,14 +76,14 @@ def constraints() -> list[str]:
         "times ridge, given",
         "times ridge, forming",
     )
-    steps = columns("a W-step on MNIST, 60,000 rows", found["steps"], cost, ".2g")
+    steps = columns("a W-step on MNIST, 60,000 rows", store.values(task="step"), cost, ".2g")
     reached = ("penalty", "accuracy", "sd", "violation", "units", "seconds")
-    return steps + columns("784-300-10, 5 seeds", found["trainings"], reached)[:-1]
+    return steps + columns("784-300-10, 5 seeds", constrained.trainings(store), reached)[:-1]
 
 
 def regression() -> list[str]:
     """Clean sets, outliers, quantiles."""
-    found = parts("regression")
+    found = regressions.tables(open_store(RESULTS, "regression"))
     methods = [key for key in found["mean rank"] if key in found["clean"][0]]
     body = [[row["set"], *(f"{row[who]:.4g} ± {row[f'{who} sd']:.2g}" for who in methods)] for row in found["clean"]]
     body.append(["mean rank", *(f"{found['mean rank'][who]:.2f}" for who in methods)])

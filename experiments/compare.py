@@ -1,4 +1,4 @@
-"""The paper's comparison on other data (its future work): `python -m experiments compare --data fashion`.
+"""The paper's comparison on other data (its future work): `python -m experiments compare --only fashion`.
 
 The lifted model alone; the standard network from lifted and from random weights, at a small rate for the same epochs, and at a tuned
 rate for the same total time. Settings are chosen on held-back training rows.
@@ -7,21 +7,22 @@ rate for the same total time. Settings are chosen on held-back training rows.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments import datasets
-from experiments.arena import Arena, Outcome, beyond
-from experiments.cells import named, read, short, told
+from experiments.arena import Arena, Outcome, beyond, store_of
+from experiments.cells import named, short, told
 from experiments.contests import ANY_INPUTS, SMALL, STARTS, Contest
 from experiments.parts import do
 from experiments.rendering import markdown, spread
-from liftednn.files import beside
-from liftednn.start import check_device
+from experiments.settings import Settings
 
-__all__ = ["CHOICES", "arenas", "compare", "contests", "table", "titled"]
+__all__ = ["CHOICES", "TAKES", "arenas", "contests", "run", "table", "texts", "titled"]
+
+TAKES = ("seeds", "only")
 
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
 _REGRESSION: dict[str, Any] = {"epochs": 40, "passes": None, "clock": "cpu"}
@@ -35,13 +36,16 @@ _CONTESTS: dict[str, list[Contest]] = {
     "california": [Contest("california", hidden, **_REGRESSION) for hidden in ((100,), (100, 50))],
 }
 CHOICES = tuple(_CONTESTS)
-_QUICK_ROWS, _QUICK_EPOCHS, _SPLITS = 600, 20, 5
+QUICK = "friedman"  # it needs no file
+_QUICK_ROWS, _QUICK_EPOCHS, _SPLITS = 300, 3, 5
 
 
 def contests(data: str, quick: bool = False) -> list[Contest]:
     """Of one of `CHOICES`; quick ones are small, and show only that all works."""
+    if data == QUICK:
+        return [Contest(data, (8,), 2, passes=1, clock="cpu", cap=_QUICK_EPOCHS)]
     if data not in _CONTESTS:
-        raise ValueError(f"--data must be one of {', '.join(CHOICES)}, got {data}")
+        raise ValueError(f"--only takes {', '.join(CHOICES)}, got {data}")
     found = _CONTESTS[data]
     if not quick:
         return found
@@ -49,31 +53,36 @@ def contests(data: str, quick: bool = False) -> list[Contest]:
     return [replace(found[0], hidden=(20,), epochs=2, rows=rows, cap=_QUICK_EPOCHS, inputs=("given",))]
 
 
-def arenas(out: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> list[Arena]:
+def arenas(results: Path, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> list[Arena]:
     if seeds is not None and not 1 <= seeds <= _SPLITS:
         raise ValueError(f"--seeds must be from 1 to {_SPLITS}, the splits that every set has, got {seeds}")
     count, choices = (seeds or 2, 1) if quick else (seeds or 5, 2)
-    return [Arena(out, contest, device, count, choices, small=True) for contest in contests(data, quick)]
+    own = contests(data, quick)
+    store = store_of(results, "compare", own[0], device)
+    return [Arena(store, contest, device, count, choices, small=True) for contest in own]
 
 
-def compare(out: Path | None, data: str, device: str = "cpu", quick: bool = False, seeds: int | None = None) -> int:
-    """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
-    check_device(device)
-    out = out or Path("results/compare-quick" if quick else "results/compare")
-    own = arenas(out, data, device, quick, seeds)
-    for arena in own:
-        arena.check()
-    if not do([part for arena in own for part in (*arena.tuning(), *arena.testing(), arena.lifted_alone())], out):
-        return 130
-    text = table(own, data)
-    with beside(out / f"{data}.md") as part:
-        part.write_text(text)
-    print(text)
-    return 0
+def run(settings: Settings) -> None:
+    """Do what is left to do, then print the tables; --only takes data sets, by default all."""
+    for data in settings.only or ((QUICK,) if settings.quick else CHOICES):
+        own = arenas(settings.results, data, settings.device, settings.quick, settings.seeds)
+        for arena in own:
+            arena.check()
+        do([part for arena in own for part in (*arena.tuning(), *arena.testing(), arena.lifted_alone())])
+        print(table(own, data))
+
+
+def texts(results: Path, quick: bool = False) -> Iterator[str]:
+    """The tables of all sets that are whole, those of a GPU before those of a CPU."""
+    for data in sorted((*CHOICES, QUICK)):
+        for device in ("cuda", "cpu")[contests(data)[0].clock == "cpu" :]:
+            own = arenas(results, data, device, quick)
+            if all(arena.whole("test") and arena.has("alone") for arena in own):
+                yield table(own, data)
 
 
 def table(own: Sequence[Arena], data: str) -> str:
-    """From the files alone, in Markdown."""
+    """From the records alone, in Markdown."""
     score = "root mean squared error, lower is better" if own[0].contest.real else "accuracy"
     head = ["", "lifted alone", "trained through", *STARTS, "lead over the best other", "deviations"]
     sections = [
@@ -84,7 +93,7 @@ def table(own: Sequence[Arena], data: str) -> str:
         markdown(head, [_row(arena, arena.tested) for arena in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
         markdown(["", "trained through", *STARTS], [[titled(a), *_choices(a)] for a in own]),
-        told(read(own[0].file("alone"))["versions"]) + ".",
+        told(own[0].machine("alone")) + ".",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -96,7 +105,7 @@ def titled(arena: Arena) -> str:
 
 
 def _row(arena: Arena, outcome: Callable[[str], Outcome]) -> list[str]:
-    alone, scores = read(arena.file("alone"))["scores"], [outcome(start).scores for start in STARTS]
+    alone, scores = arena.value("alone")["scores"], [outcome(start).scores for start in STARTS]
     models = [spread(alone["phase"]), spread(alone["through"]), *marked(scores, arena.contest.real)]
     _, lead, deviations = arena.standing(outcome)
     return [titled(arena), *models, f"{lead:+.4f}", beyond(deviations)]
@@ -110,6 +119,6 @@ def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
 
 
 def _choices(arena: Arena) -> list[str]:
-    through = statistics.median(read(arena.file("alone"))["seconds"]["through"])
+    through = statistics.median(arena.value("alone")["seconds"]["through"])
     chosen = [arena.tested(start) for start in STARTS]
     return [f"{through:.2f} s", *(f"{each.told}: {each.seconds:.2f} s" for each in chosen)]

@@ -1,17 +1,14 @@
 """Constrained weights: what a W-step costs beside the plain ridge regression, and what small trainings reach within the constraint.
 
-`python -m experiments.constraints [quick]`, to results/beyond-constraints.json. Steps: MNIST, 60,000 rows, 784 inputs and 300 outputs, and
+`python -m experiments constraints`. Steps: MNIST, 60,000 rows, 784 inputs and 300 outputs, and
 300 inputs and 784 outputs, where orthogonal columns have a closed form; with the Gram matrix given and with forming it. Trainings:
-784-300-10 by mini-batches, five seeds, test accuracy and how far the constraint is broken, each kept when it is done. `quick` takes few
-rows and one seed and writes nothing.
+784-300-10 by mini-batches, five seeds, test accuracy and how far the constraint is broken.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,15 +16,16 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from experiments.datasets import Dataset, load
-from experiments.screen import RESULTS, store, table
-from experiments.training import Cells
+from experiments.datasets import Dataset, load, small
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.tables import table
 from liftednn.blocks import Design, WeightStep, update_weights
 from liftednn.losses import SquaredError
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2, Ball, GroupL2, LowRank, NonNegative, Orthogonal
 
-SEEDS, PASSES, REPEATS = 5, 4, 3
+SEEDS, PASSES, REPEATS, UNITS = 5, 4, 3, 300
 WIDE: dict[str, lnn.Penalty] = {
     "ridge": L2(1e-3),
     "low rank 30": LowRank(30, 1e-3),
@@ -50,10 +48,6 @@ TRAININGS: dict[str, list[lnn.Penalty]] = {
     "ball, rows 1": [Ball(1.0, "row"), L2()],
     "group": [GroupL2(1e-2), L2()],
 }
-
-
-# What keeps the outcome of some work under a key.
-Keep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 def violation(penalty: lnn.Penalty, w: Tensor) -> float:
@@ -117,8 +111,10 @@ def steps(x: Tensor, z: Tensor, penalties: dict[str, lnn.Penalty], repeats: int)
     ]
 
 
-def training(data: Dataset, penalties: list[lnn.Penalty], seed: int, passes: int) -> dict[str, float]:
-    network = LiftedNetwork.mlp([784, 300, 10], "fenchel_relu").with_penalty(penalties)
+def training(
+    data: Dataset, penalties: list[lnn.Penalty], seed: int, passes: int, units: int = UNITS
+) -> dict[str, float]:
+    network = LiftedNetwork.mlp([data.x.shape[1], units, 10], "fenchel_relu").with_penalty(penalties)
     network = lnn.automatic(network, data.x, data.y, seed)
     started = time.perf_counter()
     fit = lnn.MiniBatch(max_iter=passes, seed=seed).run(network, data.x, data.y)
@@ -133,13 +129,11 @@ def training(data: Dataset, penalties: list[lnn.Penalty], seed: int, passes: int
     }
 
 
-def trainings(data: Dataset, seeds: int, passes: int, keep: Keep) -> list[dict[str, Any]]:
+def trainings(store: Store, seeds: int = SEEDS, passes: int = PASSES) -> list[dict[str, Any]]:
+    """One row for each penalty, over seeds."""
     rows = []
-    for name, penalties in TRAININGS.items():
-        runs = [
-            keep(f"{name}; {passes} passes; seed {k}", partial(training, data, penalties, k, passes))
-            for k in range(seeds)
-        ]
+    for name in TRAININGS:
+        runs = store.values(task="training", penalty=name, passes=passes)[:seeds]
         accuracies = [run["accuracy"] for run in runs]
         rows.append(
             {
@@ -152,25 +146,28 @@ def trainings(data: Dataset, seeds: int, passes: int, keep: Keep) -> list[dict[s
                 "seeds": seeds,
             }
         )
-        print(f"{name}: accuracy {rows[-1]['accuracy']:.4f}", flush=True)
     return rows
 
 
-def main(arguments: list[str]) -> None:
-    quick, data = arguments == ["quick"], load("mnist")
-    if quick:
-        data = data._replace(x=data.x[:4000], y=data.y[:4000])
-    w = torch.randn(300, 784, generator=torch.Generator().manual_seed(0)) * (2 / 784) ** 0.5
+def measure_steps(data: Dataset, store: Store, repeats: int, units: int) -> None:
+    """All in one run, since each is compared with the first."""
+    inputs = data.x.shape[1]
+    w = torch.randn(units, inputs, generator=torch.Generator().manual_seed(0)) * (2 / inputs) ** 0.5
     states = (data.x @ w.T).relu()
-    repeats = 1 if quick else REPEATS
-    cost = [*steps(data.x, states, WIDE, repeats), *steps(states, data.x, TALL, repeats)]
-    table("one W-step beside ridge regression", cost)
-    keep: Keep = (lambda key, work: work()) if quick else Cells(RESULTS / "beyond-constraints.jsonl")
-    learnt = trainings(data, 1 if quick else SEEDS, 2 if quick else PASSES, keep)
-    table("784-300-10 by mini-batches, the hidden layer constrained", learnt)
-    if not quick:
-        store("beyond-constraints", {"steps": cost, "trainings": learnt})
+    found = [*steps(data.x, states, WIDE, repeats), *steps(states, data.x, TALL, repeats)]
+    store.add_all([({"task": "step", "shape": row["shape"], "penalty": row["penalty"]}, row) for row in found])
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def run(settings: Settings) -> None:
+    store, data, quick = settings.store("constraints"), load("mnist"), settings.quick
+    seeds, passes, repeats, units = (1, 1, 1, 40) if quick else (SEEDS, PASSES, REPEATS, UNITS)
+    if quick:
+        data = small(data, 200)
+    if not store.find(task="step"):
+        measure_steps(data, store, repeats, units)
+    table("one W-step beside ridge regression", store.values(task="step"))
+    for name, penalties in TRAININGS.items():
+        for seed in range(seeds):
+            work = partial(training, data, penalties, seed, passes, units)
+            store(work, task="training", penalty=name, passes=passes, seed=seed)
+    table("784-300-10 by mini-batches, the hidden layer constrained", trainings(store, seeds, passes))

@@ -18,7 +18,7 @@ import torch
 from experiments import starts
 from experiments.batched import Schedule
 from experiments.cells import named, short
-from experiments.datasets import Dataset, california, load, uci
+from experiments.datasets import Dataset, load, regression
 from experiments.starts import Sizes, Start
 
 __all__ = ["BATCH", "CONTROL", "LIFTED", "RANDOM", "SMALL", "STARTS", "TUNING", "Contest", "Recipe", "Stage"]
@@ -93,7 +93,7 @@ class Contest:
 
     @property
     def title(self) -> str:
-        """As a folder's name."""
+        """In short, what is not usual."""
         parts = [self.data.replace("/", "-"), named(self.hidden), f"{self.epochs}-epochs"]
         parts += [f"{self.passes or 'auto'}-passes"] if self.passes != 3 else []
         parts += [f"{self.rows}-rows"] if self.rows else []
@@ -105,7 +105,7 @@ class Contest:
     @property
     def real(self) -> bool:
         """Regression, scored by the root mean squared error: lower is better."""
-        return self.data.startswith("uci/") or self.data == "california"
+        return self.data.startswith("uci/") or self.data in ("california", "friedman")
 
     @property
     def split(self) -> bool:
@@ -154,6 +154,5 @@ class Contest:
 @cache
 def _loaded(name: str, split: int) -> Dataset:
     """With the seed's own split, where a data set has several; one for all otherwise."""
-    if name.startswith("uci/"):
-        return uci(name.removeprefix("uci/"), split)
-    return california(split) if name == "california" else load(name)
+    real = Contest(name, ()).real
+    return regression(name, split) if real else load(name)

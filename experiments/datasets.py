@@ -28,9 +28,12 @@ __all__ = [
     "cifar10",
     "fashion",
     "folder",
+    "friedman",
     "load",
     "mnist",
     "pendigits",
+    "regression",
+    "small",
     "uci",
 ]
 
@@ -117,10 +120,16 @@ def load(name: str, device: str = "cpu") -> Dataset:
     return _on(device, _LOADERS[name]())
 
 
+def small(data: Dataset, rows: int, columns: int = 50) -> Dataset:
+    """The first rows, and columns from the middle, where an image has its ink: for quick runs."""
+    first = (data.x.shape[1] - columns) // 2
+    part = slice(first, first + columns)
+    return Dataset(data.x[:rows, part], data.y[:rows], data.x_test[:, part], data.y_test)
+
+
 def mnist(device: str = "cpu") -> Dataset:
     """MNIST: pixels / 255 as float32, (60000, 784) and (10000, 784), labels 0 to 9."""
-    place = folder("mnist")
-    return _on(device, _idx({name: _unpacked(place / f"{name}.gz", digest) for name, digest in _MNIST.items()}))
+    return _on(device, _mnist())
 
 
 def fashion(device: str = "cpu") -> Dataset:
@@ -187,6 +196,20 @@ def uci(name: str, split: int = 0) -> Dataset:
     return _regression(file["x"], file["y"], train, splits[split])
 
 
+def friedman(seed: int = 0) -> Dataset:
+    """Friedman's first problem, made up: (160, 10) and (40, 10), for runs that must not need a file."""
+    from sklearn.datasets import make_friedman1
+
+    x, y = make_friedman1(200, noise=1.0, random_state=seed)
+    return _regression(x, y, np.arange(160), np.arange(160, 200))
+
+
+def regression(name: str, seed: int) -> Dataset:
+    """A set with a real response, with another split for each seed: california, friedman or a UCI set, with or without its uci/."""
+    known = {"california": california, "friedman": friedman}
+    return known[name](seed) if name in known else uci(name.removeprefix("uci/"), seed)
+
+
 _UCI = [file.removesuffix(".npz") for file in _SHA256["uci_regression"]]
 _LOADERS: dict[str, Callable[[], Dataset]] = {
     "mnist": mnist,
@@ -198,6 +221,11 @@ _LOADERS: dict[str, Callable[[], Dataset]] = {
     **{f"uci/{name}": partial(uci, name) for name in _UCI},
 }
 NAMES = tuple(_LOADERS)
+
+
+def _mnist() -> Dataset:
+    place = folder("mnist")
+    return _idx({name: _unpacked(place / f"{name}.gz", digest) for name, digest in _MNIST.items()})
 
 
 def _on(device: str, data: Dataset) -> Dataset:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,41 +17,48 @@ from torch import Tensor
 
 import liftednn as lnn
 from experiments.batched import Together, train_together
-from experiments.cells import named
-from experiments.datasets import Dataset, mnist
+from experiments.cells import named, sizes
+from experiments.datasets import Dataset, mnist, small
 from experiments.rendering import ALONE, EUCLIDEAN, PAPER
+from experiments.settings import Settings
 from experiments.starts import he
 from liftednn.bcd import Record
 from liftednn.files import beside, check_place
 from liftednn.minibatch import Pass
 
-__all__ = ["NEXT", "main"]
+__all__ = ["NEXT", "TAKES", "run"]
 
-_SIZES = (784, 300, 10)
+TAKES = ("out",)
+
+_HIDDEN = (300,)
 _SWEEPS, _PASSES, _EPOCHS, _BATCH, _RATE = 6, 8, 3, 100, 1e-4
+_QUICK_ROWS = 500
 _ENDINGS = (".png", ".svg", ".pdf")
 # What to run next, and what it gives.
 NEXT = {
-    "table1 --quick": "Table 1 of the paper, small: one architecture, one seed",
-    "report results/table1-quick --out report.html": "its tables and curves, as one page to open in a browser",
+    "table1 --quick --results quick": "Table 1 of the paper, small: one architecture, one seed",
+    "report --results quick --out report.html": "its tables and curves, as one page to open in a browser",
     "table1": "all of Table 1, faster with --device cuda; stop it at any moment, and the same command goes on",
-    "figure1 results/table1 --out figure1.png": "Figure 1, from the files of Table 1",
-    "report results/table1 --out report.html": "all of it, as one page",
+    "figure1 --out figure1.png": "Figure 1, from the records of Table 1",
+    "report --out report.html": "all that is stored, as one page",
 }
 
 
-def main(arguments: Sequence[str] = ()) -> None:
+def run(settings: Settings) -> None:
+    """To --out, demo.png if it is not given."""
     if find_spec("matplotlib") is None:
         raise ValueError("the demonstration draws with matplotlib, which is not installed: pip install matplotlib")
-    out = Path(arguments[0] if arguments else "demo.png")
+    out = settings.out or Path("demo.png")
     if out.suffix not in _ENDINGS:
         raise ValueError(f"the picture {out} must end in one of {', '.join(_ENDINGS)}, the kinds that are drawn")
     check_place(out)
     console, started = Console(), time.perf_counter()
     data = mnist()
+    if settings.quick:
+        data = small(data, _QUICK_ROWS)
     runs = {name: _lifted(name, lam, data, console) for name, lam in (("relu", 1.0), ("fenchel_relu", 1.0))}
     fitted = lnn.BCD().init(runs["relu"][0], data.x, data.y).weights
-    starts = {"He": he(_SIZES, 0, data), "He + fitted head": fitted}
+    starts = {"He": he(sizes(_HIDDEN, data), 0, data), "He + fitted head": fitted}
     starts |= {f"lifted, {name}": solution.weights for name, (_, solution) in runs.items()}
     starts["lifted, mini-batch"] = _minibatch(data, console).weights
     curves = _standard(starts, data, console)
@@ -85,7 +91,7 @@ def _accuracy(scores: Tensor, y: Tensor) -> float:
 
 
 def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn.LiftedNetwork, lnn.Solution]:
-    network = lnn.LiftedNetwork.mlp(_SIZES, activation=name, lam=lam, rho=1e-3)
+    network = lnn.LiftedNetwork.mlp(sizes(_HIDDEN, data), activation=name, lam=lam, rho=1e-3)
 
     def say(record: Record) -> None:
         kkt = max(record.kkt.values(), default=0.0)
@@ -98,7 +104,7 @@ def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn
 
 
 def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
-    network = lnn.automatic(lnn.LiftedNetwork.mlp(_SIZES, activation="fenchel_relu"), data.x, data.y)
+    network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes(_HIDDEN, data), activation="fenchel_relu"), data.x, data.y)
 
     def say(record: Pass) -> None:
         console.print(
@@ -126,7 +132,7 @@ def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Conso
 def _summary(
     runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Solution]], curves: dict[str, list[float]], data: Dataset
 ) -> Table:
-    table = Table(title=f"{named(_SIZES)} on MNIST, test accuracy, one seed")
+    table = Table(title=f"{named(sizes(_HIDDEN, data))} on MNIST, test accuracy, one seed")
     for column in (
         "model",
         "sweep 0",

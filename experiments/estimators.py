@@ -1,7 +1,6 @@
 """The estimators at their defaults against scikit-learn's at theirs: score and seconds on every set at hand.
 
-`python -m experiments.estimators` (`make bench-estimators`). Every cell is one line of results/estimators.jsonl, written when it is done;
-a run that is stopped goes on with the cells that are missing. Inputs (pixels apart, which lie in 0 .. 1) and real responses are
+`python -m experiments estimators`. Inputs (pixels apart, which lie in 0 .. 1) and real responses are
 standardised, in float64 as scikit-learn's scalers give them; all get the same arrays and two threads. "MLP, raw" has the responses as
 they are, which ours would standardise itself. A UCI set has another of its standard splits for each seed, digits and California housing
 another random one.
@@ -12,11 +11,10 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.datasets import load_digits
@@ -25,10 +23,12 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from experiments import datasets
-from experiments.screen import RESULTS, table
-from experiments.training import Cells
+from experiments.settings import Settings, threads
+from experiments.store import Store
+from experiments.tables import table
 from liftednn import LiftedClassifier, LiftedRegressor
 
+TAKES = ("only",)
 SEEDS = 5
 SETS = (
     "digits",
@@ -71,12 +71,12 @@ def estimators(name: str) -> dict[str, type[BaseEstimator]]:
     return {"lifted": LiftedRegressor, "MLP": MLPRegressor, "MLP, raw": MLPRegressor}
 
 
-def measure(who: str, name: str, seed: int) -> dict[str, Any]:
+def measure(who: str, name: str, seed: int, limits: dict[str, Any]) -> dict[str, Any]:
     data = split(name, seed)
     if name not in CLASSES and who != "MLP, raw":
         mean, scale = data.y.mean(), data.y.std()
         data = data._replace(y=(data.y - mean) / scale, y_test=(data.y_test - mean) / scale)
-    estimator = estimators(name)[who](random_state=seed)
+    estimator = estimators(name)[who](random_state=seed, **limits)
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -92,47 +92,47 @@ def measure(who: str, name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def at_hand() -> Iterator[str]:
+def at_hand(store: Store, names: Iterable[str]) -> Iterator[str]:
     """The sets that can be found; others are named."""
-    for name in SETS:
+    for name in names:
         try:
             split(name, 0)
         except FileNotFoundError as error:
-            print(f"left out: {error}")
+            store.tell(f"left out: {error}")
         else:
             yield name
 
 
-def summary(cells: Cells) -> list[dict[str, Any]]:
+def summary(store: Store, seeds: int = SEEDS) -> list[dict[str, Any]]:
     """One row per set: mean scores, their spread, ranks by the mean score, and mean seconds."""
     rows = []
     for name in SETS:
-        runs = {who: cells.seeds(name, who) for who in estimators(name)}
-        if not all(len(found) == SEEDS for found in runs.values()):
+        runs = {who: store.values(set=name, method=who) for who in estimators(name)}
+        if not all(len(found) == seeds for found in runs.values()):
             continue
         row = {"set": name, "rows": runs["MLP"][0]["rows"], "columns": runs["MLP"][0]["columns"]}
         for who, found in runs.items():
             scores = [cell["score"] for cell in found]
-            row |= {who: statistics.mean(scores), f"{who} sd": statistics.stdev(scores)}
+            row |= {who: statistics.mean(scores), f"{who} sd": statistics.stdev(scores) if seeds > 1 else 0.0}
             row[f"{who} s"] = statistics.mean(cell["seconds"] for cell in found)
         rows.append(row | {"rank": 1 if row["lifted"] > row["MLP"] else 2})
     return rows
 
 
-def main() -> None:
-    torch.set_num_threads(2)
-    cells = Cells(RESULTS / "estimators.jsonl")
-    for name in at_hand():
-        for seed in range(SEEDS):
-            for who in estimators(name):
-                cells(f"{name}; {who}; seed {seed}", partial(measure, who, name, seed))
-        print(f"{name} done", flush=True)
-    rows = summary(cells)
-    names = list(next(row for row in rows if "MLP, raw" in row))
+def run(settings: Settings) -> None:
+    """--only takes sets."""
+    store, seeds = settings.store("estimators"), 1 if settings.quick else SEEDS
+    unknown = set(settings.only) - set(SETS)
+    if unknown:
+        raise ValueError(f"--only takes {', '.join(SETS)}, got {', '.join(sorted(unknown))}")
+    limits = {"max_iter": 2} if settings.quick else {}
+    with threads(2):
+        for name in at_hand(store, settings.only or (("digits",) if settings.quick else SETS)):
+            for seed in range(seeds):
+                for who in estimators(name):
+                    store(partial(measure, who, name, seed, limits), set=name, method=who, seed=seed)
+    rows = summary(store, seeds)
+    names = max((list(row) for row in rows), key=len)
     table("default estimators, mean accuracy or R^2", [{key: row.get(key, "") for key in names} for row in rows])
     rank, ours, theirs = (statistics.mean(row[key] for row in rows) for key in ("rank", "lifted s", "MLP s"))
     print(f"mean rank {rank:.2f}, MLP's {3 - rank:.2f}; mean seconds {ours:.2f}, MLP's {theirs:.2f}")
-
-
-if __name__ == "__main__":
-    main()

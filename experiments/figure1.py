@@ -1,6 +1,6 @@
 """Figure 1 of the paper (sec. 7): test accuracy against epochs, and, which the paper lacks, against wall time with the phase included.
 
-Drawn from the files of `python -m experiments table1` alone: mean over seeds, and a band of two standard deviations.
+Drawn from the records of table1 alone (`python -m experiments figure1`): mean over seeds, and a band of two standard deviations.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 
 from experiments.cells import cells, short
 from experiments.rendering import COLUMNS, EUCLIDEAN, FENCHEL, MORE, STYLES, over_seeds
+from experiments.settings import Settings
+from experiments.store import Store, existing
 from liftednn.files import beside, check_place
 
-__all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1"]
+__all__ = ["ARCHITECTURES", "RATE", "Curve", "curves", "figure1", "run"]
+
+TAKES = ("out",)
 
 ARCHITECTURES = ("300", "500-200-100")
 RATE = 1e-5
@@ -33,18 +37,25 @@ class Curve(NamedTuple):
     seconds: list[float]
 
 
-def curves(run: Path, architecture: str, rate: float) -> list[Curve]:
+def run(settings: Settings) -> None:
+    """To --out, figure1.png if it is not given."""
+    found = existing(settings.results, "table1")
+    if not found:
+        raise FileNotFoundError(f"{settings.results} holds no table1: make it with  python -m experiments table1")
+    for path in figure1(found[0], settings.out or Path("figure1.png")):
+        print(path)
+
+
+def curves(store: Store, architecture: str, rate: float) -> list[Curve]:
     """In the order of the table; an error that says how to make what is missing."""
-    if not run.is_dir():
-        raise FileNotFoundError(f"there is no folder {run}: make it with  python -m experiments table1 --out {run}")
     wanted = {"architecture": architecture, "rate": rate}
-    stored = [c for c in cells(run) if c["kind"] == "cell" and wanted.items() <= c["parameters"].items()]
+    stored = [c for c in cells(store) if c["kind"] == "cell" and wanted.items() <= c["parameters"].items()]
     found = [_curve(name, [c for c in stored if c["parameters"]["start"] == name]) for name in COLUMNS if name != MORE]
     whole = [curve for curve in found if curve is not None]
     if not whole:
         raise ValueError(
-            f"{run} has no cells of {architecture} at rate {short(rate)}: make them with  "
-            f"python -m experiments table1 --out {run} --architectures {architecture}"
+            f"{store.path} has no cells of {architecture} at rate {short(rate)}: make them with  "
+            f"python -m experiments table1 --only {architecture}"
         )
     return whole
 
@@ -58,15 +69,17 @@ def _curve(name: str, own: list[dict[str, Any]]) -> Curve | None:
 
 
 def figure1(
-    run: Path, out: Path = Path("figure1.png"), architectures: Sequence[str] = ARCHITECTURES, rate: float = RATE
+    store: Store, out: Path = Path("figure1.png"), architectures: Sequence[str] = ARCHITECTURES, rate: float = RATE
 ) -> list[Path]:
     """Draw it; the files that were written, a PNG and an SVG of the same name."""
     if find_spec("matplotlib") is None:
         raise ValueError('the figure is drawn with matplotlib, which is not installed: pip install "liftednn[plot]"')
+    if out.suffix != ".png":
+        raise ValueError(f"--out {out} must end in .png; an .svg is written beside it")
     files = [out.with_suffix(ending) for ending in (".png", ".svg")]
     for file in files:
         check_place(file)
-    drawn = {architecture: curves(run, architecture, rate) for architecture in architectures}
+    drawn = {architecture: curves(store, architecture, rate) for architecture in architectures}
     import matplotlib
 
     with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "liftednn", "svg.fonttype": "none"}):

@@ -1,6 +1,6 @@
-"""Write the figures of README and docs from the committed results, so that none is typed by hand.
+"""Write the figures of README and docs from the store, so that none is typed by hand.
 
-`python -m experiments.figures` (`make figures`) rewrites what stands between the markers; a test holds documents and results together.
+`python -m experiments figures` (`make figures`) rewrites what stands between the markers; a test holds documents and results together.
 A marker names its tables: functions of this file.
 """
 
@@ -11,15 +11,20 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import compare as experiment
+from experiments import compare as comparison
+from experiments import paper_model as model
+from experiments import regimes as settings_tried
 from experiments.arena import beyond
 from experiments.beyond import constraints, refit, regression, robust
+from experiments.cells import cells
 from experiments.contests import LIFTED
 from experiments.estimators import summary as default_estimators
 from experiments.rendering import spread
-from experiments.screen import RESULTS
-from experiments.stored import grid, machine, rows
-from experiments.training import NETWORKS, Cells, summary
+from experiments.rendering import table as rendered
+from experiments.settings import Settings
+from experiments.store import RESULTS, Store, open_store
+from experiments.tables import grid, made_on
+from experiments.training import NETWORKS, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
@@ -49,6 +54,10 @@ OLDER = (
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
+def stored(name: str, device: str = "cpu") -> Store:
+    return open_store(RESULTS, name, device)
+
+
 def paper_model() -> list[str]:
     body = [
         [
@@ -57,13 +66,13 @@ def paper_model() -> list[str]:
             f"{row['last']:.3f} ± {row['spread']:.3f}",
             str(row["paper"]),
         ]
-        for row in rows("paper_model")
+        for row in model.summary(stored("paper-model", "cuda"))
     ]
     return grid(["full batch, MNIST, test accuracy, mean of 3 seeds", "sweep 0", "lifted alone", "the paper's"], body)
 
 
 def nnls() -> list[str]:
-    title = f"`nnls`, 300 unknowns, 20,000 rows, float64, KKT 1e-6 ({machine('nnls')})"
+    title = f"`nnls`, 300 unknowns, 20,000 rows, float64, KKT 1e-6 ({made_on(stored('nnls'))})"
     body = [
         [
             f"{row['name']} (condition {row['conditioning']:.1g})",
@@ -72,7 +81,7 @@ def nnls() -> list[str]:
             f"{row['times_sklearn']:.0f} times",
             f"{row['share_of_peak']:.0%}",
         ]
-        for row in rows("nnls")
+        for row in stored("nnls").values()
         if "times_scipy" in row
     ]
     header = [
@@ -87,20 +96,16 @@ def nnls() -> list[str]:
 def sweep() -> list[str]:
     body = [
         [
-            f"`{row['activation']}` ({machine(name)})",
+            f"`{row['activation']}` ({made_on(store)})",
             f"{row['sweep_s']:.3g}",
             f"{row['sweep_over_adam']:.2f}",
             f"{row['first_over_adam']:.2f}",
         ]
-        for name in ("sweep-cpu", "sweep-cuda")
-        for row in rows(name)[:2]
+        for store in (stored("sweep"), stored("sweep", "cuda"))
+        for row in store.values()[:2]
     ]
     title = "one sweep of 784-300-10 on MNIST, blocks to KKT 1e-3"
     return grid([title, "seconds", "in Adam epochs of batch 100", "the first sweep, likewise"], body)
-
-
-def cells(device: str) -> Cells:
-    return Cells(RESULTS / f"training-{device}.jsonl", keep=False)
 
 
 def _seconds(value: float) -> str:
@@ -110,12 +115,12 @@ def _seconds(value: float) -> str:
 def training() -> list[str]:
     """Ours and the best known way of each opponent, all networks: the README's table."""
     names = ["lifted, automatic", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
-    known, body = cells("cuda"), []
+    known, body = stored("training", "cuda"), []
     for data in ("mnist", "fashion"):
         for network in NETWORKS:
             found = {row["method"]: row for row in summary(known, f"{data} {network}")}
             if found:
-                runs = known.seeds(f"{data} {network}", "lifted, full batch")
+                runs = seeds_of(known, f"{data} {network}", "lifted, full batch")
                 control = statistics.mean(cell["accuracy"][0] for cell in runs)
                 scores = [f"{found[name]['mean']:.4f}" if name in found else "" for name in names]
                 body.append([f"{data} {network}", f"{control:.4f}", *scores])
@@ -137,12 +142,12 @@ def _methods(device: str, prefix: str, timed: bool) -> list[list[str]]:
             *([_seconds(row["to_.975_s"])] if timed else []),
             f"`{row['settings']}`",
         ]
-        for row in summary(cells(device), prefix)
+        for row in summary(stored("training", device), prefix)
     ]
 
 
 def _threads() -> str:
-    (threads,) = {cell["machine"]["threads"] for key, cell in cells("cpu").done.items() if key.startswith("race")}
+    (threads,) = {record.machine["threads"] for record in stored("training").find(task="race")}
     return f"{threads} CPU threads"
 
 
@@ -166,10 +171,10 @@ def digits() -> list[str]:
 
 def scikit() -> list[str]:
     """scikit-learn's network, on the CPU, on all networks."""
-    body = []
+    known, body = stored("training"), list[list[str]]()
     for data in ("mnist", "fashion"):
         for network in NETWORKS:
-            found = [row for row in summary(cells("cpu"), f"{data} {network}") if row["method"] == "scikit-learn MLP"]
+            found = [row for row in summary(known, f"{data} {network}") if row["method"] == "scikit-learn MLP"]
             body += [[f"{data} {network}", str(r["seeds"]), f"{r['mean']:.4f}", f"{r['spread']:.4f}"] for r in found]
     return grid(["scikit-learn's MLPClassifier, 17 passes, test accuracy", "seeds", "mean", "spread"], body)
 
@@ -193,14 +198,14 @@ def gpu() -> list[str]:
             f"{row['share_of_peak']:.2%}",
             f"{row['test_accuracy']:.4f}",
         ]
-        for row in rows("training-gpu")
+        for row in stored("gpu", "cuda").values(task="products")
     ]
-    title = f"a pass over MNIST, 784-300-10 ({machine('training-gpu')})"
+    title = f"a pass over MNIST, 784-300-10 ({made_on(stored('gpu', 'cuda'))})"
     return grid([title, "ours, ms", "Adam, ms", "ratio", "of matrix peak", "test accuracy, 17 passes"], body)
 
 
 def engines() -> list[str]:
-    found = rows("training-gpu-engines")
+    found = stored("gpu", "cuda").values(task="engines")
     body = [[f"batch {row['batch']}", *(f"{row[name]:.1f}" for name in row if name != "batch")] for row in found]
     names = [name for name in found[0] if name != "batch"]
     return grid(["ways to run a step: a pass, ms", *names], body)
@@ -209,15 +214,14 @@ def engines() -> list[str]:
 def variants() -> list[str]:
     body = [
         [row["variant"], f"{row['pass 1']:.4f}", f"{row['pass 5']:.4f}", f"{row['seconds']:.1f}", str(row["halved"])]
-        for row in rows("variants")
-        if "variant" in row
+        for row in stored("variants").values(task="variants")
     ]
     title = "MNIST 784-300-10, rows held back, one seed"
     return grid([title, "after pass 1", "after pass 5", "seconds", "times halved"], body)
 
 
 def others() -> list[str]:
-    body = [row for row in rows("variants") if "set" in row]
+    body = stored("variants").values(task="sets")
     names = [name for name in body[0] if name not in ("set", "rows")]
     lines = [[f"{row['set']}, {row['rows']} rows", *(f"{row[name]:.4f}" for name in names)] for row in body]
     return grid(["accuracy or R² on rows held back", *names], lines)
@@ -232,24 +236,22 @@ def growth() -> list[str]:
             f"{row['us_per_row']:.2f}",
             f"{row['share_of_peak']:.0%}",
         ]
-        for row in rows("streaming")
-        if "pass_s" in row
+        for row in stored("streaming").values(task="time")
     ]
-    title = f"rows, MNIST 784-300-10 ({machine('streaming')})"
+    title = f"rows, MNIST 784-300-10 ({made_on(stored('streaming'))})"
     return grid([title, "set-up, s", "a pass, s", "µs per row", "of float32 matrix peak"], body)
 
 
 def memory() -> list[str]:
     body = [
         [f"{row['rows']:,}", str(row["file_MiB"]), f"{row['peak_MiB']:.0f}", f"{row['us_per_row']:.2f}"]
-        for row in rows("streaming")
-        if "peak_MiB" in row
+        for row in stored("streaming").values(task="memory")
     ]
     return grid(["rows of 256 in a memory map", "file, MiB", "peak memory beyond the start, MiB", "µs per row"], body)
 
 
 def estimators() -> list[str]:
-    found = default_estimators(Cells(RESULTS / "estimators.jsonl", keep=False))
+    found = default_estimators(stored("estimators"))
     body = [
         [
             f"{row['set']}, {row['rows']:,} rows of {row['columns']}",
@@ -277,15 +279,15 @@ def init() -> list[str]:
             f"{row['seconds']:.2f}",
             f"{row['epochs']:.2f}",
         ]
-        for row in rows("init")
+        for row in stored("initialisation").values()
     ]
-    title = f"784-300-100-10 on MNIST ({machine('init')})"
+    title = f"784-300-100-10 on MNIST ({made_on(stored('initialisation'))})"
     return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
 
 
-def tables(path: Path) -> dict[str, list[str]]:
-    """The tables of a rendered file by the headings they stand under, which go into their first cells."""
-    found = re.findall(r"## ([^\n]+)\n\n(\|.*?)\n(?:\n|\Z)", path.read_text(), re.DOTALL)
+def tables(text: str) -> dict[str, list[str]]:
+    """The tables of a text by the headings they stand under, which go into their first cells."""
+    found = re.findall(r"## ([^\n]+)\n\n(\|.*?)\n(?:\n|\Z)", text, re.DOTALL)
     return {title: re.sub(r"\A\|[^|]*\|", f"| {title} |", body).splitlines() for title, body in found}
 
 
@@ -293,41 +295,42 @@ def stacked(found: Iterable[list[str]]) -> list[str]:
     return [line for body in found for line in (*body, "")][:-1]
 
 
+def _of_table1(*titles: str) -> list[str]:
+    found = tables(rendered(list(cells(stored("table1", "cuda"))))).items()
+    return stacked(body for title, body in found if title.startswith(titles))
+
+
 def table1() -> list[str]:
-    """The tables of final accuracy, as `python -m experiments table1` renders them."""
-    found = tables(RESULTS / "table1" / "table1.md").items()
-    return stacked(body for title, body in found if title.startswith("Accuracy, rate"))
+    """The tables of final accuracy."""
+    return _of_table1("Accuracy, rate")
 
 
 def readings() -> list[str]:
     """The paper's columns in other readings of its protocol."""
-    found = tables(RESULTS / "table1" / "table1.md").items()
-    return stacked(
-        body for title, body in found if title.startswith(("As printed", "Stochastic gradients", "The random columns"))
-    )
+    return _of_table1("As printed", "Stochastic gradients", "The random columns")
 
 
 def compare() -> list[str]:
-    """As `python -m experiments compare` renders them, the rows of all data sets under one head."""
+    """The rows of all data sets under one head."""
     found: dict[str, list[str]] = {}
     for name in SETS:
-        for title, (head, rule, *rest) in tables(RESULTS / "compare" / f"{name}.md").items():
+        text = comparison.table(comparison.arenas(RESULTS, name, "cuda"), name)
+        for title, (head, rule, *rest) in tables(text).items():
             found.setdefault(title, [head, rule]).extend(rest)
     return stacked(found.values())
 
 
 def regimes() -> list[str]:
-    """As `python -m experiments regimes` renders them."""
-    return stacked(tables(RESULTS / "regimes" / "regimes.md").values())
+    return stacked(tables(settings_tried.table(settings_tried.arenas(RESULTS, "cuda"))).values())
 
 
 def contests() -> list[str]:
     """Where lifted weights stand at tuned settings: the README's table."""
     body = []
-    for arena in (arena for name in SETS for arena in experiment.arenas(RESULTS / "compare", name)):
+    for arena in (arena for name in SETS for arena in comparison.arenas(RESULTS, name, "cuda")):
         rival, lead, deviations = arena.standing(arena.tested)
         scores = [spread(arena.tested(start).scores) for start in (LIFTED, rival)]
-        body.append([experiment.titled(arena), *scores, rival, f"{lead:+.4f}", beyond(deviations)])
+        body.append([comparison.titled(arena), *scores, rival, f"{lead:+.4f}", beyond(deviations)])
     head = "a standard network, all tuned, the same total time, 5 seeds"
     return grid([head, "from lifted weights", "from the best other", "", "lead", "deviations"], body)
 
@@ -340,10 +343,6 @@ def render(text: str) -> str:
     return MARKED.sub(fill, text)
 
 
-def main() -> None:
+def run(settings: Settings) -> None:
     for document in DOCUMENTS:
         document.write_text(render(document.read_text()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Lifted initialisation against He's, and what ordinary training makes of each: MNIST, 784-300-100-10, in one run on one machine.
 
-`python -m experiments.initialisation [quick]`, written to results/init.json; with `quick` one seed, and nothing is written. Every start is
+`python -m experiments initialisation`. Every start is
 followed by one epoch of Adam at 1e-4, the rate of fine-tuning. He has also the time that lifted_ and the epoch take together, at that
 rate and at Adam's usual one. Seconds include the start, not the evaluation.
 """
@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import track
 from torch import nn
 
 import liftednn as lnn
-from experiments.datasets import Dataset, mnist
+from experiments.datasets import Dataset, mnist, small
 from experiments.methods import standard
-from experiments.screen import store, table
+from experiments.settings import Settings
+from experiments.tables import table
 
 SIZES, SEEDS, BATCH = (784, 300, 100, 10), 5, 100
 FINE, USUAL = 1e-4, 1e-3
+Sizes = tuple[int, ...]
+Start = Callable[[Dataset, Sizes], nn.Module]
 
 
 class Run(NamedTuple):
@@ -35,17 +36,17 @@ class Run(NamedTuple):
     epochs: float
 
 
-def lifted(data: Dataset) -> nn.Module:
-    return lnn.init.lifted_(standard(SIZES), data.x, data.y)
+def lifted(data: Dataset, sizes: Sizes) -> nn.Module:
+    return lnn.init.lifted_(standard(sizes), data.x, data.y)
 
 
-def he(data: Dataset) -> nn.Module:
-    return standard(SIZES)
+def he(data: Dataset, sizes: Sizes) -> nn.Module:
+    return standard(sizes)
 
 
-def fitted_head(data: Dataset) -> nn.Module:
+def fitted_head(data: Dataset, sizes: Sizes) -> nn.Module:
     """He's weights with the last layer fitted to all rows: the control that every lifted start has to beat."""
-    network = lnn.LiftedNetwork.mlp(SIZES, activation="fenchel_relu")
+    network = lnn.LiftedNetwork.mlp(sizes, activation="fenchel_relu")
     return lnn.init.to_module(network, lnn.BCD(seed=torch.initial_seed()).init(network, data.x, data.y).weights)
 
 
@@ -64,10 +65,10 @@ def adam(module: nn.Module, data: Dataset, rate: float, epochs: float = math.inf
             steps += 1
 
 
-def run(start: Callable[[Dataset], nn.Module], data: Dataset, seed: int, rate: float = FINE, **limits: float) -> Run:
+def trained(start: Start, data: Dataset, sizes: Sizes, seed: int, rate: float = FINE, **limits: float) -> Run:
     torch.manual_seed(seed)
     started = time.perf_counter()
-    module = start(data)
+    module = start(data, sizes)
     epochs = adam(module, data, rate, **limits)
     seconds = time.perf_counter() - started
     with torch.no_grad():
@@ -75,18 +76,20 @@ def run(start: Callable[[Dataset], nn.Module], data: Dataset, seed: int, rate: f
     return Run(accuracy, seconds, epochs)
 
 
-def one_seed(data: Dataset, seed: int) -> dict[str, Run]:
+def one_seed(data: Dataset, sizes: Sizes, seed: int) -> dict[str, Run]:
     """Every variant, one after the other."""
     found = {
-        "lifted_, no Adam": run(lifted, data, seed, epochs=0),
-        f"He, three epochs at {USUAL:g}": run(he, data, seed, USUAL, epochs=3),
-        f"lifted_, one epoch at {FINE:g}": run(lifted, data, seed, epochs=1),
-        f"He, one epoch at {FINE:g}": run(he, data, seed, epochs=1),
-        f"He with a fitted head, one epoch at {FINE:g}": run(fitted_head, data, seed, epochs=1),
+        "lifted_, no Adam": trained(lifted, data, sizes, seed, epochs=0),
+        f"He, three epochs at {USUAL:g}": trained(he, data, sizes, seed, USUAL, epochs=3),
+        f"lifted_, one epoch at {FINE:g}": trained(lifted, data, sizes, seed, epochs=1),
+        f"He, one epoch at {FINE:g}": trained(he, data, sizes, seed, epochs=1),
+        f"He with a fitted head, one epoch at {FINE:g}": trained(fitted_head, data, sizes, seed, epochs=1),
     }
     budget = found[f"lifted_, one epoch at {FINE:g}"].seconds
     for rate in (FINE, USUAL):
-        found[f"He, the time of lifted_ and its epoch, at {rate:g}"] = run(he, data, seed, rate, seconds=budget)
+        found[f"He, the time of lifted_ and its epoch, at {rate:g}"] = trained(
+            he, data, sizes, seed, rate, seconds=budget
+        )
     return found
 
 
@@ -108,17 +111,15 @@ def summary(seeds: list[dict[str, Run]]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    quick = "quick" in sys.argv[1:]
-    data = mnist()
+def run(settings: Settings) -> None:
+    store, data = settings.store("initialisation"), mnist()
     few = Dataset(data.x[:2000], data.y[:2000], data.x_test, data.y_test)
-    run(lifted, few, 0, epochs=1)  # loads what is loaded at first use
-    seeds = [one_seed(data, seed) for seed in track(range(1 if quick else SEEDS), description="seeds")]
-    rows = summary(seeds)
-    table("MNIST 784-300-100-10, test accuracy", rows)
-    if not quick:
-        store("init", rows)
-
-
-if __name__ == "__main__":
-    main()
+    sizes: Sizes = (50, 20, 10) if settings.quick else SIZES
+    if settings.quick:
+        data = small(data, 200)
+    if not store.records:  # all in one run: starts are given each other's time
+        if not settings.quick:
+            trained(lifted, few, sizes, 0, epochs=1)  # loads what is loaded at first use
+        seeds = [one_seed(data, sizes, seed) for seed in range(1 if settings.quick else SEEDS)]
+        store.add_all([({"start": row["start"]}, row) for row in summary(seeds)])
+    table("MNIST 784-300-100-10, test accuracy", store.values())

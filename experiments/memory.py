@@ -1,17 +1,19 @@
 """nnls on a million rows of 500 unknowns: the working memory beyond inputs and output stays that of a few row blocks.
 
-`python -m experiments.memory [cpu|cuda]`
+`python -m experiments memory [--device cuda]`
 """
 
 from __future__ import annotations
 
 import resource
-import sys
 import time
+from functools import partial
+from typing import Any
 
 import torch
 
-from experiments.screen import store, table
+from experiments.settings import Settings
+from experiments.tables import table
 from liftednn.solvers import nnls
 
 ROWS, UNKNOWNS = 1_000_000, 500
@@ -24,28 +26,28 @@ def held(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+def measure(device: str, rows: int, unknowns: int) -> dict[str, Any]:
     generator = torch.Generator(device).manual_seed(0)
-    a = torch.randn(4 * UNKNOWNS, UNKNOWNS, generator=generator, device=device)
-    h = a.T @ a / (4 * UNKNOWNS)
-    q = torch.empty(ROWS, UNKNOWNS, device=device).normal_(generator=generator)
+    a = torch.randn(4 * unknowns, unknowns, generator=generator, device=device)
+    h = a.T @ a / (4 * unknowns)
+    q = torch.empty(rows, unknowns, device=device).normal_(generator=generator)
     before, started = held(device), time.perf_counter()
     result = nnls(h, q, tol=1e-3)
     spent, output = time.perf_counter() - started, result.z.numel() * result.z.element_size() / 2**30
-    row = {
+    return {
         "device": device,
-        "rows": ROWS,
-        "unknowns": UNKNOWNS,
+        "rows": rows,
+        "unknowns": unknowns,
         "seconds": spent,
         "kkt": result.kkt,
         "input_gib": before,
         "output_gib": output,
         "working_gib": held(device) - before - output,
     }
-    table("a million rows", [row])
-    store(f"memory-{device}", [row])
 
 
-if __name__ == "__main__":
-    main()
+def run(settings: Settings) -> None:
+    store = settings.store("memory")
+    rows, unknowns = (1000, 50) if settings.quick else (ROWS, UNKNOWNS)
+    store(partial(measure, settings.device, rows, unknowns), rows=rows, unknowns=unknowns)
+    table("many rows", store.values())

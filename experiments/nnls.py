@@ -1,7 +1,7 @@
 """Time nnls against scipy.optimize.nnls and scikit-learn's coordinate descent, row for row, on the same problems.
 
-Run alone with `python experiments/nnls.py`; `run()` returns the table as a list of dicts. The three solvers take turns
-within one process, so that a busy machine slows all of them, and every figure is a median over the turns.
+`python -m experiments nnls`. The three solvers take turns within one process, so that a busy machine slows all of them, and every figure
+is a median over the turns.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from sklearn.decomposition._cdnmf_fast import _update_cdnmf_fast
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.screen import store, table
+from experiments.settings import Settings
+from experiments.tables import table
 from liftednn.solvers import nnls
 
 UNKNOWNS, ROWS, TURNS, PEER_ROWS, TOL = 300, 20_000, 5, 12, 1e-6
@@ -98,20 +100,20 @@ def descent_rows(h: Tensor, q: Tensor) -> tuple[float, Tensor]:
     return spent, torch.from_numpy(states)
 
 
-def peak_gflops() -> float:
+def peak_gflops(size: int) -> float:
     """The float64 matrix product rate of this machine now, best of a few."""
-    a = torch.randn(1500, 1500, dtype=torch.float64)
-    return 2 * 1500**3 / min(seconds(lambda: a @ a)[0] for _ in range(5)) / 1e9
+    a = torch.randn(size, size, dtype=torch.float64)
+    return 2 * size**3 / min(seconds(lambda: a @ a)[0] for _ in range(5)) / 1e9
 
 
-def versus_peers(name: str, h: Tensor, q: Tensor) -> dict[str, Any]:
+def versus_peers(name: str, h: Tensor, q: Tensor, turns: int) -> dict[str, Any]:
     ours: list[float] = []
     scipys: list[float] = []
     descents: list[float] = []
     peaks: list[float] = []
     kkts = {"scipy": 0.0, "sklearn": 0.0}
     nnls(h, q[:2000], tol=TOL)
-    for turn in range(TURNS):
+    for turn in range(turns):
         part = q[turn * PEER_ROWS : (turn + 1) * PEER_ROWS]
         spent, result = seconds(lambda: nnls(h, q, tol=TOL))
         ours.append(1e3 * spent / len(q))
@@ -119,7 +121,7 @@ def versus_peers(name: str, h: Tensor, q: Tensor) -> dict[str, Any]:
             spent, z = solver(h, part)
             times.append(1e3 * spent / PEER_ROWS)
             kkts[key] = max(kkts[key], residual(h, part, z))
-        peaks.append(peak_gflops())
+        peaks.append(peak_gflops(5 * len(h)))
     with ProductCounter() as counter:  # type: ignore[no-untyped-call]
         nnls(h, q, tol=TOL)
     mine, gflops = statistics.median(ours), counter.flops / (statistics.median(ours) * 1e-3 * len(q)) / 1e9
@@ -165,39 +167,55 @@ def growth(name: str, h: Tensor, q: Tensor, **options: Any) -> dict[str, Any]:
     }
 
 
-def lifted_states() -> dict[str, Any]:
-    """What one X-step asks: float32, tol 1e-3, 60,000 rows, started from the states of slightly different weights."""
+def lifted_states(rows: int, unknowns: int) -> dict[str, Any]:
+    """What one X-step asks: float32, tol 1e-3, started from the states of slightly different weights."""
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(100, UNKNOWNS, generator=generator) / math.sqrt(UNKNOWNS)
-    states = torch.randn(60_000, UNKNOWNS, generator=generator).clamp(min=0)
-    step = 0.01 * torch.randn(100, UNKNOWNS, generator=generator) / math.sqrt(UNKNOWNS)
-    q = states @ weights.T @ weights + torch.randn(60_000, UNKNOWNS, generator=generator)
-    start = nnls(weights.T @ weights + torch.eye(UNKNOWNS), q, tol=1e-4).z
-    h = (weights + step).T @ (weights + step) + torch.eye(UNKNOWNS)
+    weights = torch.randn(100, unknowns, generator=generator) / math.sqrt(unknowns)
+    states = torch.randn(rows, unknowns, generator=generator).clamp(min=0)
+    step = 0.01 * torch.randn(100, unknowns, generator=generator) / math.sqrt(unknowns)
+    q = states @ weights.T @ weights + torch.randn(rows, unknowns, generator=generator)
+    start = nnls(weights.T @ weights + torch.eye(unknowns), q, tol=1e-4).z
+    h = (weights + step).T @ (weights + step) + torch.eye(unknowns)
     return growth("float32 warm start", h, q, z0=start, tol=1e-3)
 
 
-def cases() -> Iterator[dict[str, Any]]:
-    """The rows of the table, one at a time."""
-    yield versus_peers("well conditioned", *well_conditioned(UNKNOWNS, ROWS))
-    yield versus_peers("badly conditioned", *badly_conditioned(UNKNOWNS, ROWS))
-    yield versus_peers("badly conditioned, gaussian q", *badly_conditioned_gaussian(UNKNOWNS, ROWS))
-    for n in (2_000, 20_000, 80_000):
-        yield growth("growth with rows", *well_conditioned(UNKNOWNS, n), tol=TOL)
-    for p in (100, 200, 400, 800):
-        yield growth("growth with unknowns", *badly_conditioned(p, 4_000), tol=TOL)
-    yield lifted_states()
+Case = tuple[str, int, int, Callable[[], dict[str, Any]]]
+PEERS: dict[str, Callable[[int, int], Problem]] = {
+    "well conditioned": well_conditioned,
+    "badly conditioned": badly_conditioned,
+    "badly conditioned, gaussian q": badly_conditioned_gaussian,
+}
 
 
-def main() -> None:
-    print(
+def against_peers(name: str, unknowns: int, rows: int, turns: int) -> dict[str, Any]:
+    return versus_peers(name, *PEERS[name](unknowns, rows), turns)
+
+
+def grown(name: str, problem: Callable[[int, int], Problem], unknowns: int, rows: int) -> dict[str, Any]:
+    return growth(name, *problem(unknowns, rows), tol=TOL)
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """The name, the rows and the unknowns of a problem, and the work."""
+    rows, unknowns, turns = (100, 20, 1) if quick else (ROWS, UNKNOWNS, TURNS)
+    for name in PEERS:
+        yield name, rows, unknowns, partial(against_peers, name, unknowns, rows, turns)
+    for n in (100, 200) if quick else (2_000, 20_000, 80_000):
+        yield "growth with rows", n, unknowns, partial(grown, "growth with rows", well_conditioned, unknowns, n)
+    for p in (10, 20) if quick else (100, 200, 400, 800):
+        n = 100 if quick else 4_000
+        yield "growth with unknowns", n, p, partial(grown, "growth with unknowns", badly_conditioned, p, n)
+    n = 200 if quick else 60_000
+    yield "float32 warm start", n, unknowns, partial(lifted_states, n, unknowns)
+
+
+def run(settings: Settings) -> None:
+    store = settings.store("nnls")
+    store.tell(
         f"{torch.get_num_threads()} threads; if other programs share the cores, set OMP_NUM_THREADS below their number"
     )
-    rows = list(cases())
-    table("nnls against its peers, medians of 5", [row for row in rows if "times_scipy" in row])
-    table("how nnls grows", [row for row in rows if "times_scipy" not in row])
-    store("nnls", rows)
-
-
-if __name__ == "__main__":
-    main()
+    for name, rows, unknowns, work in cases(settings.quick):
+        store(work, name=name, rows=rows, unknowns=unknowns)
+    found = store.values()
+    table("nnls against its peers, medians of 5", [row for row in found if "times_scipy" in row])
+    table("how nnls grows", [row for row in found if "times_scipy" not in row])

@@ -1,4 +1,4 @@
-"""Long work in parts, each of which leaves files behind and is skipped where they are there: what sec. 7's commands have in common.
+"""Long work in parts, each of which leaves records behind and is skipped where they are there: what sec. 7's commands have in common.
 
 A run can be stopped at any moment, and the same command goes on.
 """
@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-__all__ = ["Part", "do", "unless_there"]
+from experiments.store import Store
+
+__all__ = ["Part", "do", "unless_stored"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Part:
     work: Callable[[], bool]
 
 
-def unless_there(file: Path, work: Callable[[], object]) -> Callable[[], bool]:
-    """Work that leaves one file behind, as the work of a part."""
+def unless_stored(store: Store, work: Callable[[], object], **fields: Any) -> Callable[[], bool]:
+    """Work that leaves a record behind, as the work of a part."""
 
     def unless() -> bool:
-        if file.exists():
+        if store.get(**fields) is not None:
             return False
         work()
         return True
@@ -35,8 +37,8 @@ def unless_there(file: Path, work: Callable[[], object]) -> Callable[[], bool]:
     return unless
 
 
-def do(parts: Sequence[Part], where: Path) -> bool:
-    """One part after another, with progress; False if it was interrupted, which is then said."""
+def do(parts: Sequence[Part]) -> None:
+    """One part after another, with progress on stderr; an interruption says how many are done."""
     done = 0
     try:
         with progress(len(parts)) as tell:
@@ -45,10 +47,8 @@ def do(parts: Sequence[Part], where: Path) -> bool:
                 tell(part.name, done, time.perf_counter() - started if part.work() else None)
                 done += 1
     except KeyboardInterrupt:
-        kept = f"{done} of {len(parts)} parts are done and stored in {where}"
-        print(f"interrupted: {kept}; the same command goes on from there", file=sys.stderr)
-        return False
-    return True
+        print(f"{done} of {len(parts)} parts are done", file=sys.stderr)
+        raise
 
 
 @contextmanager

@@ -1,34 +1,30 @@
 """Does it help to learn the slope? LiftedRegressor with ReLU, with slope 0.01, and with slopes learned for the layer or for each unit.
 
-`python -m experiments.refit [small]` (`make bench-refit`). The eight UCI regression sets and California housing, another split for each
-seed; root mean squared error on the test rows in the response's own units, and seconds of `fit` on one thread. Every cell is one line of
-results/beyond-refit.jsonl, written when it is done; a run that is stopped goes on with the cells that are missing. The table goes to
-results/beyond-refit.json. "small" has one seed and three sets, and writes nothing.
+`python -m experiments refit`. The eight UCI regression sets and California housing, another split for each
+seed; root mean squared error on the test rows in the response's own units, and seconds of `fit` on one thread.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from experiments import datasets
-from experiments.screen import RESULTS, store, table
-from experiments.training import Cells
+from experiments.settings import Settings, threads
+from experiments.store import Store
+from experiments.tables import table
 from liftednn import LiftedRegressor
 from liftednn.activations import FenchelLeakyReLU
 
 SEEDS = 5
 LAST = "uci/protein_tertiary_structure"  # by far the longest
 SETS = ("california", *(name for name in datasets.NAMES if name.startswith("uci/") and name != LAST), LAST)
-SMALL = ("uci/yacht", "uci/energy", "uci/concrete")
+SMALL = ("friedman",)
 KINDS: dict[str, dict[str, Any]] = {
     "ReLU": {"activation": "relu"},
     "slope 0.01": {"activation": "leaky_relu"},
@@ -39,9 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
 FIXED = "slope 0.01"
 
 
-def measure(name: str, kind: str, seed: int) -> dict[str, Any]:
-    data = datasets.california(seed) if name == "california" else datasets.uci(name.removeprefix("uci/"), seed)
-    model = LiftedRegressor(random_state=seed, **KINDS[kind])
+def measure(name: str, kind: str, seed: int, limits: dict[str, Any]) -> dict[str, Any]:
+    data = datasets.regression(name, seed)
+    model = LiftedRegressor(random_state=seed, **KINDS[kind], **limits)
     started = time.perf_counter()
     model.fit(data.x.numpy(), data.y.numpy())
     seconds = time.perf_counter() - started
@@ -58,11 +54,11 @@ def _slopes(model: LiftedRegressor) -> list[float]:
     return [float(each) for each in (slopes.min(), slopes.median(), slopes.max())]
 
 
-def summary(cells: Cells, sets: tuple[str, ...], seeds: int) -> list[dict[str, Any]]:
+def summary(store: Store, sets: tuple[str, ...] = SETS, seeds: int = SEEDS) -> list[dict[str, Any]]:
     """One row per set: mean errors, and for learned slopes how the error changes, in per cent, with its deviation over the splits."""
     rows = []
     for name in sets:
-        runs = {kind: cells.seeds(name, kind) for kind in KINDS}
+        runs = {kind: store.values(set=name, method=kind) for kind in KINDS}
         if any(len(found) < seeds for found in runs.values()):
             continue
         row: dict[str, Any] = {"set": name}
@@ -90,29 +86,17 @@ def verdict(rows: list[dict[str, Any]], kind: str) -> str:
     return f"{kind}: better on {better}, worse on {worse} of {len(rows)} sets; mean change of the error {mean:+.2f} %"
 
 
-def run(path: Path, sets: tuple[str, ...], seeds: int) -> list[dict[str, Any]]:
-    cells = Cells(path)
-    for name in sets:
-        for seed in range(seeds):
-            for kind in KINDS:
-                cells(f"{name}; {kind}; seed {seed}", partial(measure, name, kind, seed))
-        print(f"{name} done", flush=True)
-    rows = summary(cells, sets, seeds)
+def run(settings: Settings) -> None:
+    store = settings.store("refit")
+    sets, seeds = (SMALL, 1) if settings.quick else (SETS, SEEDS)
+    limits = {"max_iter": 2} if settings.quick else {}
+    with threads(1):
+        for name in sets:
+            for seed in range(seeds):
+                for kind in KINDS:
+                    store(partial(measure, name, kind, seed, limits), set=name, method=kind, seed=seed)
+    rows = summary(store, sets, seeds)
     table("learned slopes: RMSE on test rows, and its change against slope 0.01", rows)
     for kind in KINDS:
         if kind.startswith("learned"):
             print(verdict(rows, kind))
-    return rows
-
-
-def main(arguments: list[str]) -> None:
-    torch.set_num_threads(1)
-    if "small" in arguments:
-        with tempfile.TemporaryDirectory() as folder:
-            run(Path(folder) / "cells.jsonl", SMALL, 1)
-        return
-    store("beyond-refit", run(RESULTS / "beyond-refit.jsonl", SETS, SEEDS))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

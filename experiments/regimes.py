@@ -7,19 +7,20 @@ than two standard deviations are then run once on the test rows, with fresh seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from experiments.arena import DEVIATIONS, Arena, Outcome, beyond
-from experiments.cells import named, read, told
+from experiments.arena import DEVIATIONS, Arena, Outcome, beyond, store_of
+from experiments.cells import named, told
 from experiments.contests import ANY_INPUTS, LIFTED, Contest
 from experiments.parts import do
 from experiments.rendering import markdown, spread
-from liftednn.files import beside
-from liftednn.start import check_device
+from experiments.settings import Settings
 
-__all__ = ["REGIMES", "arenas", "promising", "regimes", "table", "write_table"]
+__all__ = ["REGIMES", "TAKES", "arenas", "compute", "promising", "run", "table", "texts"]
+
+TAKES = ("seeds", "only")
 
 _BATCHES = (100, 500)
 _NETS = ((300,), (500, 200, 100))
@@ -47,40 +48,60 @@ REGIMES: dict[str, list[Contest]] = {
         for hidden in _NETS
     ],
 }
+_QUICK = {"few rows": [Contest("friedman", (8,), 2, passes=1, cap=3)]}
 
 
 Arenas = dict[str, list[Arena]]
 
 
-def regimes(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int = 5, choices: int = 3) -> int:
-    """Do what is left to do, then write and print the table; the exit code, 130 if it was interrupted."""
-    check_device(device)
-    own = arenas(out, device, only, seeds, choices)
-    every = [arena for all_ in own.values() for arena in all_]
-    for arena in every:
+def run(settings: Settings) -> None:
+    """Do what is left to do, then print the table; --only takes kinds of settings, such as 'few rows'."""
+    given = _QUICK if settings.quick else REGIMES
+    seeds, choices = (settings.seeds or 2, 1) if settings.quick else (settings.seeds or 5, 3)
+    own = arenas(settings.results, settings.device, settings.only, seeds, choices, given)
+    compute([arena for all_ in own.values() for arena in all_])
+    print(table(arenas(settings.results, settings.device, (), seeds, choices, given)))
+
+
+def compute(own: Sequence[Arena]) -> None:
+    """Try all, then test those that lead."""
+    for arena in own:
         arena.check()
-    if not do([part for arena in every for part in arena.tuning()], out):
-        return 130
-    held = [arena for arena in every if promising(arena)]
-    if not do([part for arena in held for part in arena.testing()], out):
-        return 130
-    print(write_table(out, arenas(out, device, (), seeds, choices)))
-    return 0
+    do([part for arena in own for part in arena.tuning()])
+    do([part for arena in own if promising(arena) for part in arena.testing()])
 
 
-def write_table(out: Path, own: Arenas) -> str:
-    text = table(own)
-    with beside(out / "regimes.md") as part:
-        part.write_text(text)
-    return text
+def texts(results: Path) -> Iterator[str]:
+    """The table of what is stored, a GPU's before a CPU's; none where nothing is."""
+    found = {device: arenas(results, device) for device in ("cuda", "cpu")}
+    whole = {
+        device: {arena.contest.clock for all_ in own.values() for arena in all_ if arena.whole("tune")}
+        for device, own in found.items()
+    }
+    shown = [device for device, clocks in whole.items() if "own" in clocks] or ["cpu"]
+    yield from (table(found[device]) for device in shown if whole[device])
 
 
-def arenas(out: Path, device: str = "cpu", only: Sequence[str] = (), seeds: int = 5, choices: int = 3) -> Arenas:
-    unknown = set(only) - set(REGIMES)
+def arenas(
+    results: Path,
+    device: str = "cpu",
+    only: Sequence[str] = (),
+    seeds: int = 5,
+    choices: int = 3,
+    given: dict[str, list[Contest]] = REGIMES,
+) -> Arenas:
+    unknown = set(only) - set(given)
     if unknown:
-        raise ValueError(f"--only takes {', '.join(REGIMES)}, got {', '.join(sorted(unknown))}")
-    wanted = {kind: all_ for kind, all_ in REGIMES.items() if not only or kind in only}
-    return {kind: [Arena(out, contest, device, seeds, choices) for contest in all_] for kind, all_ in wanted.items()}
+        raise ValueError(f"--only takes {', '.join(given)}, got {', '.join(sorted(unknown))}")
+    wanted = {kind: all_ for kind, all_ in given.items() if not only or kind in only}
+    contests = [contest for all_ in wanted.values() for contest in all_]
+    stores = {contest.clock: store_of(results, "regimes", contest, device) for contest in contests}
+    if device == "cpu":  # one file, and so one store
+        stores = dict.fromkeys(stores, next(iter(stores.values())))
+    return {
+        kind: [Arena(stores[contest.clock], contest, device, seeds, choices) for contest in all_]
+        for kind, all_ in wanted.items()
+    }
 
 
 def promising(arena: Arena) -> bool:
@@ -89,7 +110,7 @@ def promising(arena: Arena) -> bool:
 
 
 def table(own: Arenas) -> str:
-    """From the files alone, in Markdown: every setting that was tried, and the test of those that led."""
+    """From the records alone, in Markdown: every setting that was tried, and the test of those that led."""
     tried = {kind: [arena for arena in all_ if arena.whole("tune")] for kind, all_ in own.items()}
     held = {kind: [a for a in all_ if promising(a) and a.whole("test")] for kind, all_ in tried.items()}
     every, led = (list(chain.from_iterable(group.values())) for group in (tried, held))
@@ -108,7 +129,7 @@ def table(own: Arenas) -> str:
         markdown(head, [[kind, *_row(arena, arena.tested)] for kind, all_ in held.items() for arena in all_]),
         "## What was chosen for those tested, and seconds in all of one network alone",
         markdown(["", LIFTED, "best other"], [_choices(arena) for arena in led]),
-        f"Seconds: {'; '.join(sorted({told(read(arena.file('times'))['versions']) for arena in every}))}.",
+        f"Seconds: {'; '.join(sorted({told(arena.machine('times')) for arena in every}))}.",
     ]
     return "\n\n".join(sections) + "\n"
 

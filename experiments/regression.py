@@ -1,8 +1,6 @@
 """Regression: the eight UCI sets and California housing, outliers among the responses, and quantiles.
 
-`python -m experiments.regression [quick]` (`make bench-regression`). Every cell is one line of results/beyond-regression.jsonl, written
-when it is done; a run that is stopped goes on with the cells that are missing; the tables go to
-results/beyond-regression.json. UCI sets have
+`python -m experiments regression`; set OMP_NUM_THREADS=1 for scikit-learn. UCI sets have
 their first five standard splits, California housing five random ones. Networks have one hidden layer of 50 units, of 100 on protein and
 California. Inputs and responses are standardised, for all methods alike; errors are in the responses' own units. Seconds are
 the processor's, on one thread; "torch" is experiments/tuned.py, its seconds are those of both starts and the search together.
@@ -11,7 +9,6 @@ the processor's, on one thread; "torch" is experiments/tuned.py, its seconds are
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,8 +25,9 @@ from sklearn.metrics import mean_pinball_loss
 from sklearn.neural_network import MLPRegressor
 
 from experiments import datasets, tuned
-from experiments.screen import RESULTS, store, table
-from experiments.training import Cells
+from experiments.settings import Settings, threads
+from experiments.store import Store
+from experiments.tables import table
 from liftednn import LiftedRegressor
 from liftednn.losses import Quantile
 
@@ -44,11 +42,12 @@ NOISY = ("concrete", "power_plant", "california")
 # Of the training responses, a tenth is moved by ten standard deviations times a normal number.
 SHARE, SIZE = 0.1, 10.0
 LEVELS = (0.1, 0.5, 0.9)
+LEVELLED = ("lifted", "lifted, at once", "boosting")
 
 
 def split(name: str, seed: int) -> tuple[Array, Array, Array, Array]:
     """Rows and responses to train on, and to be judged by."""
-    data = datasets.california(seed) if name == "california" else datasets.uci(name, seed)
+    data = datasets.regression(name, seed)
     x, y, x_test, y_test = (part.double().numpy() for part in data)
     return x, y, x_test, y_test
 
@@ -61,20 +60,21 @@ def rmse(found: Array, y: Array) -> float:
     return float(np.sqrt(np.mean((found - y) ** 2)))
 
 
-def regressors(name: str, seed: int) -> dict[str, Callable[[], Any]]:
+def regressors(name: str, seed: int, **limits: Any) -> dict[str, Callable[[], Any]]:
+    """`limits`, such as max_iter, are for all that iterate."""
     width = (hidden(name),)
     return {
-        "lifted": lambda: LiftedRegressor(width, random_state=seed),
-        "MLP": lambda: MLPRegressor(hidden_layer_sizes=width, random_state=seed),
+        "lifted": lambda: LiftedRegressor(width, random_state=seed, **limits),
+        "MLP": lambda: MLPRegressor(hidden_layer_sizes=width, random_state=seed, **limits),
         "ridge": lambda: RidgeCV(np.logspace(-4, 4, 17)),
-        "boosting": lambda: HistGradientBoostingRegressor(random_state=seed),
+        "boosting": lambda: HistGradientBoostingRegressor(random_state=seed, **limits),
     }
 
 
-def robust_regressors(name: str, seed: int) -> dict[str, Callable[[], Any]]:
-    width, boosting = (hidden(name),), partial(HistGradientBoostingRegressor, random_state=seed)
+def robust_regressors(name: str, seed: int, **limits: Any) -> dict[str, Callable[[], Any]]:
+    width, boosting = (hidden(name),), partial(HistGradientBoostingRegressor, random_state=seed, **limits)
     lifted = {
-        f"lifted, {loss}": partial(LiftedRegressor, width, loss=loss, random_state=seed)
+        f"lifted, {loss}": partial(LiftedRegressor, width, loss=loss, random_state=seed, **limits)
         for loss in ("squared", "absolute", "huber")
     }
     return lifted | {
@@ -95,18 +95,18 @@ def fitted(make: Callable[[], Any], x: Array, y: Array, x_test: Array) -> tuple[
     return model.predict(x_test) * scale + mean, seconds
 
 
-def clean_cell(name: str, who: str, seed: int) -> Cell:
+def clean_cell(name: str, who: str, seed: int, limits: Cell) -> Cell:
     x, y, x_test, y_test = split(name, seed)
-    found, seconds = fitted(regressors(name, seed)[who], x, y, x_test)
+    found, seconds = fitted(regressors(name, seed, **limits)[who], x, y, x_test)
     return {"rmse": rmse(found, y_test), "seconds": seconds, "rows": len(x), "columns": x.shape[1]}
 
 
-def tuned_cell(name: str, seed: int) -> Cell:
+def tuned_cell(name: str, seed: int, lengths: Sequence[int]) -> Cell:
     x, y, x_test, y_test = split(name, seed)
     mean, scale = y.mean(), y.std()
     rows, targets, new = (torch.from_numpy(part).float() for part in (x, (y - mean) / scale, x_test))
     started = time.process_time()
-    found = tuned.predictions(rows, targets, new, hidden(name), seed)
+    found = tuned.predictions(rows, targets, new, hidden(name), seed, lengths)
     cell: Cell = {"seconds": time.process_time() - started}
     for start, (scores, (rate, steps)) in found.items():
         error = rmse(scores.double().numpy() * scale + mean, y_test)
@@ -114,23 +114,24 @@ def tuned_cell(name: str, seed: int) -> Cell:
     return cell
 
 
-def robust_cell(name: str, who: str, seed: int) -> Cell:
+def robust_cell(name: str, who: str, seed: int, limits: Cell) -> Cell:
     x, y, x_test, y_test = split(name, seed)
     draws = np.random.default_rng(seed)
     moved = np.where(draws.random(len(y)) < SHARE, SIZE * y.std() * draws.standard_normal(len(y)), 0.0)
-    found, seconds = fitted(robust_regressors(name, seed)[who], x, y + moved, x_test)
+    found, seconds = fitted(robust_regressors(name, seed, **limits)[who], x, y + moved, x_test)
     return {"rmse": rmse(found, y_test), "mae": float(np.abs(found - y_test).mean()), "seconds": seconds}
 
 
-def quantile_cell(name: str, who: str, seed: int) -> Cell:
+def quantile_cell(name: str, who: str, seed: int, limits: Cell) -> Cell:
     """Coverage, the share of test responses below, and pinball loss at every level."""
     x, y, x_test, y_test = split(name, seed)
+    ours = partial(LiftedRegressor, (hidden(name),), random_state=seed, **limits)
     if who == "lifted, at once":
-        make = partial(LiftedRegressor, (hidden(name),), loss=Quantile(LEVELS), random_state=seed)
+        make = partial(ours, loss=Quantile(LEVELS))
         found, seconds = fitted(make, x, y, x_test)
     else:
-        lifted = [partial(LiftedRegressor, (hidden(name),), loss=Quantile(q), random_state=seed) for q in LEVELS]
-        boosting = partial(HistGradientBoostingRegressor, loss="quantile", random_state=seed)
+        lifted = [partial(ours, loss=Quantile(q)) for q in LEVELS]
+        boosting = partial(HistGradientBoostingRegressor, loss="quantile", random_state=seed, **limits)
         makes: Sequence[Callable[[], Any]] = (
             lifted if who == "lifted" else [partial(boosting, quantile=q) for q in LEVELS]
         )
@@ -141,16 +142,16 @@ def quantile_cell(name: str, who: str, seed: int) -> Cell:
     return {"cover": cover, "pinball": pinball, "seconds": seconds}
 
 
-def clean_rows(cells: Cells, sets: Sequence[str], seeds: int) -> list[Cell]:
+def clean_rows(store: Store, sets: Sequence[str], seeds: int) -> list[Cell]:
     """One row per set: mean error, its spread and the seconds of each method."""
     rows = []
     for name in sets:
         row: Cell = {"set": name}
         for who in regressors(name, 0):
-            found = cells.seeds(f"clean {name}", who)[:seeds]
+            found = store.values(task="clean", set=name, method=who)[:seeds]
             row |= _spread(who, [cell["rmse"] for cell in found])
             row[f"{who} s"] = statistics.mean(cell["seconds"] for cell in found)
-        found = cells.seeds(f"clean {name}", "torch")[:seeds]
+        found = store.values(task="clean", set=name, method="torch")[:seeds]
         for start in tuned.STARTS:
             row |= _spread(f"torch, {start}", [cell[start]["rmse"] for cell in found])
         rows.append(row | {"torch s": statistics.mean(cell["seconds"] for cell in found)})
@@ -167,15 +168,14 @@ def ranks(rows: Sequence[Cell], methods: Sequence[str]) -> dict[str, float]:
     return {who: statistics.mean(place) for who, place in zip(methods, places, strict=True)}
 
 
-def averages(cells: Cells, kind: str, sets: Sequence[str], whos: Sequence[str], seeds: int) -> list[Cell]:
+def averages(store: Store, kind: str, sets: Sequence[str], whos: Sequence[str], seeds: int) -> list[Cell]:
     """One row per set and method: the mean of everything in the cells."""
     rows = []
     for name in sets:
         for who in whos:
-            found = cells.seeds(f"{kind} {name}", who)[:seeds]
-            numbers = {key for key in found[0] if key not in ("key", "machine")}
+            found = store.values(task=kind, set=name, method=who)[:seeds]
             row: Cell = {"set": name, "method": who}
-            for key in sorted(numbers):
+            for key in sorted(found[0]):
                 values = np.array([cell[key] for cell in found])
                 means = np.atleast_1d(values.mean(axis=0))
                 names = [key] if values.ndim == 1 else [f"{key} {level}" for level in LEVELS]
@@ -186,44 +186,43 @@ def averages(cells: Cells, kind: str, sets: Sequence[str], whos: Sequence[str], 
     return rows
 
 
-def run(cells: Cells, sets: Sequence[str], noisy: Sequence[str], seeds: int) -> Cell:
-    """Every cell that is missing, then the tables."""
-    levelled = ("lifted", "lifted, at once", "boosting")
+def compute(store: Store, sets: Sequence[str], noisy: Sequence[str], seeds: int, quick: bool) -> None:
+    """Every cell that is missing."""
+    limits, lengths = ({"max_iter": 2}, (5, 10)) if quick else ({}, tuned.STEPS)
     for name in noisy:
         for seed in range(seeds):
             for who in robust_regressors(name, seed):
-                cells(f"outliers {name}; {who}; seed {seed}", partial(robust_cell, name, who, seed))
-            for who in levelled:
-                cells(f"quantiles {name}; {who}; seed {seed}", partial(quantile_cell, name, who, seed))
+                store(partial(robust_cell, name, who, seed, limits), task="outliers", set=name, method=who, seed=seed)
+            for who in LEVELLED:
+                store(
+                    partial(quantile_cell, name, who, seed, limits), task="quantiles", set=name, method=who, seed=seed
+                )
     for name in sets:
         for seed in range(seeds):
             for who in regressors(name, seed):
-                cells(f"clean {name}; {who}; seed {seed}", partial(clean_cell, name, who, seed))
-            cells(f"clean {name}; torch; seed {seed}", partial(tuned_cell, name, seed))
-        print(f"{name} done", flush=True)
-    clean = clean_rows(cells, sets, seeds)
+                store(partial(clean_cell, name, who, seed, limits), task="clean", set=name, method=who, seed=seed)
+            store(partial(tuned_cell, name, seed, lengths), task="clean", set=name, method="torch", seed=seed)
+
+
+def tables(store: Store, sets: Sequence[str] = SETS, noisy: Sequence[str] = NOISY, seeds: int = SEEDS) -> Cell:
+    """From the store alone."""
+    clean = clean_rows(store, sets, seeds)
     methods = [*regressors(sets[0], 0), *(f"torch, {start}" for start in tuned.STARTS)]
     return {
         "clean": clean,
         "mean rank": ranks(clean, methods),
-        "outliers": averages(cells, "outliers", noisy, list(robust_regressors(noisy[0], 0)), seeds),
-        "quantiles": averages(cells, "quantiles", noisy, levelled, seeds),
+        "outliers": averages(store, "outliers", noisy, list(robust_regressors(noisy[0], 0)), seeds),
+        "quantiles": averages(store, "quantiles", noisy, LEVELLED, seeds),
     }
 
 
-def main() -> None:
-    torch.set_num_threads(1)  # and OMP_NUM_THREADS=1 for scikit-learn's
-    quick = "quick" in sys.argv[1:]
-    cells = Cells(RESULTS / ("beyond-regression-quick.jsonl" if quick else "beyond-regression.jsonl"))
-    sets, noisy, seeds = (SMALL, ("concrete",), 2) if quick else (SETS, NOISY, SEEDS)
-    found = run(cells, sets, noisy, seeds)
+def run(settings: Settings) -> None:
+    store = settings.store("regression")
+    sets, noisy, seeds = (("friedman",), ("friedman",), 1) if settings.quick else (SETS, NOISY, SEEDS)
+    with threads(1):
+        compute(store, sets, noisy, seeds, settings.quick)
+    found = tables(store, sets, noisy, seeds)
     table("root mean squared error", found["clean"])
     table("mean rank", [found["mean rank"]])
     table("a tenth of the training responses moved: errors on clean test responses", found["outliers"])
     table("quantiles: coverage and pinball loss on the test rows", found["quantiles"])
-    if not quick:
-        store("beyond-regression", found)
-
-
-if __name__ == "__main__":
-    main()

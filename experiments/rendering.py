@@ -1,17 +1,15 @@
-"""Table 1 as text, made from the stored cells alone: accuracies, what one epoch gives, times, and what the search chose."""
+"""Table 1 as text, made from the cells of the store alone: accuracies, what one epoch gives, times, and what the search chose."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.cells import ARCHITECTURES, cells, named, short, told
+from experiments.cells import ARCHITECTURES, named, short, told
 from experiments.paper import ALONE, CELLS, EPOCHS, EUCLIDEAN, PAPER, RANDOM, ROWS, Printed
 from experiments.starts import STARTS
-from liftednn.files import beside
 
 __all__ = [
     "ALONE",
@@ -39,7 +37,6 @@ __all__ = [
     "spread",
     "table",
     "trials",
-    "write_table",
 ]
 
 FENCHEL, MORE = "Lifted (Fenchel)", "He, more epochs"
@@ -72,14 +69,6 @@ SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
 
 Stored = Sequence[dict[str, Any]]
 Row = tuple[str, dict[str, tuple[list[float], Printed | None]]]
-
-
-def write_table(out: Path) -> str:
-    """Write OUT/table1.md, and give its text."""
-    text = table(list(cells(out)))
-    with beside(out / "table1.md") as part:
-        part.write_text(text)
-    return text
 
 
 def table(stored: Stored) -> str:

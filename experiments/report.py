@@ -1,5 +1,5 @@
-"""Table 1 and Figure 1 (sec. 7) as one page to look through (`python -m experiments report`), from the files of table1;
-with the text and tables of compare and regimes below, where their folders are given too. Counts of what leads and what loses come first.
+"""Table 1 and Figure 1 (sec. 7) as one page to look through: `python -m experiments report`, from the records of table1; with the tables of
+compare and regimes below, where they are stored too. Counts of what leads and what loses come first.
 
 Statistics are made here and put into the page as JSON; report.js, a part of the page, draws them. The page needs no network: its style,
 its script and its numbers are in it. No text of a file is ever written as HTML, so that no name in it can become a part of the page.
@@ -16,8 +16,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from experiments import compare, regimes
 from experiments.arena import DEVIATIONS
-from experiments.cells import cells, read, short
+from experiments.cells import cells, short
 from experiments.rendering import (
     COLUMNS,
     DOUBLED,
@@ -37,10 +38,14 @@ from experiments.rendering import (
     table,
     trials,
 )
+from experiments.settings import Settings
+from experiments.store import Store, existing
 from experiments.verdicts import verdicts, with_verdicts
 from liftednn.files import beside, check_place
 
-__all__ = ["page", "report", "summary"]
+__all__ = ["page", "report", "run", "summary", "write"]
+
+TAKES = ("out",)
 
 Stored = Sequence[dict[str, Any]]
 
@@ -63,17 +68,30 @@ _STYLES = {
     EUCLIDEAN + SCALED: ("#E69F00", "3 6"),
 }
 _READINGS = tuple(READINGS)
-_NOTHING = "{} has nothing to show: name a folder with cells of table1 or with tables of compare or regimes"
 _OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
 
 
-def report(runs: Sequence[Path], out: Path = Path("report.html")) -> Path:
-    """Write the page of folders of `table1`, `compare` and `regimes`, in any order. The first of table1 has its curves drawn."""
+def run(settings: Settings) -> None:
+    """To --out, report.html if it is not given."""
+    print(report(settings.results, settings.out or Path("report.html"), settings.quick))
+
+
+def report(results: Path, out: Path = Path("report.html"), quick: bool = False) -> Path:
+    """Write the page of all that is stored. The first table1, a GPU's where there is one, has its curves drawn."""
     check_place(out)
-    if not runs:
-        raise ValueError("no folder is given to report on: name one of table1, compare or regimes")
-    own = [run for run in runs if _is_table1(run)]
-    others = [document for run in runs if run not in own[:1] for document in _documents(run)]
+    if out.suffix != ".html":
+        raise ValueError(f"--out {out} must end in .html, the kind of file that is written")
+    own = existing(results, "table1")
+    texts = [*compare.texts(results, quick), *regimes.texts(results)]
+    if not own and not texts:
+        told = f"{results} has nothing to show: run table1, compare or regimes first"
+        raise ValueError(f"{told}, or name another folder by --results")
+    return write(own, texts, out)
+
+
+def write(own: Sequence[Store], texts: Sequence[str], out: Path) -> Path:
+    """Write the page of stores of table1, and of texts in Markdown."""
+    others = [_second(store) for store in own[1:]] + [_document(text) for text in texts]
     facts = (summary(own[0]) if own else {}) | {"others": others}
     text = page(facts | {"verdicts": verdicts(facts), "threshold": DEVIATIONS})
     with beside(out) as part:
@@ -98,29 +116,15 @@ def _embedded(facts: dict[str, Any]) -> str:
     return told
 
 
-def summary(run: Path) -> dict[str, Any]:
-    """All that the page shows; an error that says how to make what is missing."""
-    plan = run / "plan.json"
-    return _summary(_stored(run)) | {"run": run.name, "plan": read(plan) if plan.exists() else {}}
+def summary(store: Store) -> dict[str, Any]:
+    """All that the page shows of table1; an error that says how to make what is missing."""
+    plan = store.get(kind="plan") or {}
+    return _summary(_stored(store)) | {"run": store.path.stem, "plan": plan and plan | {"device": store.device}}
 
 
-def _is_table1(folder: Path) -> bool:
-    """By its plan, which is the first file that the command writes."""
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {folder}: make it with  python -m experiments table1, compare  or  regimes"
-        )
-    return (folder / "plan.json").exists()
-
-
-def _documents(folder: Path) -> list[dict[str, Any]]:
-    """Every .md file of a folder; of table1's, the table of its cells."""
-    if _is_table1(folder):
-        return [_document(table(_stored(folder))) | {"title": f"Table 1, {folder.name}"}]
-    found = sorted(folder.glob("*.md"))
-    if not found:
-        raise ValueError(_NOTHING.format(folder))
-    return [_document(path.read_text(encoding="utf-8")) for path in found]
+def _second(store: Store) -> dict[str, Any]:
+    """A further table1, as its tables."""
+    return _document(table(_stored(store))) | {"title": f"Table 1, {store.path.stem}"}
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -151,10 +155,10 @@ def _fields(line: str) -> list[str]:
     return [field.strip() for field in line.strip().strip("|").split("|")]
 
 
-def _stored(run: Path) -> list[dict[str, Any]]:
-    stored = list(cells(run))
+def _stored(store: Store) -> list[dict[str, Any]]:
+    stored = list(cells(store))
     if not any(cell["kind"] == "cell" for cell in stored):
-        raise ValueError(_NOTHING.format(run))
+        raise ValueError(f"{store.path} has no cells yet: run  python -m experiments table1")
     return stored
 
 

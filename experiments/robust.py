@@ -1,7 +1,6 @@
 """Accuracy against noise on the test inputs: robust lifted networks, plain ones, and what gradient training has against noise.
 
-`python -m experiments.robust [cpu|cuda] [quick]` (`make bench-robust`). Every cell is a line of results/beyond-robust-DEVICE.jsonl, written
-when it is done; a run that is stopped goes on with the cells that are missing; results/beyond-robust.json has the tables. MNIST, pixels in
+`python -m experiments robust [--device cuda]`. MNIST, pixels in
 0 .. 1, 784-300-10; Adult and pendigits, standardised, one hidden layer of 100. Noise is in those units, missing entries become 0, and FGSM
 attacks each network by its own gradient. The rule for strengths, the same for all: trained with seed 0 on all but a tenth of the rows, the
 largest of the grid whose clean accuracy on that tenth, and that of every smaller one, is within .01 of the method without it.
@@ -11,9 +10,8 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,16 +19,18 @@ import torch
 from torch import Tensor, nn
 
 import liftednn as lnn
-from experiments.datasets import Dataset, load
+from experiments.datasets import Dataset, load, small
 from experiments.methods import standard
-from experiments.screen import RESULTS, store, table
-from experiments.training import Cells
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.tables import table
 from liftednn.base import Affine, Uncertainty
 from liftednn.blocks import Design, update_weights
 from liftednn.choices import guarded
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 
+Sizes = tuple[int, ...]
 SEEDS, COST = 5, 0.01
 # Passes over the rows, the same for all methods.
 PASSES = {"mnist": 10, "adult": 15, "pendigits": 40}
@@ -145,19 +145,22 @@ def held_back(data: Dataset) -> Dataset:
     return Dataset(data.x[kept], data.y[kept], data.x[back], data.y[back])
 
 
-def chosen(name: str, data: Dataset, set_name: str, passes: int, cells: Cells) -> float:
+def chosen(
+    name: str, data: Dataset, set_name: str, sizes: Sizes, passes: int, store: Store, grid: Sequence[float]
+) -> float:
     """The strength of a method, by the rule; 0 if none of the grid obeys it."""
-    part, sizes = held_back(data), SIZES[set_name]
+    part = held_back(data)
 
     def clean(who: str, strength: float) -> dict[str, Any]:
         module = trained(who, strength, part, sizes, 0, passes)
         return {"accuracy": accuracy(module, part.x_test, part.y_test)}
 
     control = CONTROLS[name]
-    plain = cells(f"{set_name}; {control}; choose 0", partial(clean, control, 0.0))["accuracy"]
+    plain = store(partial(clean, control, 0.0), set=set_name, method=control, stage="choose", strength=0.0)["accuracy"]
     best = 0.0
-    for strength in GRIDS[name]:
-        found = cells(f"{set_name}; {name}; choose {strength}", partial(clean, name, strength))["accuracy"]
+    for strength in grid:
+        work = partial(clean, name, strength)
+        found = store(work, set=set_name, method=name, stage="choose", strength=strength)["accuracy"]
         if found < plain - COST:
             break
         best = strength
@@ -176,21 +179,21 @@ def measure(
     return {"strength": strength, "seconds": seconds, "curves": curves(module, data, seed)}
 
 
-def run(set_name: str, device: str, cells: Cells, seeds: int, passes: int, rows: int | None) -> None:
-    data = load(set_name, device)
-    data = data._replace(x=data.x[:rows], y=data.y[:rows])
-    strengths = {name: chosen(name, data, set_name, passes, cells) for name in GRIDS}
+def compute(
+    set_name: str, data: Dataset, sizes: Sizes, store: Store, seeds: int, passes: int, most: int | None
+) -> None:
+    """All that is missing of a set; `most` is how many strengths a method may choose from."""
+    strengths = {name: chosen(name, data, set_name, sizes, passes, store, grid[:most]) for name, grid in GRIDS.items()}
     for name in METHODS:
         strength = strengths.get(FROM.get(name, name), 0.0)
         for seed in range(seeds):
-            work = partial(measure, name, strength, data, SIZES[set_name], seed, passes)
-            cells(f"{set_name}; {name}; seed {seed}", work)
-        print(f"{set_name}, {name} done, strength {strength:g}", flush=True)
+            work = partial(measure, name, strength, data, sizes, seed, passes)
+            store(work, set=set_name, method=name, seed=seed)
 
 
-def summary(cells: Cells, set_name: str) -> list[dict[str, Any]]:
+def summary(store: Store, set_name: str) -> list[dict[str, Any]]:
     """One row per kind and level of noise: every method's mean over seeds, its spread under "spreads"."""
-    runs = {name: found for name in METHODS if (found := cells.seeds(set_name, name))}
+    runs = {name: found for name in METHODS if (found := store.values(set=set_name, method=name, stage=None))}
     rows = []
     for kind, levels in LEVELS.items():
         for place, level in enumerate(levels):
@@ -238,7 +241,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def costs(device: str, rows: int, box_rows: int) -> list[dict[str, Any]]:
+def costs(device: str, rows: int, box_rows: int, columns: int = 784, units: int = 300) -> list[dict[str, Any]]:
     """Seconds of a W-step of the first layer of 784-300-10 with the paper's ReLU, the Gram matrix known as it is from sweep 2 on."""
     data = load("mnist", device)
     found: list[dict[str, Any]] = []
@@ -250,9 +253,11 @@ def costs(device: str, rows: int, box_rows: int) -> list[dict[str, Any]]:
         ("box", BoxBall(0.05), box_rows),
     )
     for name, kind, count in kinds:
-        layer = Layer(lnn.operators.Dense(784, 300), lnn.activations.ReLU(), lnn.penalties.L2(1e-3), uncertainty=kind)
-        x, generator = data.x[:count], torch.Generator().manual_seed(0)
-        weights = Affine((0.05 * torch.randn(300, 784, generator=generator)).to(x), x.new_zeros(300))
+        layer = Layer(
+            lnn.operators.Dense(columns, units), lnn.activations.ReLU(), lnn.penalties.L2(1e-3), uncertainty=kind
+        )
+        x, generator = data.x[:count, -columns:], torch.Generator().manual_seed(0)
+        weights = Affine((0.05 * torch.randn(units, columns, generator=generator)).to(x), x.new_zeros(units))
         z = (x @ weights.w.T).relu()
         z = (z + 0.1 * torch.randn(z.shape, generator=generator).to(z)).relu()
         design = Design(x)
@@ -271,30 +276,21 @@ def _timed(layer: Layer, design: Design, z: Tensor, weights: Affine) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    device, quick = "cuda" if "cuda" in sys.argv[1:] else "cpu", "quick" in sys.argv[1:]
-    cells = Cells(RESULTS / f"beyond-robust-{device}{'-quick' * quick}.jsonl")
-    seeds, rows = (2, 5000) if quick else (SEEDS, None)
-    price = costs(device, 60_000, 2_000)
-    table("a W-step on MNIST, 784-300", price)
-    everything: list[dict[str, Any]] = []
-    judged: list[dict[str, Any]] = []
-    for set_name in ("pendigits",) if quick else SIZES:
-        run(set_name, device, cells, seeds, 5 if quick else PASSES[set_name], rows)
-        found = summary(cells, set_name)
-        table(
-            f"{set_name}: test accuracy, mean of {seeds} seeds",
-            [{k: v for k, v in r.items() if k != "spreads"} for r in found],
-        )
+def run(settings: Settings) -> None:
+    store, quick = settings.store("robust"), settings.quick
+    seeds, most = (2, 1) if quick else (SEEDS, None)
+    if not store.find(task="cost"):  # all in one run, since each is compared with the first
+        found = costs(settings.device, *((200, 20, 30, 5) if quick else (60_000, 2_000)))
+        store.add_all([({"task": "cost", "block": row["block"], "rows": row["rows"]}, row) for row in found])
+    table("a W-step on MNIST, 784-300", store.values(task="cost"))
+    for set_name in ("mnist",) if quick else SIZES:
+        data, sizes = load(set_name, settings.device), SIZES[set_name]
+        if quick:
+            data, sizes = small(data, 200), (50, 10, 10)
+        compute(set_name, data, sizes, store, seeds, 1 if quick else PASSES[set_name], most)
+        found = summary(store, set_name)
+        title = f"{set_name}: test accuracy, mean of {seeds} seeds"
+        table(title, [{k: v for k, v in r.items() if k != "spreads"} for r in found])
         table(f"{set_name}: by more than two standard deviations", verdicts(found))
-        everything, judged = everything + found, judged + verdicts(found)
-    strengths = {
-        key: cell["strength"] for key, cell in cells.done.items() if "strength" in cell and key.endswith("seed 0")
-    }
+    strengths = {f"{r.fields['set']}; {r.fields['method']}": r.value["strength"] for r in store.find(seed=0)}
     print("\nstrengths chosen:", json.dumps(strengths, indent=1))
-    if not quick:
-        store("beyond-robust", {"costs": price, "accuracy": everything, "verdicts": judged, "strengths": strengths})
-
-
-if __name__ == "__main__":
-    main()

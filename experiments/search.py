@@ -2,31 +2,29 @@
 
 A trial trains on the first training rows and is scored on the last ones, which are held back; the test rows are never seen. It has two
 scores: of the standard network after one epoch from the lifted weights, which the search maximises, and of the lifted weights as they are.
-So one study gives two choices: to start a standard network from, and to stand as a model alone. Every trial is a file, and a study is
-built again from its files for each proposal, so that a resumed search proposes what an uninterrupted one does.
+So one study gives two choices: to start a standard network from, and to stand as a model alone. Every trial is stored, and a study is
+built again from them for each proposal, so that a resumed search proposes what an uninterrupted one does.
 """
 
 from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from experiments.batched import Together, clock, train_together
-from experiments.cells import Plan, named, read, sizes, versions, write
+from experiments.cells import Plan, named, sizes
 from experiments.datasets import Dataset
 from experiments.starts import Sizes, euclidean
 
-__all__ = ["CPU_ROWS", "Choice", "best", "check_installed", "proposal", "split", "trial", "trial_file"]
+__all__ = ["CPU_ROWS", "Choice", "best", "check_installed", "proposal", "split", "trial"]
 
 CPU_ROWS = 20_000  # rows that a trial trains on where there is no GPU
 _LAM, _SWEEPS = (1e-3, 1e3), (1, 5)
 _RATE = 1e-5  # the paper's, at which the first score is taken
 _SEED = 0
-_SCORES = ("accuracy_after_epoch", "accuracy_alone")
 
 
 class Choice(NamedTuple):
@@ -43,12 +41,8 @@ def check_installed() -> None:
         raise ValueError('lam is searched for with optuna, which is not installed: pip install "liftednn[tune]"')
 
 
-def trial_file(plan: Plan, architecture: Sizes, number: int) -> Path:
-    return plan.out / "search" / f"{named(architecture)}-trial{number}.json"
-
-
 def trial(plan: Plan, data: Dataset, architecture: Sizes, number: int) -> None:
-    """Run and write trial `number`; those before it are there."""
+    """Run and store trial `number`; those before it are there."""
     started = clock(data.x)
     choice, rows, curve = proposal(_past(plan, architecture, number)), split(plan, data), []
     weights = euclidean(sizes(architecture, data), _SEED, rows, *choice)
@@ -57,15 +51,15 @@ def trial(plan: Plan, data: Dataset, architecture: Sizes, number: int) -> None:
         curve.append(float(seen))
 
     train_together(Together([[weights]], [_RATE], rows), 1, plan.batch, [_SEED], keep)
-    facts = {"kind": "trial", "parameters": {"architecture": named(architecture)}, "number": number, "seed": _SEED}
-    scores = {"accuracy_alone": curve[0], "accuracy_after_epoch": curve[1], "rows": len(rows.x)}
-    scores["seconds"] = clock(data.x) - started
-    write(trial_file(plan, architecture, number), facts | choice._asdict() | scores | {"versions": versions(data)})
+    value = {"parameters": {"architecture": named(architecture)}, "seed": _SEED, **choice._asdict()}
+    value |= {"accuracy_alone": curve[0], "accuracy_after_epoch": curve[1], "rows": len(rows.x)}
+    value |= {"seconds": clock(data.x) - started}
+    plan.store.add(value, kind="trial", architecture=named(architecture), number=number)
 
 
 def _past(plan: Plan, architecture: Sizes, count: int) -> list[dict[str, Any]]:
-    files = [trial_file(plan, architecture, number) for number in range(count)]
-    return [read(file, *Choice._fields, *_SCORES) for file in files]
+    found = [plan.store.get(kind="trial", architecture=named(architecture), number=number) for number in range(count)]
+    return [value for value in found if value is not None]
 
 
 def split(plan: Plan, data: Dataset) -> Dataset:

@@ -1,6 +1,6 @@
 """How a pass of mini-batch training grows with the rows: seconds in memory, and peak memory from a memory map.
 
-`python -m experiments.streaming` (`make bench-streaming`)
+`python -m experiments streaming`
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,31 +21,32 @@ import torch
 
 import liftednn as lnn
 from experiments.datasets import mnist
-from experiments.screen import store, table
+from experiments.settings import Settings
 from experiments.sweep import peak
+from experiments.tables import table
 from liftednn.minibatch import Run
 from liftednn.sources import source_of
 
-SIZES, BATCH, WIDTH = [784, 300, 10], 500, 256
+BATCH, WIDTH = 500, 256
 
 
-def pass_time(rows: int) -> dict[str, Any]:
+def pass_time(rows: int, hidden: int = 300, size: int = 3000) -> dict[str, Any]:
     """Median seconds of a pass over so many digits, and the share of the machine's matrix peak."""
     data = mnist()
     x, y = data.x[:rows], data.y[:rows]
-    net = lnn.automatic(lnn.LiftedNetwork.mlp(SIZES, activation="fenchel_relu"), x, y)
+    net = lnn.automatic(lnn.LiftedNetwork.mlp([784, hidden, 10], activation="fenchel_relu"), x, y)
     with torch.no_grad():
         run = Run(lnn.MiniBatch(max_iter=8, batch_size=BATCH), net, source_of(x, y))
         ends = [run.seconds, *(record.seconds for record in run.passes())]
     median = statistics.median(after - before for before, after in pairwise(ends[1:]))
     width = run.descent.network.in_width
-    work = rows * (4 * width * 300 + 6 * 300 * 10) / 1e9
+    work = rows * (4 * width * hidden + 6 * hidden * 10) / 1e9
     return {
         "rows": rows,
         "set_up_s": ends[0],
         "pass_s": median,
         "us_per_row": 1e6 * median / rows,
-        "share_of_peak": work / median / peak("cpu"),
+        "share_of_peak": work / median / peak("cpu", size),
     }
 
 
@@ -71,8 +73,8 @@ def peak_memory(rows: int, folder: Path, start: float) -> dict[str, Any]:
     path = folder / "rows.f32"
     rng = np.random.default_rng(0)
     with path.open("wb") as file:
-        for _ in range(rows >> 15):
-            rng.standard_normal((1 << 15, WIDTH), dtype=np.float32).tofile(file)
+        for first in range(0, rows, 1 << 15):
+            rng.standard_normal((min(1 << 15, rows - first), WIDTH), dtype=np.float32).tofile(file)
     x = np.memmap(path, np.float32, "r", shape=(rows, WIDTH))
     y = (np.arange(rows) // 7) % 2
     net = lnn.LiftedNetwork.mlp([WIDTH, 100, 2], activation="fenchel_relu")
@@ -87,16 +89,15 @@ def peak_memory(rows: int, folder: Path, start: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    start = _held()
+def run(settings: Settings) -> None:
+    store, start, quick = settings.store("streaming"), _held(), settings.quick
     with tempfile.TemporaryDirectory() as folder:
-        memory = [peak_memory(rows, Path(folder), start) for rows in (1 << 17, 1 << 18, 1 << 19)]
-    table(f"one pass from a memory map, {WIDTH}-100-2, batch {BATCH}", memory)
-    pass_time(5_000)
-    times = [pass_time(rows) for rows in (15_000, 30_000, 60_000)]
-    table(f"a pass over MNIST, 784-300-10, batch {BATCH}", times)
-    store("streaming", [*times, *memory])
-
-
-if __name__ == "__main__":
-    main()
+        for rows in (1 << 12,) if quick else (1 << 17, 1 << 18, 1 << 19):
+            store(partial(peak_memory, rows, Path(folder), start), task="memory", rows=rows)
+    if not quick:
+        pass_time(5_000)  # loads what is loaded at first use
+    sizes = (20, 300) if quick else (300, 3000)
+    for rows in (500, 1_000) if quick else (15_000, 30_000, 60_000):
+        store(partial(pass_time, rows, *sizes), task="time", rows=rows)
+    table(f"one pass from a memory map, {WIDTH}-100-2, batch {BATCH}", store.values(task="memory"))
+    table(f"a pass over MNIST, 784-300-10, batch {BATCH}", store.values(task="time"))

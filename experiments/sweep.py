@@ -1,15 +1,15 @@
 """A sweep of 784-300-10 on MNIST against an epoch of Adam on the same network, in one run, and how a sweep grows.
 
 A sweep is timed as a user meets it: all blocks to a KKT residual of 1e-3 and the evaluation for the history.
-`python -m experiments.sweep [cpu|cuda]`
+`python -m experiments sweep [--device cuda]`
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from experiments.datasets import mnist
-from experiments.screen import store, table
+from experiments.datasets import mnist, small
+from experiments.settings import Settings
+from experiments.tables import table
 
 TURNS = 5
 
@@ -65,10 +66,10 @@ class Adam:
             self.optimiser.step()
 
 
-def peak(device: str) -> float:
+def peak(device: str, size: int = 3000) -> float:
     """GFLOP/s of a float32 matrix product here and now, best of a few."""
-    a = torch.randn(3000, 3000, device=device)
-    return 2 * 3000**3 / min(seconds(lambda: a @ a, device) for _ in range(5)) / 1e9
+    a = torch.randn(size, size, device=device)
+    return 2 * size**3 / min(seconds(lambda: a @ a, device) for _ in range(5)) / 1e9
 
 
 def products(sizes: list[int], rows: int) -> float:
@@ -76,17 +77,19 @@ def products(sizes: list[int], rows: int) -> float:
     return sum(3 * 2 * rows * p * q for p, q in pairwise(sizes)) / 1e9
 
 
-def measure(x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str) -> dict[str, Any]:
+def measure(
+    x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str, turns: int, size: int = 3000
+) -> dict[str, Any]:
     """Each turn: a whole descent's first sweeps and one epoch of Adam, side by side."""
     Sweeps(x, y, sizes, activation)()  # libraries load their kernels on first use
     sweeps, adam = Sweeps(x, y, sizes, activation), Adam(x, y, sizes)
     adam()
     first = seconds(sweeps, device)
     ours, theirs, peaks, worst = [], [], [], sweeps.kkt
-    for _ in range(TURNS):
+    for _ in range(turns):
         ours.append(seconds(sweeps, device))
         theirs.append(seconds(adam, device))
-        peaks.append(peak(device))
+        peaks.append(peak(device, size))
         worst = max(worst, sweeps.kkt)
     sweep, epoch = statistics.median(ours), statistics.median(theirs)
     return {
@@ -104,28 +107,25 @@ def measure(x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str
     }
 
 
-def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    data = mnist(device)
-    cases = [
-        ("relu", [784, 300, 10], 60_000),
-        ("fenchel_relu", [784, 300, 10], 60_000),
-        ("relu", [784, 300, 10], 15_000),
-        ("relu", [784, 300, 10], 30_000),
-        ("relu", [784, 150, 10], 30_000),
-        ("relu", [784, 600, 10], 30_000),
-        ("relu", [784, 300, 300, 10], 30_000),
-        ("relu", [784, 300, 300, 300, 10], 30_000),
-    ]
-    rows = []
-    for activation, sizes, n in cases:
-        rows.append(measure(data.x[:n], data.y[:n], sizes, activation, device))
-        print(f"measured {rows[-1]['network']} {activation} on {n} rows", flush=True)
-    table(f"one sweep against one Adam epoch of batch 100 on {device}, medians of {TURNS}", rows)
-    whole, half = rows[0], rows[3]
-    print(f"twice the rows, 30,000 to 60,000, cost {whole['sweep_s'] / half['sweep_s']:.2f} times as much")
-    store(f"sweep-{device}", rows)
+CASES = [
+    ("relu", [784, 300, 10], 60_000),
+    ("fenchel_relu", [784, 300, 10], 60_000),
+    ("relu", [784, 300, 10], 15_000),
+    ("relu", [784, 300, 10], 30_000),
+    ("relu", [784, 150, 10], 30_000),
+    ("relu", [784, 600, 10], 30_000),
+    ("relu", [784, 300, 300, 10], 30_000),
+    ("relu", [784, 300, 300, 300, 10], 30_000),
+]
+QUICK = [("relu", [50, 20, 10], 200), ("fenchel_relu", [50, 20, 10], 200)]
 
 
-if __name__ == "__main__":
-    main()
+def run(settings: Settings) -> None:
+    store, device, turns = settings.store("sweep"), settings.device, 1 if settings.quick else TURNS
+    data = small(mnist(device), 200) if settings.quick else mnist(device)
+    for activation, sizes, n in QUICK if settings.quick else CASES:
+        work = partial(
+            measure, data.x[:n], data.y[:n], sizes, activation, device, turns, 300 if settings.quick else 3000
+        )
+        store(work, network="-".join(map(str, sizes)), activation=activation, rows=n)
+    table(f"one sweep against one Adam epoch of batch 100 on {device}, medians of {turns}", store.values())

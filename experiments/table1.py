@@ -1,28 +1,28 @@
-"""Table 1 of the paper (sec. 7), with the columns that it lacks: `python -m experiments table1`.
+"""Table 1 of the paper (sec. 7), with the columns that it lacks: `python -m experiments table1`, best with `--device cuda`.
 
-The work is a list of parts, each of which leaves files behind and is skipped where they are there. So a run can be stopped at any moment,
-and the same command goes on. The table is made from the files alone.
+The work is a list of parts, each of which leaves records behind and is skipped where they are there. So a run can be stopped at any
+moment, and the same command goes on. The table is made from the records alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from experiments import rendering, search, starts
 from experiments.batched import Method
-from experiments.cells import ARCHITECTURES, Group, Plan, extra_epochs, measure, named, settle, timing_file
-from experiments.datasets import Dataset, mnist
-from experiments.parts import Part, do, unless_there
+from experiments.cells import ARCHITECTURES, Group, Plan, cells, check_plan, extra_epochs, measure, named
+from experiments.datasets import Dataset, mnist, small
+from experiments.parts import Part, do, unless_stored
+from experiments.settings import Settings
 from experiments.starts import Sizes
-from liftednn.start import check_device
 
-__all__ = ["parts", "plan_of", "run", "table1"]
+__all__ = ["TAKES", "compute", "parts", "plan_of", "run"]
 
-_QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS = 6000, 1000, 3
-_TRIALS, _SEEDS = 10, 5
+TAKES = ("seeds", "only")
+
+_QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS, _SEEDS = 600, 100, 2, 5
 
 
 def parts(plan: Plan, data: Dataset) -> list[Part]:
@@ -33,14 +33,14 @@ def parts(plan: Plan, data: Dataset) -> list[Part]:
 def _parts(plan: Plan, data: Dataset, architecture: Sizes) -> Iterator[Part]:
     here = named(architecture)
     for number in range(plan.trials):
-        file = search.trial_file(plan, architecture, number)
-        yield Part(
-            f"{here}, search {number + 1}", unless_there(file, partial(search.trial, plan, data, architecture, number))
-        )
+        work = partial(search.trial, plan, data, architecture, number)
+        stored = unless_stored(plan.store, work, kind="trial", architecture=here, number=number)
+        yield Part(f"{here}, search {number + 1}", stored)
     methods: tuple[Method, ...] = ("adam", "sgd") if plan.literal else ("adam",)
     for method in methods:
-        file = timing_file(plan, architecture, method)
-        yield Part(f"{here}, time of an epoch", unless_there(file, partial(measure, plan, data, architecture, method)))
+        work = partial(measure, plan, data, architecture, method)
+        stored = unless_stored(plan.store, work, kind="timing", architecture=here, method=method)
+        yield Part(f"{here}, time of an epoch", stored)
     for name, group in _groups(plan, architecture).items():
         yield Part(f"{here}, {name}", partial(_compute, plan, data, group))
 
@@ -111,69 +111,50 @@ def _by_gradients(plan: Plan, group: Group, reading: str, scale: float) -> Group
     return replace(group, method="sgd", phase=False, scale=scale)
 
 
-def run(plan: Plan, data: Dataset) -> int:
-    """Do what is left to do, then write and print the table. The exit code: 130 if it was interrupted."""
+def run(settings: Settings) -> None:
+    """On MNIST; --only takes architectures, such as 300-100."""
+    plan = plan_of(settings)
+    data = mnist(settings.device)
+    if settings.quick:
+        data = small(data, _QUICK_ROWS)
+    compute(plan, data)
+
+
+def compute(plan: Plan, data: Dataset) -> None:
+    """Do what is left to do, then print the table."""
     search.check_installed()
-    _make_folder(plan.out)
-    settle(plan, data)
-    if not do(parts(plan, data), plan.out):
-        return 130
-    print(rendering.write_table(plan.out))
-    return 0
+    check_plan(plan, data)
+    do(parts(plan, data))
+    print(rendering.table(list(cells(plan.store))))
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{out} is no folder and cannot be made one ({error.strerror}): name another") from error
-
-
-def plan_of(
-    out: Path | None = None,
-    device: str = "cpu",
-    quick: bool = False,
-    architectures: str | None = None,
-    seeds: int | None = None,
-    trials: int | None = None,
-    literal: bool = False,
-) -> Plan:
-    """The plan of a command line. `quick` is a small one: a minute on a CPU, and figures that show only that all works."""
-    given = _architectures(architectures) if architectures else None
-    rows = None if device == "cuda" else search.CPU_ROWS
-    plan = Plan(out or Path("results/table1"), given or ARCHITECTURES, seeds=seeds or _SEEDS, trials=trials or _TRIALS)
-    plan = replace(plan, literal=literal, search_rows=rows)
-    if not quick:
-        return plan
-    return replace(
-        plan,
-        out=out or Path("results/table1-quick"),
-        architectures=given or ((300,),),
+def plan_of(settings: Settings) -> Plan:
+    """`quick` is a small one, of figures that show only that all works."""
+    given = _architectures(settings.only) if settings.only else None
+    rows = None if settings.device == "cuda" else search.CPU_ROWS
+    store, seeds = settings.store("table1"), settings.seeds
+    if not settings.quick:
+        return Plan(store, given or ARCHITECTURES, seeds=seeds or _SEEDS, search_rows=rows, literal=True)
+    return Plan(
+        store,
+        given or ((20,),),
         rates=(1e-5, 1e-4),
         more_rates=(1e-4,),
         literal_rates=(1e-5,),
         seeds=seeds or 1,
         epochs=2,
-        trials=trials or _QUICK_TRIALS,
+        passes=1,
+        trials=_QUICK_TRIALS,
         held=_QUICK_HELD,
+        search_rows=rows,
     )
 
 
-def _architectures(given: str) -> tuple[Sizes, ...]:
+def _architectures(given: Sequence[str]) -> tuple[Sizes, ...]:
     try:
-        found = tuple(tuple(int(width) for width in each.split("-")) for each in given.split(","))
+        found = tuple(tuple(int(width) for width in each.split("-")) for each in given)
     except ValueError:
         found = ((0,),)
     if any(width < 1 for each in found for width in each):
-        raise ValueError(f"--architectures must be widths of hidden layers, such as 300,300-100, got {given}")
+        raise ValueError(f"--only takes widths of hidden layers, such as 300-100, got {', '.join(given)}")
     return found
-
-
-def table1(plan: Plan, device: str = "cpu", quick: bool = False) -> int:
-    """Run a plan on MNIST; the exit code."""
-    check_device(device)
-    search.check_installed()
-    data = mnist(device)
-    if quick:
-        data = data._replace(x=data.x[:_QUICK_ROWS], y=data.y[:_QUICK_ROWS])
-    return run(plan, data)

@@ -1,10 +1,8 @@
 """Training from scratch: ours against its control and its opponents, accuracy against wall time, in one run on one machine.
 
-`python -m experiments.training [cpu|cuda] [quick]` (`make bench-training`). Every cell is one line of results/training-DEVICE.jsonl,
-written when it is done; a run that is stopped goes on with the cells that are missing. On the CPU: MNIST, 784-300-10, all methods, and
-scikit-learn's on four networks and both sets. On a GPU: four networks, MNIST and Fashion-MNIST, the methods that run there. Grids of
-settings are searched on a tenth of the training set held back, one seed; then every seed trains on all rows. Times are the method's own,
-without the evaluations in between.
+`python -m experiments training [--device cuda]`. On the CPU: MNIST, 784-300-10, all methods, and scikit-learn's on four networks and
+both sets. On a GPU: four networks, MNIST and Fashion-MNIST, the methods that run there. Grids of settings are searched on a tenth of the
+training set held back, one seed; then every seed trains on all rows. Times are the method's own, without the evaluations in between.
 """
 
 from __future__ import annotations
@@ -12,22 +10,22 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 from experiments import methods
-from experiments.datasets import Dataset, load
+from experiments.datasets import Dataset, load, small
 from experiments.methods import Scorer, Task
-from experiments.screen import RESULTS, machine, table
-from liftednn.files import beside
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.tables import table
 
+TAKES = ("seeds",)
 PASSES, SEEDS, GOAL = 17, 5, 0.975
 # The small problem: so many digits, other ones for every seed, and batches a fifth of the usual ones.
 FEW, FEW_PASSES = 1000, 40
@@ -38,6 +36,8 @@ NETWORKS = {
     "400-200-100-50": (784, 400, 200, 100, 50, 10),
     "10 x 100": (784, *[100] * 10, 10),
 }
+DEEP = "10 x 100"
+NARROW = 50  # columns of a quick run
 Method = Callable[[Task], Iterator[Scorer]]
 Cell = dict[str, Any]
 
@@ -82,30 +82,30 @@ NOT_DEEP = ("SGD", "SGD, cosine", "L-BFGS")
 CPU_ONLY = ("scikit-learn MLP", *ONE_SEED)
 
 
-class Cells:
-    """The finished cells, one JSON line each; a line cut off by a crash is forgotten."""
+@dataclass(frozen=True)
+class Scale:
+    """How much is trained: seeds, and at most so many rows, passes and settings to choose from; None for no bound."""
 
-    def __init__(self, path: Path, keep: bool = True) -> None:
-        """With keep=False the file is only read."""
-        self.path = path
-        path.parent.mkdir(exist_ok=True)
-        whole = [line for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
-        self.done: dict[str, Cell] = {cell["key"]: cell for cell in map(json.loads, whole)}
-        if not keep:
-            return
-        with beside(path) as part:
-            part.write_text("".join(whole))
+    seeds: int
+    rows: int | None = None
+    passes: int | None = None
+    options: int | None = None
+    sizes: tuple[int, ...] | None = None
 
-    def __call__(self, key: str, work: Callable[[], Cell]) -> Cell:
-        if key not in self.done:
-            self.done[key] = {"key": key, **work(), "machine": machine()}
-            with self.path.open("a") as file:
-                file.write(json.dumps(self.done[key]) + "\n")
-        return self.done[key]
+    def data(self, name: str, device: str) -> Dataset:
+        return load(name, device) if self.rows is None else small(load(name, device), self.rows, NARROW)
 
-    def seeds(self, prefix: str, name: str) -> list[Cell]:
-        """The runs of one method, all seeds."""
-        return [cell for key, cell in self.done.items() if key.startswith(f"{prefix}; {name}; seed")]
+    def capped(self, passes: int) -> int:
+        return min(passes, self.passes or passes)
+
+    def settings(self, name: str, device: str) -> list[dict[str, Any]]:
+        return settings(name, device)[: self.options]
+
+    def network(self, name: str) -> tuple[int, ...]:
+        return self.sizes or NETWORKS[name]
+
+
+QUICK = Scale(1, 200, 2, 2, (NARROW, 20, 10))
 
 
 def accuracy(score: Scorer, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -144,83 +144,77 @@ def _now(task: Task) -> float:
     return time.perf_counter()
 
 
-def choose(name: str, data: Dataset, network: str, passes: int, cells: Cells, prefix: str) -> list[Cell]:
-    """Every setting of a method, trained with seed 0 on all but the rows held back and scored on those."""
-    label = f"{prefix} {network}; {name}; choose {passes}"
-    options = settings(name, data.x.device.type)
-    return choose_among(METHODS[name][0], options, data, passes, cells, label, NETWORKS[network])
-
-
-def choose_among(
-    method: Method,
+def choose(
+    learn: Method,
     options: list[dict[str, Any]],
     data: Dataset,
+    sizes: tuple[int, ...],
     passes: int,
-    cells: Cells,
-    label: str,
-    sizes: tuple[int, ...] = NETWORKS["300"],
+    store: Store,
+    **fields: Any,
 ) -> list[Cell]:
+    """Every setting of a method, trained with seed 0 on all but the rows held back and scored on those."""
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(2024)).to(data.x.device)
     cut = len(order) // 10
     kept, back = order[cut:], order[:cut]
     x, y, x_back, y_back = data.x[kept], data.y[kept], data.x[back], data.y[back]
     found = []
     for setting in options:
-        task = Task(x, y, sizes, passes, 0, setting)
-        found.append(cells(f"{label} {json.dumps(setting)}", partial(train, method, task, x_back, y_back)))
+        work = partial(train, learn, Task(x, y, sizes, passes, 0, setting), x_back, y_back)
+        found.append(store(work, **fields, stage="choose", passes=passes, settings=setting))
     return found
 
 
-def run(names: Sequence[str], data_name: str, network: str, device: str, cells: Cells, seeds: int) -> None:
+def compute(names: Sequence[str], data_name: str, network: str, store: Store, scale: Scale) -> None:
     """All seeds of all methods on one network; settings by last accuracy on the rows held back."""
     try:
-        data = load(data_name, device)
+        data = scale.data(data_name, store.device)
     except FileNotFoundError as error:
-        print(f"left out: {error}")
+        store.tell(f"left out: {error}")
         return
-    for name in track(names, description=f"{data_name} {network}"):
-        method, passes = METHODS[name]
-        options = settings(name, device)
+    task, sizes = f"{data_name} {network}", scale.network(network)
+    for name in names:
+        method, passes = METHODS[name][0], scale.capped(METHODS[name][1])
+        options = scale.settings(name, store.device)
         best = options[0]
         if len(options) > 1:
-            tried = choose(name, data, network, passes, cells, data_name)
+            tried = choose(method, options, data, sizes, passes, store, task=task, method=name)
             best = max(tried, key=lambda cell: cell["accuracy"][-1])["settings"]
-        for seed in range(1 if name in ONE_SEED else seeds):
-            task = Task(data.x, data.y, NETWORKS[network], passes, seed, best)
-            cells(f"{data_name} {network}; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
+        for seed in range(1 if name in ONE_SEED else scale.seeds):
+            work = partial(train, method, Task(data.x, data.y, sizes, passes, seed, best), data.x_test, data.y_test)
+            store(work, task=task, method=name, seed=seed)
 
 
-def race(cells: Cells, device: str, seeds: int) -> None:
+def race(store: Store, scale: Scale) -> None:
     """Time to an accuracy of .975 on MNIST 300: settings and number of passes by that time on the rows held back."""
-    data = load("mnist", device)
+    data, sizes = scale.data("mnist", store.device), scale.network("300")
     for name in ("lifted, automatic", "lifted, chosen", "Adam", "Adam, cosine"):
-        method, _ = METHODS[name]
+        method, options = METHODS[name][0], scale.settings(name, store.device)
         tried = [
             (passes, cell)
-            for passes in ((2, 3, 5) if name != "Adam" else (PASSES,))
-            for cell in choose(name, data, "300", passes, cells, "mnist")
+            for passes in dict.fromkeys(map(scale.capped, (2, 3, 5) if name != "Adam" else (PASSES,)))
+            for cell in choose(method, options, data, sizes, passes, store, task="mnist 300", method=name)
         ]
         passes, best = min(tried, key=lambda pair: time_to(pair[1], GOAL))
-        for seed in range(seeds):
-            task = Task(data.x, data.y, NETWORKS["300"], min(passes, 8), seed, best["settings"])
-            cells(f"race; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
+        for seed in range(scale.seeds):
+            task = Task(data.x, data.y, sizes, min(passes, 8), seed, best["settings"])
+            store(partial(train, method, task, data.x_test, data.y_test), task="race", method=name, seed=seed)
 
 
-def few(cells: Cells, device: str, seeds: int) -> None:
+def few(store: Store, scale: Scale) -> None:
     """A thousand digits, 784-300-10: ours with nothing chosen, Adam with all of its grid."""
-    data = load("mnist", device)
+    data, sizes, passes = scale.data("mnist", store.device), scale.network("300"), scale.capped(FEW_PASSES)
     for name in ("lifted, automatic", "Adam", "Adam, cosine"):
-        method, _ = METHODS[name]
-        options = settings(name, device)
+        method, options = METHODS[name][0], scale.settings(name, store.device)
         small = [{**each, "batch": each["batch"] // 5} if "batch" in each else each for each in options]
         best = small[0]
         if len(small) > 1:
-            tried = choose_among(method, small, fewer(data, 0), FEW_PASSES, cells, f"{FEW} digits; {name}; choose")
+            tried = choose(method, small, fewer(data, 0), sizes, passes, store, task=f"{FEW} digits", method=name)
             best = max(tried, key=lambda cell: cell["accuracy"][-1])["settings"]
-        for seed in range(seeds):
+        for seed in range(scale.seeds):
             part = fewer(data, seed)
-            task = Task(part.x, part.y, NETWORKS["300"], FEW_PASSES, seed, best)
-            cells(f"{FEW} digits; {name}; seed {seed}", partial(train, method, task, data.x_test, data.y_test))
+            work = partial(train, method, Task(part.x, part.y, sizes, passes, seed, best), data.x_test, data.y_test)
+            store(work, task=f"{FEW} digits", method=name, seed=seed)
 
 
 def fewer(data: Dataset, seed: int) -> Dataset:
@@ -234,11 +228,16 @@ def time_to(cell: Cell, goal: float) -> float:
     return next(reached, float("inf"))
 
 
-def summary(cells: Cells, prefix: str) -> list[dict[str, Any]]:
+def seeds_of(store: Store, task: str, method: str) -> list[Cell]:
+    """The runs of one method, all seeds."""
+    return store.values(task=task, method=method, stage=None)
+
+
+def summary(store: Store, task: str) -> list[dict[str, Any]]:
     """One row per method: medians over seeds, and the spread of the last accuracy."""
     rows = []
     for name in METHODS:
-        runs = cells.seeds(prefix, name)
+        runs = seeds_of(store, task, name)
         if not runs:
             continue
         last = [cell["accuracy"][-1] for cell in runs]
@@ -260,62 +259,22 @@ def summary(cells: Cells, prefix: str) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(cells: Cells, prefix: str, out: Path) -> None:
-    """Test accuracy against wall time, one line per seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    colours = (
-        "#003D66",
-        "#0072B2",
-        "#56B4E9",
-        "#D55E00",
-        "#E69F00",
-        "#009E73",
-        "#90C8AC",
-        "#CC79A7",
-        "#000000",
-        "#777777",
-        "#BBBBBB",
-    )
-    figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for name, colour in zip(METHODS, colours, strict=True):
-        for place, cell in enumerate(cells.seeds(prefix, name)):
-            label = name if place == 0 else None
-            axis.plot(cell["seconds"], cell["accuracy"], ".-", color=colour, linewidth=1, markersize=4, label=label)
-    axis.set(xscale="log", xlabel="seconds", ylabel="test accuracy", ylim=(0.88, 0.99), title=prefix)
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
-
-
-def main() -> None:
-    device = "cuda" if "cuda" in sys.argv[1:] else "cpu"
-    cells = Cells(RESULTS / f"training-{device}.jsonl")
-    seeds = 1 if "quick" in sys.argv[1:] else SEEDS
-    warm_up([name for name in METHODS if device == "cpu" or name not in CPU_ONLY], device)
-    race(cells, device, seeds)
-    few(cells, device, seeds)
-    prefixes = []
-    for data in ("mnist", "fashion") if device == "cuda" else ("mnist",):
-        for network in NETWORKS if device == "cuda" else ("300",):
-            deep = network == "10 x 100"
-            names = [n for n in METHODS if (device == "cpu" or n not in CPU_ONLY) and not (deep and n in NOT_DEEP)]
-            if deep and data != "mnist":
-                continue
-            run(names, data, network, device, cells, seeds)
-            prefixes.append(f"{data} {network}")
-    if device == "cpu":  # a CPU's method: last, since it takes longest
+def run(settings: Settings) -> None:
+    store, device = settings.store("training"), settings.device
+    scale = QUICK if settings.quick else Scale(settings.seeds or SEEDS)
+    own = [name for name in METHODS if device == "cpu" or name not in CPU_ONLY]
+    if not settings.quick:
+        warm_up(own, device)
+    race(store, scale)
+    few(store, scale)
+    tasks = [("mnist", "300")]
+    if device == "cuda":
+        tasks = [(data, net) for data in ("mnist", "fashion") for net in NETWORKS if (data, net) != ("fashion", DEEP)]
+    for data, network in tasks:
+        compute([name for name in own if network != DEEP or name not in NOT_DEEP], data, network, store, scale)
+    if device == "cpu" and not settings.quick:  # a CPU's method: last, since it takes longest
         for data, network in itertools.product(("mnist", "fashion"), list(NETWORKS)[:4]):
-            run(["scikit-learn MLP"], data, network, device, cells, seeds)
-    for prefix in [*prefixes, "race", f"{FEW} digits"]:
-        if summary(cells, prefix):
-            table(f"{prefix}, {device}: test accuracy, medians over seeds", summary(cells, prefix))
-    draw(cells, prefixes[0], RESULTS / f"training-{device}.png")
-
-
-if __name__ == "__main__":
-    main()
+            compute(["scikit-learn MLP"], data, network, store, scale)
+    for title in [*(f"{data} {network}" for data, network in tasks), "race", f"{FEW} digits"]:
+        if summary(store, title):
+            table(f"{title}, {device}: test accuracy, medians over seeds", summary(store, title))

@@ -63,30 +63,32 @@ def adam(parameters: list[Tensor], rates: Tensor, x: Tensor, y: Tensor, seed: in
             yield step
 
 
-def choose(x: Tensor, y: Tensor, hidden: int, seed: int) -> dict[str, tuple[float, int]]:
+def choose(
+    x: Tensor, y: Tensor, hidden: int, seed: int, lengths: Sequence[int] = STEPS
+) -> dict[str, tuple[float, int]]:
     """For each start, the rate and the number of steps of least squared error on the rows held back."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     back, kept = order[: max(1, int(HELD * len(x)))], order[max(1, int(HELD * len(x))) :]
     nets = [module(x[kept], y[kept], hidden, start, seed) for start in STARTS for _ in RATES]
     parameters, errors = together(nets), {}
     for step in adam(parameters, torch.tensor(RATES * len(STARTS)), x[kept], y[kept], seed):
-        if step in STEPS:
+        if step in lengths:
             with torch.no_grad():
                 errors[step] = (scores(parameters, x[back]) - y[back]).square().mean(1).view(len(STARTS), len(RATES))
-        if step == STEPS[-1]:
+        if step == lengths[-1]:
             break
     found = {}
     for place, start in enumerate(STARTS):
-        steps, rate = min(((s, r) for s in STEPS for r in range(len(RATES))), key=lambda a: errors[a[0]][place, a[1]])
+        steps, rate = min(((s, r) for s in lengths for r in range(len(RATES))), key=lambda a: errors[a[0]][place, a[1]])
         found[start] = (RATES[rate], steps)
     return found
 
 
 def predictions(
-    x: Tensor, y: Tensor, x_test: Tensor, hidden: int, seed: int
+    x: Tensor, y: Tensor, x_test: Tensor, hidden: int, seed: int, lengths: Sequence[int] = STEPS
 ) -> dict[str, tuple[Tensor, tuple[float, int]]]:
     """Of each start, those of the network trained on all rows as chosen, and what was chosen."""
-    chosen = choose(x, y, hidden, seed)
+    chosen = choose(x, y, hidden, seed, lengths)
     parameters = together([module(x, y, hidden, start, seed) for start in STARTS])
     rates, found = torch.tensor([chosen[start][0] for start in STARTS]), {}
     for step in adam(parameters, rates, x, y, seed):

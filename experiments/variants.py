@@ -1,15 +1,16 @@
 """What was tried for the mini-batch trainer and what it gave, on rows held back from the training set; the test sets are not looked at.
 
-`python -m experiments.variants` (`make bench-variants`): MNIST 784-300-10 after 5 passes; then, on every set that is at hand
+`python -m experiments variants`: MNIST 784-300-10 after 5 passes; then, on every set that is at hand
 (LIFTEDNN_DATA), the automatic choices multiplied by factors. One seed, a fifth of the rows held back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from experiments.datasets import NAMES, load
-from experiments.screen import store, table
+from experiments.datasets import NAMES, load, small
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.tables import table
 from liftednn import choices
 from liftednn.blocks import Answer, model, recursion, state_problem, update_state
 from liftednn.minibatch import Run
@@ -32,8 +35,8 @@ Patch = Callable[[], Any]
 class Split:
     """Rows to train on and rows held back; real responses in units of their deviation."""
 
-    def __init__(self, name: str, rows: int | None = None) -> None:
-        data = load(name)
+    def __init__(self, name: str, rows: int | None = None, quick: bool = False) -> None:
+        data = small(load(name), 1000) if quick else load(name)
         order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(7))[:rows]
         cut = len(order) // 5
         y = data.y if not data.y.is_floating_point() else (data.y - data.y.mean()) / data.y.std()
@@ -147,55 +150,56 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {
 }
 
 
-def try_variant(split: Split, name: str) -> dict[str, Any]:
+def try_variant(split: Split, name: str, hidden: int, max_iter: int) -> dict[str, Any]:
     settings, factors, patch = VARIANTS[name]
-    net = split.network(300, **factors)
+    net = split.network(hidden, **factors)
     started = time.perf_counter()
     with patch(), torch.no_grad():
-        run = Run(lnn.MiniBatch(**{"max_iter": PASSES, **settings}), net, source_of(split.x, split.y))
+        run = Run(lnn.MiniBatch(**{"max_iter": max_iter, **settings}), net, source_of(split.x, split.y))
         scores = [split.score(net, run.outward()) for _ in run.passes()]
     return {
         "variant": name,
         "pass 1": scores[0],
-        f"pass {PASSES}": scores[-1],
+        f"pass {max_iter}": scores[-1],
         "seconds": time.perf_counter() - started,
         "halved": run.halved,
     }
 
 
-def others() -> Iterator[dict[str, Any]]:
-    """The automatic rho, damping and step, each multiplied, on every set at hand; score on the rows held back after 20 passes."""
-    sets: list[tuple[str, int | None]] = [("mnist", 1250), ("mnist", 6250), *((name, None) for name in NAMES)]
+def try_set(split: Split, name: str, passes: int) -> dict[str, Any]:
+    """The automatic rho, damping and step, each multiplied; score on the rows held back."""
+    damping = choices.damping(len(split.x), split.x.shape[1])
+    row: dict[str, Any] = {"set": name, "rows": len(split.x), "automatic": _last(split, passes, 1.0)}
+    row |= {f"rho x {m:g}": _last(split, passes, m) for m in (0.1, 10.0)}
+    row |= {f"damping x {m:g}": _last(split, passes, 1.0, damping=m * damping) for m in (0.1, 10.0)}
+    return row | {f"step x {m:g}": _last(split, passes, 1.0, step=m * lnn.MiniBatch.step) for m in (0.5, 2.0)}
+
+
+def _last(split: Split, passes: int, rho: float, **settings: Any) -> float:
+    net = split.network(100, rho=rho)
+    return split.score(net, lnn.MiniBatch(max_iter=passes, **settings).run(net, split.x, split.y).weights)
+
+
+def compute_sets(store: Store, sets: Sequence[tuple[str, int | None]], passes: int, quick: bool) -> None:
+    """All sets that are at hand and not too large."""
     for name, rows in sets:
         try:
-            split = Split(name, rows)
-        except FileNotFoundError:
-            print(f"{name} is not at hand: set LIFTEDNN_DATA")
+            split = Split(name, rows, quick)
+        except FileNotFoundError as error:
+            store.tell(f"left out: {error}")
             continue
-        if len(split.x) * split.x.shape[1] > 10_000_000:
-            continue
-        damping = choices.damping(len(split.x), split.x.shape[1])
-        row: dict[str, Any] = {"set": name, "rows": len(split.x), "automatic": _last(split, 1.0)}
-        row |= {f"rho x {m:g}": _last(split, m) for m in (0.1, 10.0)}
-        row |= {f"damping x {m:g}": _last(split, 1.0, damping=m * damping) for m in (0.1, 10.0)}
-        row |= {f"step x {m:g}": _last(split, 1.0, step=m * lnn.MiniBatch.step) for m in (0.5, 2.0)}
-        print(f"tried {name}", flush=True)
-        yield row
+        if len(split.x) * split.x.shape[1] <= 10_000_000:
+            store(partial(try_set, split, name, passes), task="sets", set=name, rows=len(split.x))
 
 
-def _last(split: Split, rho: float, **settings: Any) -> float:
-    net = split.network(100, rho=rho)
-    return split.score(net, lnn.MiniBatch(max_iter=20, **settings).run(net, split.x, split.y).weights)
-
-
-def main() -> None:
-    split = Split("mnist")
-    rows = [try_variant(split, name) for name in VARIANTS]
-    table(f"MNIST, 784-300-10, accuracy on {len(split.x_back)} rows held back", rows)
-    spread = list(others())
-    table("accuracy or R^2 on the rows held back, 100 hidden units, 20 passes", spread)
-    store("variants", [*rows, *spread])
-
-
-if __name__ == "__main__":
-    main()
+def run(settings: Settings) -> None:
+    store, quick = settings.store("variants"), settings.quick
+    split = Split("mnist", 200 if quick else None, quick)
+    for name in VARIANTS:
+        work = partial(try_variant, split, name, 20 if quick else 300, 2 if quick else PASSES)
+        store(work, task="variants", variant=name)
+    title = f"MNIST, 784-300-10, accuracy on {len(split.x_back)} rows held back"
+    table(title, store.values(task="variants"))
+    sets: list[tuple[str, int | None]] = [("mnist", 1250), ("mnist", 6250), *((name, None) for name in NAMES)]
+    compute_sets(store, [("mnist", 200)] if quick else sets, 1 if quick else 20, quick)
+    table("accuracy or R^2 on the rows held back, 100 hidden units, 20 passes", store.values(task="sets"))
