@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 import liftednn as lnn
+from experiments import drawing
 from experiments.batched import Together, train_together
 from experiments.cells import named, sizes
 from experiments.datasets import Dataset, mnist, small
@@ -23,7 +23,7 @@ from experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from experiments.settings import Settings
 from experiments.starts import he
 from liftednn.bcd import Record
-from liftednn.files import beside, check_place
+from liftednn.files import check_place
 from liftednn.minibatch import Pass
 
 __all__ = ["NEXT", "TAKES", "run"]
@@ -46,8 +46,7 @@ NEXT = {
 
 def run(settings: Settings) -> None:
     """To --out, demo.png if it is not given."""
-    if find_spec("matplotlib") is None:
-        raise ValueError("the demonstration draws with matplotlib, which is not installed: pip install matplotlib")
+    drawing.check_installed()
     out = settings.out or Path("demo.png")
     if out.suffix not in _ENDINGS:
         raise ValueError(f"the picture {out} must end in one of {', '.join(_ENDINGS)}, the kinds that are drawn")
@@ -158,31 +157,18 @@ def _summary(
 
 
 def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for (name, history), colour in zip(histories.items(), ("#0072B2", "#D55E00"), strict=True):
+    figure, ((objective, score, test),) = drawing.new_figure(12, 3.6, 1, 3)
+    for name, history in histories.items():
         sweeps = [record.sweep for record in history]
-        axes[0].semilogy(sweeps, [record.objective for record in history], "o-", color=colour, label=name)
-        axes[1].plot(sweeps, [record.score for record in history], "o-", color=colour, label=name)
-    for (name, curve), colour in zip(
-        curves.items(), ("#999999", "#000000", "#0072B2", "#D55E00", "#009E73"), strict=True
-    ):
-        axes[2].plot(range(len(curve)), curve, "o-", color=colour, label=f"from {name}")
-    labels = (
-        ("sweep", "objective"),
-        ("sweep", "train accuracy, feed-forward"),
-        (f"epoch of Adam at {_RATE:g}", "test accuracy"),
-    )
-    for axis, (horizontal, vertical) in zip(axes, labels, strict=True):
-        axis.set(xlabel=horizontal, ylabel=vertical)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(frameon=False)
-        axis.grid(alpha=0.3)
-    axes[2].set_ylim(0.85, 1.0)
-    with beside(out) as part:
-        figure.savefig(part, format=out.suffix[1:], dpi=130)
-    plt.close(figure)
+        drawing.line(objective, name, sweeps, [[record.objective for record in history]])
+        drawing.line(score, name, sweeps, [[record.score for record in history]])
+    for name, curve in curves.items():
+        drawing.line(test, name, range(len(curve)), [curve])
+    objective.set(xlabel="sweep", ylabel="objective", yscale="log")
+    score.set(xlabel="sweep", ylabel="train accuracy, feed-forward")
+    test.set(xlabel=f"epoch of Adam at {_RATE:g}", ylabel="test accuracy", title="from which weights")
+    test.set_ylim(min(0.85, *(curve[-1] - 0.02 for curve in curves.values())), 1.0)
+    for panel in (objective, score, test):
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.legend(frameon=False, handlelength=4)
+    drawing.save(figure, [out], 130)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from experiments import compare as comparison
 from experiments import paper_model as model
+from experiments import pictures
 from experiments import regimes as settings_tried
 from experiments.arena import beyond
 from experiments.beyond import constraints, refit, regression, robust
@@ -27,23 +28,8 @@ from experiments.tables import grid, made_on
 from experiments.training import NETWORKS, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in (
-            "training",
-            "estimators",
-            "initialisation",
-            "measurements",
-            "experiments",
-            "robust",
-            "learned-activations",
-            "constraints",
-            "regression",
-        )
-    ),
-)
+_PAGES = "training estimators initialisation measurements experiments robust learned-activations constraints regression"
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 BEYOND = (robust, refit, constraints, regression)  # named by markers, as the functions below are
 # Below every table until it is made again; remove it then.
@@ -344,5 +330,7 @@ def render(text: str) -> str:
 
 
 def run(settings: Settings) -> None:
+    """Tables of the repository's own results, and pictures."""
     for document in DOCUMENTS:
         document.write_text(render(document.read_text()))
+    pictures.draw(settings.results)

@@ -26,7 +26,6 @@ __all__ = [
     "SCALE",
     "SCALED",
     "SCORES",
-    "STYLES",
     "Printed",
     "best_trials",
     "markdown",
@@ -49,21 +48,6 @@ SCALE, DOUBLED = 250.0, "sigma^2-scale, doubled"
 CLOSE = 0.015
 COLUMNS = (*STARTS, EUCLIDEAN, FENCHEL, MORE)
 PHASES = {ALONE: ALONE, FENCHEL: "Fenchel alone"}
-
-# Okabe and Ito's colours, told apart by the colour-blind; no two have the same dashes and gaps, so that grey print tells them apart too.
-STYLES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "Normal": ("#999999", (1, 2)),
-    "Xavier": ("#56B4E9", (10, 2)),
-    "sigma^2-scale": ("#56B4E9", (4, 2)),
-    "He": ("#000000", (14, 2, 2, 2)),
-    "He + fitted head": ("#000000", (5, 2, 5, 2, 1, 2)),
-    "PCA": ("#CC79A7", (6, 2, 1, 2)),
-    "orthogonal": ("#009E73", (8, 2, 1, 2, 1, 2)),
-    "LSUV": ("#009E73", (3, 3)),
-    EUCLIDEAN: ("#E69F00", (16, 1)),
-    FENCHEL: ("#D55E00", ()),
-    MORE: ("#000000", (1, 4)),
-}
 
 SCORES = {"accuracy_after_epoch": "after 1 epoch", "accuracy_alone": "alone"}
 

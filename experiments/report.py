@@ -19,17 +19,15 @@ from typing import Any
 from experiments import compare, regimes
 from experiments.arena import DEVIATIONS
 from experiments.cells import cells, short
+from experiments.drawing import STYLES, style
 from experiments.rendering import (
     COLUMNS,
-    DOUBLED,
-    EUCLIDEAN,
     LITERAL,
     MORE,
     PHASES,
     READINGS,
     SCALED,
     SCORES,
-    STYLES,
     best_trials,
     nets,
     over_seeds,
@@ -51,24 +49,9 @@ Stored = Sequence[dict[str, Any]]
 
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
 _DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
-# As SVG has the dashes; black is the page's own colour, which turns white on a dark one.
-_STYLES = {
-    **{
-        name: ("currentColor" if colour == "#000000" else colour, " ".join(map(str, dashes)))
-        for name, (colour, dashes) in STYLES.items()
-    },
-    "Normal" + LITERAL: ("#999999", "14 4"),
-    "Xavier" + LITERAL: ("#0072B2", "14 4"),
-    "sigma^2-scale" + LITERAL: ("#0072B2", "14 3 2 3 2 3"),
-    EUCLIDEAN + LITERAL: ("#E69F00", "14 4"),
-    "Normal" + SCALED: ("#999999", "3 6"),
-    "Xavier" + SCALED: ("#0072B2", "3 6"),
-    "sigma^2-scale" + SCALED: ("#0072B2", "6 6"),
-    DOUBLED + SCALED: ("#0072B2", "12 6"),
-    EUCLIDEAN + SCALED: ("#E69F00", "3 6"),
-}
+_DASHES = {LITERAL: (14, 4), SCALED: (3, 6)}  # of the paper's columns in other readings
 _READINGS = tuple(READINGS)
-_OTHERS = ("#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#999999")
+_ORDER = [*STYLES, *(name + reading for reading in READINGS for name in STYLES)]
 
 
 def run(settings: Settings) -> None:
@@ -164,7 +147,7 @@ def _stored(store: Store) -> list[dict[str, Any]]:
 
 def _summary(stored: Stored) -> dict[str, Any]:
     trained, phases = (_entries(stored, kind) for kind in ("cell", "phase"))
-    starts = _in_order((entry["start"] for entry in trained), _STYLES)
+    starts = _in_order((entry["start"] for entry in trained), _ORDER)
     plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(_READINGS))]
     return {
         "architectures": nets(stored),
@@ -262,10 +245,14 @@ def _versions(stored: Stored) -> list[dict[str, Any]]:
 
 def _drawn(name: str) -> dict[str, Any]:
     """How a start is drawn. What is lifted is heavier; what is trained as printed is there to be switched on."""
-    # By the sum of its letters, so that a name keeps its colour from page to page.
-    other = (_OTHERS[sum(map(ord, name)) % len(_OTHERS)], "8 3 2 3")
-    colour, dash = _STYLES.get(name, other)
-    return {"name": name, "colour": colour, "dash": dash, "heavy": "Lifted" in name, "off": name.endswith(_READINGS)}
+    reading = next((suffix for suffix in READINGS if name.endswith(suffix)), "")
+    look = style(name.removesuffix(reading))
+    # A reading has the colour of its column, and the dashes of both.
+    dashes = (*look.dashes, *_DASHES[reading]) if reading else look.dashes
+    # Black is the page's own colour, which turns white on a dark one.
+    colour = "currentColor" if look.colour == "#000000" else look.colour
+    dash = " ".join(map(str, dashes))
+    return {"name": name, "colour": colour, "dash": dash, "heavy": look.heavy, "off": bool(reading)}
 
 
 def _in_order(found: Iterable[str], known: Iterable[str]) -> list[str]:
