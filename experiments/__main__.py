@@ -95,6 +95,8 @@ def run(name: str, settings: Settings) -> None:
         raise ValueError(f"there is no experiment {name!r}: the names are {', '.join(known)}")
     module = import_module(known[name])
     takes = getattr(module, "TAKES", ())
+    if settings.device != "cpu" and "device" not in takes:
+        raise ValueError(f"{name} runs on the CPU alone: leave out --device")
     for option in ("seeds", "only", "out"):
         if getattr(settings, option) and option not in takes:
             raise ValueError(f"{name} takes no --{option}: leave it out")

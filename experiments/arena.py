@@ -179,7 +179,7 @@ class Arena:
                 scores = self._train(start, alike, together, data)
                 found |= {run: unit * score for run, score in scores.items()}
         rows = [recipe._asdict() | {"scores": [found[recipe, seed] for seed in own]} for recipe, own in plan]
-        self.store.add({"seeds": seeds, "recipes": rows}, **self.fields(stage, start))
+        self.store.add_all([(self.fields(stage, start), {"seeds": seeds, "recipes": rows})], self.device)
 
     def _plan(self, stage: Stage, start: str) -> list[tuple[Recipe, list[int]]]:
         """Recipes, and the seeds that each is run with. The small rate of a test comes last."""

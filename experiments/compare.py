@@ -22,7 +22,7 @@ from experiments.settings import Settings
 
 __all__ = ["CHOICES", "TAKES", "arenas", "contests", "run", "table", "texts", "titled"]
 
-TAKES = ("seeds", "only")
+TAKES = ("device", "seeds", "only")
 
 _UCI = [name for name in datasets.NAMES if name.startswith("uci/")]
 _REGRESSION: dict[str, Any] = {"epochs": 40, "passes": None, "clock": "cpu"}

@@ -25,6 +25,7 @@ from liftednn.graphs import recorded
 from liftednn.minibatch import Run
 from liftednn.sources import source_of
 
+TAKES = ("device",)
 BATCHES, TURNS, PRODUCTS = (500, 250), 7, ("float32", "tf32", "bfloat16")
 
 

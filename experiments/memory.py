@@ -16,6 +16,7 @@ from experiments.settings import Settings
 from experiments.tables import table
 from liftednn.solvers import nnls
 
+TAKES = ("device",)
 ROWS, UNKNOWNS = 1_000_000, 500
 
 

@@ -20,6 +20,7 @@ from experiments.settings import Settings
 from experiments.store import Store
 from experiments.tables import table
 
+TAKES = ("device",)
 ARCHITECTURES = {"300": [784, 300, 10], "500-200-100": [784, 500, 200, 100, 10]}
 QUICK = {"20": [50, 20, 10]}
 PAPER = {"300": "0.898 ± 0.005", "500-200-100": "0.853 ± 0.003"}

@@ -20,7 +20,7 @@ from experiments.settings import Settings
 
 __all__ = ["REGIMES", "TAKES", "arenas", "compute", "promising", "run", "table", "texts"]
 
-TAKES = ("seeds", "only")
+TAKES = ("device", "seeds", "only")
 
 _BATCHES = (100, 500)
 _NETS = ((300,), (500, 200, 100))
@@ -71,9 +71,10 @@ def compute(own: Sequence[Arena]) -> None:
     do([part for arena in own if promising(arena) for part in arena.testing()])
 
 
-def texts(results: Path) -> Iterator[str]:
+def texts(results: Path, quick: bool = False) -> Iterator[str]:
     """The table of what is stored, a GPU's before a CPU's; none where nothing is."""
-    found = {device: arenas(results, device) for device in ("cuda", "cpu")}
+    given = ((), 2, 1, _QUICK) if quick else ((), 5, 3, REGIMES)
+    found = {device: arenas(results, device, *given) for device in ("cuda", "cpu")}
     whole = {
         device: {arena.contest.clock for all_ in own.values() for arena in all_ if arena.whole("tune")}
         for device, own in found.items()

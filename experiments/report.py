@@ -65,7 +65,7 @@ def report(results: Path, out: Path = Path("report.html"), quick: bool = False) 
     if out.suffix != ".html":
         raise ValueError(f"--out {out} must end in .html, the kind of file that is written")
     own = existing(results, "table1")
-    texts = [*compare.texts(results, quick), *regimes.texts(results)]
+    texts = [*compare.texts(results, quick), *regimes.texts(results, quick)]
     if not own and not texts:
         told = f"{results} has nothing to show: run table1, compare or regimes first"
         raise ValueError(f"{told}, or name another folder by --results")

@@ -30,6 +30,7 @@ from liftednn.choices import guarded
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 
+TAKES = ("device",)
 Sizes = tuple[int, ...]
 SEEDS, COST = 5, 0.01
 # Passes over the rows, the same for all methods.

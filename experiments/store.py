@@ -98,9 +98,9 @@ class Store:
         self.add_all([(fields, value)])
         return _plain(value)
 
-    def add_all(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        """Append records, all of them or, if the process is killed, the first few."""
-        made = machine(self.device)
+    def add_all(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], device: str | None = None) -> None:
+        """Append records, all of them or, if the process is killed, the first few; `device` is where they were made, if elsewhere."""
+        made = machine(device or self.device)
         records = [Record(_plain(fields), _plain(value), made) for fields, value in pairs]
         lines = [json.dumps({**r.fields, "value": r.value, "machine": r.machine}) + "\n" for r in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)

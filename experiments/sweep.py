@@ -21,6 +21,7 @@ from experiments.datasets import mnist, small
 from experiments.settings import Settings
 from experiments.tables import table
 
+TAKES = ("device",)
 TURNS = 5
 
 

@@ -20,7 +20,7 @@ from experiments.starts import Sizes
 
 __all__ = ["TAKES", "compute", "parts", "plan_of", "run"]
 
-TAKES = ("seeds", "only")
+TAKES = ("device", "seeds", "only")
 
 _QUICK_ROWS, _QUICK_HELD, _QUICK_TRIALS, _SEEDS = 600, 100, 2, 5
 

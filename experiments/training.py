@@ -25,7 +25,7 @@ from experiments.settings import Settings
 from experiments.store import Store
 from experiments.tables import table
 
-TAKES = ("seeds",)
+TAKES = ("device", "seeds")
 PASSES, SEEDS, GOAL = 17, 5, 0.975
 # The small problem: so many digits, other ones for every seed, and batches a fifth of the usual ones.
 FEW, FEW_PASSES = 1000, 40

@@ -13,7 +13,8 @@ from experiments import datasets
 from experiments.datasets import Dataset
 from experiments.settings import Settings
 
-SLOW = ("gpu", "initialisation", "robust")
+# The dearest of them.
+SLOW = ("initialisation", "regression")
 
 
 @pytest.fixture
@@ -45,3 +46,13 @@ def test_every_experiment_runs_and_is_not_run_again(
 
 def _lines(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("digits")
+def test_quick_results_make_a_page(tmp_path: Path) -> None:
+    for name in ("compare", "regimes"):
+        program.run(name, Settings(quick=True, results=tmp_path))
+    program.run("report", Settings(quick=True, results=tmp_path, out=tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text()
+    assert "friedman: test root mean squared error" in text
+    assert "few rows" in text

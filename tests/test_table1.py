@@ -478,6 +478,7 @@ def test_ctrl_c_on_the_command_line(
         (["table1", "--device", "cuda"], "needs a GPU and a torch built for it, and finds none here"),
         (["tabel1"], "there is no experiment 'tabel1': the names are table1, compare"),
         (["nnls", "--only", "x"], "nnls takes no --only: leave it out"),
+        (["figures", "--device", "cuda"], "figures runs on the CPU alone: leave out --device"),
         (["figure1", "--results", str(tmp_path / "none")], "holds no table1: make it with"),
         (["figure1", "--results", str(tmp_path), "--out", "f.gif"], "f.gif must end in .png"),
     ):
