@@ -18,8 +18,8 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Grain
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.data.sources import source_of
+from liftednn.training.run import Run
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -18,8 +18,8 @@ import typer
 
 from experiments.settings import Settings
 from experiments.store import RESULTS
-from liftednn import output
-from liftednn.start import check_device
+from liftednn.cli import output
+from liftednn.data.validation import check_device
 
 __all__ = ["EXPERIMENTS", "PAGES", "app", "main", "run"]
 

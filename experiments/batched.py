@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.datasets import Dataset
 from liftednn.base import Affine
-from liftednn.graphs import WARM_UP, recorded
+from liftednn.runtime.graphs import WARM_UP, recorded
 
 __all__ = ["Method", "Schedule", "Together", "clock", "epoch_seconds", "train_together"]
 

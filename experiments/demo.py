@@ -22,9 +22,9 @@ from experiments.datasets import Dataset, mnist, small
 from experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from experiments.settings import Settings
 from experiments.starts import he
-from liftednn.bcd import Record
-from liftednn.files import check_place
-from liftednn.minibatch import Pass
+from liftednn.runtime.files import check_place
+from liftednn.training.bcd import Record
+from liftednn.training.minibatch import Pass
 
 __all__ = ["NEXT", "TAKES", "run"]
 

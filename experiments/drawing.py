@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from liftednn.files import beside
+from liftednn.runtime.files import beside
 
 __all__ = ["STYLES", "Style", "check_installed", "line", "new_figure", "over_seeds", "save", "style"]
 

@@ -15,7 +15,7 @@ from experiments.cells import cells, short
 from experiments.rendering import COLUMNS, MORE
 from experiments.settings import Settings
 from experiments.store import Store, existing
-from liftednn.files import check_place
+from liftednn.runtime.files import check_place
 
 __all__ = ["ARCHITECTURES", "RATE", "Curves", "curves", "figure1", "run"]
 

@@ -21,9 +21,9 @@ from experiments.methods import GradientStep, Task
 from experiments.settings import Settings
 from experiments.sweep import seconds
 from experiments.tables import table
-from liftednn.graphs import recorded
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.data.sources import source_of
+from liftednn.runtime.graphs import recorded
+from liftednn.training.run import Run
 
 TAKES = ("device",)
 BATCHES, TURNS, PRODUCTS = (500, 250), 7, ("float32", "tf32", "bfloat16")

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from experiments import peers
-from liftednn.graphs import recorded
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.data.sources import source_of
+from liftednn.runtime.graphs import recorded
+from liftednn.training.run import Run
 
 Scorer = Callable[[Tensor], Tensor]
 

@@ -39,7 +39,7 @@ from experiments.rendering import (
 from experiments.settings import Settings
 from experiments.store import Store, existing
 from experiments.verdicts import verdicts, with_verdicts
-from liftednn.files import beside, check_place
+from liftednn.runtime.files import beside, check_place
 
 __all__ = ["page", "report", "run", "summary", "write"]
 

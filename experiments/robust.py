@@ -26,9 +26,9 @@ from experiments.store import Store
 from experiments.tables import table
 from liftednn.base import Affine, Uncertainty
 from liftednn.blocks import Design, update_weights
-from liftednn.choices import guarded
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
+from liftednn.training.choices import guarded
 
 TAKES = ("device",)
 Sizes = tuple[int, ...]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from experiments.datasets import Dataset
 from liftednn.base import Affine
-from liftednn.bcd import BCD
+from liftednn.data.sources import source_of
 from liftednn.defaults import Recipe
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.sources import source_of
+from liftednn.training.bcd import BCD
 
 __all__ = [
     "STARTS",

@@ -24,8 +24,8 @@ from experiments.datasets import mnist
 from experiments.settings import Settings
 from experiments.sweep import peak
 from experiments.tables import table
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.data.sources import source_of
+from liftednn.training.run import Run
 
 BATCH, WIDTH = 500, 256
 

@@ -22,11 +22,12 @@ from experiments.datasets import NAMES, load, small
 from experiments.settings import Settings
 from experiments.store import Store
 from experiments.tables import table
-from liftednn import choices
-from liftednn.blocks import Answer, model, recursion, state_problem, update_state
-from liftednn.minibatch import Run
+from liftednn.blocks import state_problem, update_state
+from liftednn.data.sources import source_of
 from liftednn.network import LiftedNetwork
-from liftednn.sources import source_of
+from liftednn.training import choices, model
+from liftednn.training.batch import Answer, recursion
+from liftednn.training.run import Run
 
 PASSES = 5
 Patch = Callable[[], Any]
@@ -102,6 +103,7 @@ def rising_lam() -> Iterator[None]:
         share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
+        assert isinstance(self.descent.model, model.LiftedModel)
         self.descent.model.network = LiftedNetwork([*hidden, layers[-1]])
         advance(self, x, y, counts, within)
 
@@ -111,7 +113,7 @@ def rising_lam() -> Iterator[None]:
 
 @contextmanager
 def constant_step() -> Iterator[None]:
-    with mock.patch("liftednn.minibatch.math.cos", return_value=1.0):
+    with mock.patch("liftednn.training.run.math.cos", return_value=1.0):
         yield
 
 

@@ -1,13 +1,13 @@
 from . import activations, functional, init, losses, operators, penalties, predict, robust, solvers, testing
 from .base import Activation, Affine, Box, Divergence, Loss, Operator, Penalty
-from .bcd import BCD, Solution
-from .checkpoint import Checkpoint
-from .choices import automatic
 from .estimators import LiftedClassifier, LiftedRegressor
-from .minibatch import Fit, MiniBatch
 from .moments import Moments
 from .network import Layer, LiftedNetwork
 from .saving import Saved, load, save
+from .training.bcd import BCD, Solution
+from .training.checkpoint import Checkpoint
+from .training.choices import automatic
+from .training.minibatch import Fit, MiniBatch
 
 __all__ = [
     "BCD",

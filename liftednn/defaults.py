@@ -22,15 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from liftednn import choices, losses
+from liftednn import losses
 from liftednn.base import Loss, Penalty, Uncertainty
 from liftednn.blocks import Grains
+from liftednn.data.sources import Source, as_tensor
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import MiniBatch
 from liftednn.network import LiftedNetwork
-from liftednn.sources import Source, as_tensor
+from liftednn.training import choices
+from liftednn.training.minibatch import MiniBatch
 
 __all__ = ["Recipe", "named_loss", "numbers_of", "spread"]
 

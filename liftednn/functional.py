@@ -1,4 +1,5 @@
-"""Pure mathematics on tensors: no state, no knowledge of networks. Everything works row by row or entry by entry."""
+"""Pure mathematics on tensors: no state, no knowledge of networks. Everything works row by row or entry by entry, but for quantiles
+and what is summed by reduce.py."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Box, Grain
 
 __all__ = [
@@ -28,7 +30,6 @@ __all__ = [
     "positive",
     "quantile",
     "root",
-    "row_mean",
     "simplex_projection",
     "soft_threshold",
     "softmax",
@@ -60,11 +61,6 @@ def largest(parameter: Tensor | float) -> float:
     return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
 
 
-def row_mean(rows: Tensor, counts: Tensor | None) -> Tensor:
-    """The mean of one number per row, (n,), row i counting `counts[i]` times."""
-    return rows.mean() if counts is None else (rows * counts).sum() / counts.sum()
-
-
 def positive(parameter: Tensor | float) -> bool:
     """Whether all its entries are above 0 and finite."""
     return -largest(-parameter) > 0 and largest(parameter) < torch.inf
@@ -84,8 +80,7 @@ def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
 
 def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
     """Sums over the rows, and for a layer over its units too, in float64: (n, p) -> () or (p,)."""
-    weights = entries.new_ones(len(entries)) if sample_weight is None else sample_weight.to(entries)
-    sums = weights.double() @ entries.double()
+    sums = reduce.total(entries, sample_weight)
     return sums if per == "unit" else sums.sum()
 
 
@@ -180,9 +175,9 @@ def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, 
     """Of each column of y (n, p): the median, and the range of its middle half over 1.349, which is the standard deviation of normal
     numbers. Where half of the entries are alike, the standard deviation of all; 1 where all that count are."""
     low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
-    share = torch.full_like(y[:, :1], 1 / len(y)) if counts is None else (counts / counts.sum())[:, None].to(y)
-    deviation = (share * (y - (share * y).sum(0)).square()).sum(0).sqrt()
-    constant = y.amin(0) == y.amax(0)
+    deviation = reduce.mean_and_variance(y, counts)[1].sqrt().to(y)
+    smallest, greatest = reduce.ends(y)
+    constant = smallest == greatest
     spread = torch.where(high > low, (high - low) / 1.349, deviation)
     return centre, torch.where(constant | (spread == 0), torch.ones_like(spread), spread)
 

@@ -2,7 +2,7 @@
 
     liftednn.init.lifted_(module, x, y)
 
-reads the module as a chain, trains it lifted for a few passes over the data and writes the weights into its parameters, in place as the
+reads the module as layers, trains it lifted for a few passes over the data and writes the weights into its parameters, in place as the
 functions of torch.nn.init do. Nothing is back-propagated and no optimiser is needed; ordinary training can go on from there.
 """
 
@@ -21,19 +21,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from liftednn import reduce
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
+from liftednn.data.sources import Once, as_tensor, source_of
+from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
-from liftednn.minibatch import Fit
-from liftednn.modules import Chain, from_module, network_of, precision, read, slopes, to_module, weights_of
+from liftednn.modules import Graph, from_module, network_of, precision, read, refusal, slopes, to_module, weights_of
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.precision import plain_arithmetic
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
-from liftednn.sources import Once, as_tensor, source_of
-from liftednn.start import check_device, inputs, responses
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.training.minibatch import Fit
 
 __all__ = ["from_module", "lifted_", "to_module"]
 
@@ -80,19 +81,22 @@ def lifted_(
     refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
              requires_grad=False, and those of a PReLU that the module uses twice
 
+    The module may add tensors, and use a weight several times (see `from_module`), but no bias that is to be trained.
+
     What the parameters hold before is of no matter, but for those with requires_grad=False, which stay exactly as they are. torch's
     global generator gives the seed: torch.manual_seed governs, as in torch.nn.init. Training is in the widest of the parameters'
     precisions and at least in float32, or as a memmap has it. They are written at the very end: after an error or Ctrl-C the module is
     as it was.
     """
     started = time.perf_counter()
-    chain = read(module)
-    if all(not part.requires_grad for linear in chain.linears for part in linear.parameters()):
+    graph = read(module)
+    if not any(part.requires_grad for part in graph.parameters):
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
-    refits = slopes.grains(chain, refit)
-    place, seed = _place(chain, device), int(torch.randint(1 << 31, ()))
-    x, y = _rows(chain, x, y, place)
+    _check_biases(graph)
+    refits = slopes.grains(graph, refit)
+    place, seed = _place(graph, device), int(torch.randint(1 << 31, ()))
+    x, y = _rows(graph, x, y, place)
     source = source_of(x, y)
     few = source.sample(_ROWS, seed)[:2]
     recipe = Recipe(
@@ -107,21 +111,32 @@ def lifted_(
     )
     at_hand = few[1] if y is None else y
     named = named_loss(loss, at_hand) if isinstance(loss, str) else loss
-    network = recipe.network(network_of(chain, _loss_for(chain, at_hand, named)), source, at_hand)
-    before = _Look.at(network, weights_of(chain), *few) if report or _log.isEnabledFor(logging.INFO) else None
-    fit = recipe.trainer(source.rows).run(slopes.started(network, refits), source, fixed=_frozen(chain))
+    network = recipe.network(network_of(graph, _loss_for(graph, at_hand, named)), source, at_hand)
+    before = _Look.at(network, weights_of(graph), *few) if report or _log.isEnabledFor(logging.INFO) else None
+    fit = recipe.trainer(source.rows).run(slopes.started(network, refits), source, fixed=_frozen(graph))
     if fit.status == "stopped":
         raise KeyboardInterrupt
-    _write(chain, fit.weights, slopes.found(chain, fit.network, refits))
+    _write(graph, fit.weights, slopes.found(graph, fit.network, refits))
     for sentence in fit.warnings:
         warnings.warn(f"lifted_: {sentence}", stacklevel=3)
     if before is not None:
-        _tell(report, fit, before, _Look.at(fit.network, weights_of(chain), *few), time.perf_counter() - started)
+        _tell(report, fit, before, _Look.at(fit.network, weights_of(graph), *few), time.perf_counter() - started)
     return module
 
 
-def _place(chain: Chain, device: str | torch.device | None) -> torch.device:
-    found = sorted({str(part.device) for linear in chain.linears for part in linear.parameters()})
+def _check_biases(graph: Graph) -> None:
+    """Layers may share a weight, not a bias."""
+    for use in graph.uses:
+        if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
+            raise refusal(
+                use.step,
+                "has a bias that the module uses several times, and lifted layers have one each: give it bias=False, or a bias for each "
+                "use by torch.nn.functional.linear",
+            )
+
+
+def _place(graph: Graph, device: str | torch.device | None) -> torch.device:
+    found = sorted({str(part.device) for part in graph.parameters})
     if len(found) > 1:
         raise ValueError(f"the module's layers are on several devices, {' and '.join(found)}: move it to one of them")
     if found == ["meta"]:
@@ -151,7 +166,7 @@ def _passes(sweeps: Any) -> int | None:
 
 @dataclass(frozen=True)
 class _Batches:
-    """An iterable of batches with rows made ready for the chain; `dataset` tells how many rows there are."""
+    """An iterable of batches with rows made ready for the module; `dataset` tells how many rows there are."""
 
     batches: Iterable[Any]
     flat: bool
@@ -178,9 +193,9 @@ class _Batches:
         return rows.flatten(1) if self.flat and rows.ndim > 2 else rows
 
 
-def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
+def _rows(graph: Graph, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
     """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and place."""
-    ready = _Batches(x, chain.flat, device, precision(chain), getattr(x, "dataset", None))
+    ready = _Batches(x, graph.flat, device, precision(graph), getattr(x, "dataset", None))
     if y is None:
         if isinstance(source_of(x), Once):
             raise ValueError(
@@ -189,21 +204,21 @@ def _rows(chain: Chain, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]
             )
         return ready, None
     if isinstance(x, np.memmap):
-        return x.reshape(len(x), -1) if chain.flat else x, y
+        return x.reshape(len(x), -1) if graph.flat else x, y
     rows, given = ready.ready(x), as_tensor(y, "y")
     if not rows.ndim or not given.ndim:
         raise ValueError(f"x has shape {tuple(rows.shape)} and y {tuple(given.shape)}: give as many responses as rows")
     return rows, given
 
 
-def _loss_for(chain: Chain, y: Any, loss: str | Loss | nn.Module | None) -> str | Loss | nn.Module | None:
+def _loss_for(graph: Graph, y: Any, loss: str | Loss | nn.Module | None) -> str | Loss | nn.Module | None:
     """The loss that is given, or else the one that the responses ask for; None for the one that the module ends in."""
-    given, outputs = as_tensor(y, "y"), chain.linears[-1].out_features
+    given, outputs = as_tensor(y, "y"), len(graph.uses[-1].w)
     if outputs > 1 and not given.is_floating_point() and given.ndim == 2 and given.shape[1] == 1:
         raise ValueError(
             f"y has shape {tuple(given.shape)}, and the module has {outputs} outputs: for classes, give y.squeeze(1)"
         )
-    if loss is not None or chain.after[-1] is not None:
+    if loss is not None or graph.uses[-1].after is not None:
         return loss
     if outputs > 1:
         return SquaredError() if given.is_floating_point() else _classes(given)
@@ -232,21 +247,21 @@ def _classes(y: Tensor) -> Loss:
     return SoftmaxCrossEntropy()
 
 
-def _frozen(chain: Chain) -> list[tuple[Tensor | None, Tensor | None]] | None:
+def _frozen(graph: Graph) -> list[tuple[Tensor | None, Tensor | None]] | None:
     """For every layer the weights that must stay; None if there are none."""
     fixed = [
-        (None if linear.weight.requires_grad else w, None if linear.bias is None or linear.bias.requires_grad else b)
-        for linear, (w, b) in zip(chain.linears, weights_of(chain), strict=True)
+        (None if use.weight.requires_grad else w, None if use.bias is None or use.bias.requires_grad else b)
+        for use, (w, b) in zip(graph.uses, weights_of(graph), strict=True)
     ]
     return fixed if any(part is not None for pair in fixed for part in pair) else None
 
 
-def _write(chain: Chain, weights: list[Affine], learned: list[tuple[nn.Parameter, Tensor]]) -> None:
+def _write(graph: Graph, weights: list[Affine], learned: list[tuple[nn.Parameter, Tensor]]) -> None:
     """All or nothing: every weight is rounded and looked at before the first is written."""
     fresh = [
         (part, new.to(part))
-        for linear, pair in zip(chain.linears, weights, strict=True)
-        for part, new in zip((linear.weight, linear.bias), pair, strict=True)
+        for use, (w, b) in zip(graph.uses, weights, strict=True)
+        for part, new in ((use.weight, w.T if use.transposed else w), (use.bias, b))
         if part is not None and part.requires_grad
     ]
     fresh += [(part, new.to(part)) for part, new in learned]
@@ -273,10 +288,12 @@ class _Look(NamedTuple):
         rows, loss = inputs(network, x), network.loss
         z = responses(network, y, rows)
         u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
-        value = float(loss.value(u, z).mean())
+        value = float(reduce.mean(loss.value(u, z)))
         integers = not as_tensor(y, "y").is_floating_point()
         if isinstance(loss, Matching) and (integers or (isinstance(loss.activation, Sigmoid) and _hard(z))):
-            return cls(value, float(((loss.decode(u) > 0.5) == (z > 0.5)).double().mean()), "accuracy", len(rows))
+            return cls(
+                value, float(reduce.mean(((loss.decode(u) > 0.5) == (z > 0.5)).double()).mean()), "accuracy", len(rows)
+            )
         real = "D^2" if isinstance(loss, Bounded) else "R^2"
         return cls(value, loss.score(u, z), "accuracy" if loss.classes else real, len(rows))
 

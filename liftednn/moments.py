@@ -3,7 +3,7 @@
     weight, mean_x, mean_z,  xx = sum (x - mean_x)'(x - mean_x),  xz = sum (x - mean_x)'(z - mean_z),  zz = sum |z - mean_z|^2
 
 kept centred and in float64, so that `a + b` (the moments of both sets of rows) loses no digits to large means, whichever way the
-rows were cut. `forget * a` discounts old rows.
+rows were cut. `forget * a` discounts old rows. Sums of products of rows are formed here, other sums over rows in reduce.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.checks import check_tensors
 
 __all__ = ["Moments"]
@@ -45,8 +46,8 @@ class Moments:
                 "x and z must be matrices with the same rows, at least one, and x with a column, got "
                 f"{tuple(x.shape)} and {tuple(z.shape)}"
             )
-        weight = _total(x, sample_weight)
-        mean = _mean(x, weight, sample_weight)
+        _check_weights(x, sample_weight)
+        weight, mean = reduce.count(x, sample_weight), reduce.mean(x, sample_weight)
         shift, rest = _rounded(mean, x)
         xx = -weight * torch.outer(rest, rest)
         for rows, w in _blocks(x, sample_weight):
@@ -57,7 +58,7 @@ class Moments:
 
     def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
         """The same rows x with other targets z: the Gram matrix is kept, only the cross moments are formed anew."""
-        mean_z = _mean(z, self.weight, sample_weight)
+        mean_z = reduce.mean(z, sample_weight)
         shift_x, rest_x = _rounded(self.mean_x, x)
         shift_z, rest_z = _rounded(mean_z, z)
         xz, zz = -self.weight * torch.outer(rest_x, rest_z), -self.weight * rest_z.square().sum()
@@ -138,19 +139,11 @@ def _weighted(x: Tensor, w: Tensor | None) -> Tensor:
     return x if w is None else x * w[:, None].to(x.dtype)
 
 
-def _total(x: Tensor, sample_weight: Tensor | None) -> Tensor:
+def _check_weights(x: Tensor, sample_weight: Tensor | None) -> None:
     if sample_weight is None:
-        return torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+        return
     if sample_weight.shape != (len(x),):
         raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but x has {len(x)} rows")
     total = sample_weight.double().sum()
     if not bool(total.isfinite() & (total > 0) & (sample_weight >= 0).all()):
         raise ValueError("sample_weight must hold finite numbers, none negative and not all 0")
-    return total
-
-
-def _mean(x: Tensor, weight: Tensor, sample_weight: Tensor | None) -> Tensor:
-    total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    for rows, w in _blocks(x, sample_weight):
-        total += _weighted(rows, w).sum(0, dtype=torch.float64)
-    return total / weight

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.blocks import joint_refusal, state_problem, update_all_states, update_state
+from liftednn.data.sources import as_tensor
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
-from liftednn.precision import plain_arithmetic
-from liftednn.sources import as_tensor
+from liftednn.runtime.precision import plain_arithmetic
 
 __all__ = ["feedforward", "lifted"]
 
@@ -69,7 +69,9 @@ def _freed(network: LiftedNetwork) -> LiftedNetwork:
     if not isinstance(last.divergence, Split):
         return network
     split = replace(last, divergence=last.divergence.activation, lam=last.lam * last.divergence.lam)
-    return LiftedNetwork([*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError())])
+    return LiftedNetwork(
+        [*network.layers[:-1], split, Layer(Dense(split.width, 1), SquaredError(), name="the response, left free")]
+    )
 
 
 def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:

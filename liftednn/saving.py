@@ -26,10 +26,10 @@ from torch import Tensor
 
 from liftednn import activations, losses, operators, penalties, robust
 from liftednn.base import Affine, Divergence, Operator, Penalty
-from liftednn.bcd import Record
-from liftednn.files import read_tensors, rebuilding, write_tensors
-from liftednn.monitor import Pass
 from liftednn.network import Layer, LiftedNetwork
+from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
+from liftednn.training.bcd import Record
+from liftednn.training.monitor import Pass
 
 __all__ = ["Saved", "load", "save"]
 

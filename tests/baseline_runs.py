@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn import cli, losses, robust
+from liftednn import losses, robust
 from liftednn import penalties as pen
+from liftednn.cli import commands as cli
 from liftednn.init import lifted_
 from liftednn.modules import from_module, to_module
 

@@ -13,7 +13,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn import losses
 from liftednn.activations import fenchel
-from liftednn.bcd import Record
+from liftednn.training.bcd import Record
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import losses, penalties, robust
 from liftednn.base import Uncertainty
-from liftednn.choices import guarded
-from liftednn.minibatch import Fit
+from liftednn.training.choices import guarded
+from liftednn.training.minibatch import Fit
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PENALTIES = [penalties.Orthogonal(), penalties.LowRank(2), penalties.Ball(1.0, "spectral"), penalties.NonNegative()]

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from liftednn.checkpoint import Checkpoint
-from liftednn.files import digest
+from liftednn.runtime.files import digest
+from liftednn.training.checkpoint import Checkpoint
 
 TENSORS = {
     "float32": torch.tensor([1.5, -0.0, math.inf, 1e-42]),

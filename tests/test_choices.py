@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn import choices
 from liftednn.base import Affine
-from liftednn.start import random_weights, unit_of
+from liftednn.training import choices
+from liftednn.training.initial import random_weights, unit_of
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import liftednn as lnn
-from liftednn import cli, jobs, tables
-from liftednn.choices import passes
+from liftednn.cli import commands as cli
+from liftednn.cli import jobs
+from liftednn.data import tables
+from liftednn.training.choices import passes
 
 ROOT = Path(__file__).parents[1]
 
@@ -164,7 +166,7 @@ def test_json_and_quiet_print_the_object_alone(run: Any, shelf: Path, tmp_path: 
 
 def test_a_run_that_ends_badly_says_so(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "training diverged: try a smaller step"
-    monkeypatch.setattr("liftednn.minibatch.shortcomings", lambda *_: (sentence,))
+    monkeypatch.setattr("liftednn.training.minibatch.shortcomings", lambda *_: (sentence,))
     order = ["fit", shelf / "train.csv", "--target", "label", "--hidden", "0", "--passes", "1"]
     order += ["--out", tmp_path / "m.safetensors"]
     done = run(*order)

@@ -13,11 +13,11 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations as act
 from liftednn import penalties as pen
-from liftednn.blocks import answer, recursion
+from liftednn.data.sources import source_of
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
-from liftednn.minibatch import Run
 from liftednn.operators import Dense, Residual, Sum
-from liftednn.sources import source_of
+from liftednn.training.batch import answer, recursion
+from liftednn.training.run import Run
 from tests.shaped import Grouped, Halves, Pointwise
 
 DEPTH = 20
@@ -280,7 +280,7 @@ def test_layers_that_share_w_need_a_convex_penalty_to_be_trained() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((Dense(4, 3), (True,), (True,)), "has 4 entries before .* and 3 after it"),
+        ((Dense(4, 3), (True,), (True,)), r"has the shape \(4,\) before .* and \(3,\) after it"),
         ((Dense(4, 3), (True, False), (True,)), "one entry for each state that is read"),
         ((Dense(4, 3), (False,), (True,)), "some state must enter"),
         ((Dense(4, 3), (True, False), (False, False)), "must enter or be added"),
@@ -326,3 +326,96 @@ def test_rescaling_is_for_chains() -> None:
     network = recurrent(act.ReLU())
     with pytest.raises(ValueError, match="only a chain of layers"):
         network.equalised([], [])
+
+
+@pytest.mark.parametrize("size", [1e-2, 100.0])
+def test_a_tied_autoencoder_learns_at_every_scale(size: float) -> None:
+    x = size * CODES
+    network = lnn.automatic(autoencoder(act.FenchelReLU()), x, x)
+    assert lnn.MiniBatch(max_iter=30, batch_size=30).run(network, x, x).history[-1].score > 0.9
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_a_penalty_that_looks_at_rows_holds_for_the_first_of_those_that_share(square: bool, tmp_path: Path) -> None:
+    """Transposed, the weights may break it; a mask is compared by what it holds."""
+    out = 3 if square else 4
+    mask = torch.ones(out, 3).triu()
+    layers = [
+        lnn.Layer(Dense(3, out), act.FenchelReLU(), pen.Mask(mask.clone()), key="w"),
+        lnn.Layer(Dense(out, 3), SquaredError(), pen.Mask(mask.clone()), key="w", transposed=True),
+    ]
+    network, x = lnn.LiftedNetwork(layers), draw(0, 40, 3)
+    weights = lnn.BCD(max_iter=1).run(network, x, x).weights
+    lnn.BCD(max_iter=1).run(network, x, x, weights)
+    fit = lnn.MiniBatch(max_iter=1).run(network, x, x, weights)
+    assert bool((fit.weights[0].w[mask == 0] == 0).all())
+    lnn.save(tmp_path / "model", network, weights)
+    assert lnn.load(tmp_path / "model").network.connections == network.connections
+
+
+def test_a_prox_is_found_for_smooth_readers_beside_rough_ones() -> None:
+    """A split loss has no formula for its prox in u, and an operator that views its input needs it contiguous."""
+    layers = [
+        lnn.Layer(Dense(6, 6), RELU, name="a"),
+        lnn.Layer(Halves(3, 3), act.ReLU("l1"), name="b"),
+        lnn.Layer(Sum(Dense(6, 2), (True, True), (False, False)), lnn.losses.Split(), reads=("b", "a")),
+    ]
+    network = lnn.LiftedNetwork(layers)
+    bcd = lnn.BCD(block_iter=20)
+    state = bcd.init(network, X[:20], draw(3, 20, 2).relu())
+    before = network.objective(state.weights, state.states)
+    for block in bcd.blocks(network, state):
+        after = network.objective(state.weights, state.states)
+        assert after <= before * (1 + 1e-9), block.name
+        before = after
+
+
+def test_inputs_that_are_all_0_leave_a_shared_w_where_it_is() -> None:
+    zeros, penalty = torch.zeros(50, 6, dtype=torch.float64), pen.L1(1e-3)
+    layers = [replace(layer, penalty=penalty) for layer in autoencoder(act.FenchelReLU()).layers]
+    assert lnn.MiniBatch(max_iter=1).run(lnn.LiftedNetwork(layers), zeros, zeros).status == "max_iter"
+
+
+def test_a_w_that_is_fixed_in_one_layer_is_fixed_in_all_that_share_it() -> None:
+    network, w = autoencoder(act.FenchelReLU()), draw(5, 4, 6)
+    fit = lnn.MiniBatch(max_iter=1).run(network, CODES, CODES, fixed=[(w, None), (None, None)])
+    assert torch.equal(fit.weights[0].w, w)
+    assert torch.equal(fit.weights[1].w, w.T)
+
+
+def test_the_lifted_rule_takes_any_names() -> None:
+    network = lnn.LiftedNetwork([lnn.Layer(Dense(6, 4), RELU, name="x3"), lnn.Layer(Dense(4, 2), lnn.losses.Split())])
+    weights = lnn.BCD(max_iter=1).run(network, X[:30], draw(2, 30, 2).relu()).weights
+    assert lnn.predict.lifted(network, weights, X[:3]).shape == (3, 2)
+
+
+def test_one_name_may_be_given_as_it_is() -> None:
+    assert lnn.Layer(Dense(3, 4), RELU, reads="ab").reads == ("ab",)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"reads must be names of states, such as \('x1', 'x0'\), got 1"):
+        lnn.Layer(Dense(3, 4), RELU, reads=1)  # type: ignore[arg-type]
+
+
+def test_units_of_several_positions_share_what_is_learned() -> None:
+    leaky = act.FenchelLeakyReLU(0.2)
+    network = lnn.LiftedNetwork([lnn.Layer(Halves(3, 2), leaky), lnn.Layer(Dense(4, 2), SquaredError())])
+    with pytest.raises(ValueError, match="several positions or groups, whose units share one parameter: give 'layer'"):
+        lnn.BCD(refit="unit").run(network, X, draw(1, 300, 2))
+
+
+def test_a_shared_penalty_counts_once() -> None:
+    network = autoencoder(act.FenchelReLU())
+    weights = lnn.BCD(max_iter=0).run(network, CODES, CODES).weights
+    assert network.penalties(weights) == (pytest.approx(1e-4 * float(weights[0].w.square().sum())), 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_learns_the_same(name: str) -> None:
+    make, y = CASES[name]
+    x = CODES if name == "autoencoder" else X
+    network = lnn.automatic(make(act.FenchelReLU()), x, y)
+    here, there = (lnn.MiniBatch(max_iter=2, device=device).run(network, x, y) for device in ("cpu", "cuda"))
+    assert there.history[-1].loss == pytest.approx(here.history[-1].loss, rel=1e-6)
+    bcd = lnn.BCD(max_iter=1)
+    full = [bcd.run(make(act.ReLU()), x.to(device), y.to(device)) for device in ("cpu", "cuda")]
+    assert full[1].history[-1].objective == pytest.approx(full[0].history[-1].objective, rel=1e-4)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn import cli, losses
+from liftednn import losses
 from liftednn import penalties as pen
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.cli import commands as cli
+from liftednn.data.sources import source_of
+from liftednn.training.run import Run
 
 RAW, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(RAW[:500] / 16).float(), torch.from_numpy(LABELS[:500])

@@ -16,13 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
-from liftednn import LiftedClassifier, LiftedRegressor, init, jobs, losses
+from liftednn import LiftedClassifier, LiftedRegressor, init, losses
+from liftednn.cli import jobs
+from liftednn.data.sources import source_of
 from liftednn.defaults import Recipe, named_loss
 from liftednn.functional import median_and_spread
 from liftednn.losses import AbsoluteError, Huber
 from liftednn.penalties import L1, L2
 from liftednn.robust import Noise
-from liftednn.sources import source_of
 
 Array = NDArray[Any]
 SEED = int(

@@ -1,6 +1,8 @@
 """One step on a batch, against autograd, brute force and the full-batch blocks."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +10,13 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import Descent, Design, Metric, answer, curvatures, descent_refusal, recursion, update_weights
-from liftednn.network import LiftedNetwork
+from liftednn.blocks import Design, update_weights
+from liftednn.network import LiftedNetwork, Weights
+from liftednn.training.batch import answer, curvatures, descent_refusal, recursion
+from liftednn.training.descent import Descent
+from liftednn.training.geometry import geometries_of
+from liftednn.training.metric import Metric
+from liftednn.training.model import Seen
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -238,3 +245,75 @@ def test_a_refusal_names_the_layer() -> None:
     network = LiftedNetwork.mlp([5, 4, 3], activation=["leaky_relu"])
     assert descent_refusal(network).startswith("layer 0: LeakyReLU")
     assert descent_refusal(setup(1.0)[0]) == ""
+
+
+def _against(probe: Tensor, scores: Tensor) -> Tensor:
+    return (scores * probe).sum()
+
+
+class Backpropagation:
+    """A network as a standard one: rows by its forward pass, pulls and probes by torch.autograd, no states."""
+
+    def __init__(self, network: LiftedNetwork) -> None:
+        self.network = network
+
+    def see(
+        self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None = None, row_weights: Tensor | None = None
+    ) -> Seen:
+        states, images = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
+        pulls = self._back(images, lambda scores: self.network.loss.value(scores, y).sum())
+        return Seen(states, pulls, images, images[-1])
+
+    def _back(self, images: list[Tensor], value: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """The gradient in every pre-activation, by another forward pass from the first one on."""
+        kicks = [torch.zeros_like(image, requires_grad=True) for image in images]
+        with torch.enable_grad():
+            u = images[0] + kicks[0]
+            for number, activation in enumerate(self.network.hidden, start=1):
+                moved = activation(u) - activation(images[number - 1])
+                u = images[number] + moved @ self.weights[number].w.T + kicks[number]
+            return list(torch.autograd.grad(value(u), kicks))
+
+    weights: Weights
+
+    def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
+        return None
+
+    def probe(
+        self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        top = self.network.loss.curvature
+        arrived = [self._back(seen.images, partial(_against, top**0.5 * probe)) for probe in probes]
+        found = [torch.stack([pull.square().mean() for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
+        return [*found[:-1], torch.tensor(top, dtype=torch.float64)], [None] * len(found)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        pass
+
+
+def test_a_step_takes_any_model_that_gives_rows_pulls_and_probes() -> None:
+    """Back-propagation is the limit of large lam: the same steps, whoever answers."""
+    network, weights = setup(1e8, "softplus")
+    standard = Backpropagation(network)
+    descents = [
+        Descent(
+            network,
+            weights,
+            geometries_of(network, network.layers, network.propagate(weights, X), 0.1),
+            0.9,
+            model=model,
+        )
+        for model in (None, standard)
+    ]
+    standard.weights = descents[1].weights
+    for _ in range(3):
+        for descent in descents:
+            descent.refresh(X, Y, torch.eye(3, dtype=torch.float64)[:, None].expand(3, len(X), 3) * 3**0.5)
+            descent.rate.fill_(0.05)
+            for _ in range(2):
+                descent.step(X, Y)
+    torch.testing.assert_close(descents[0].values, descents[1].values, rtol=1e-4, atol=1e-6)
+    assert float((descents[0].values - torch.cat([p.reshape(-1) for pair in weights for p in pair])).abs().max()) > 0.01

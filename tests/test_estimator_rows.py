@@ -13,10 +13,10 @@ from joblib import parallel_config  # type: ignore[import-untyped]
 from sklearn.model_selection import GridSearchCV
 
 from liftednn import LiftedClassifier, LiftedRegressor
+from liftednn.data.sources import Gathered, Mapped, Memory
 from liftednn.estimators import rows, scaling
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Scaling
-from liftednn.sources import Gathered, Mapped, Memory
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 5))

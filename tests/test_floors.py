@@ -9,59 +9,31 @@ ROOT = Path(__file__).parents[1] / "liftednn"
 FLOORS = {
     "base": 0,
     "checks": 0,
-    "files": 0,
     "functional": 0,
-    "graphs": 0,
-    "interrupt": 0,
-    "threads": 0,
-    "memory": 0,
-    "precision": 0,
+    "reduce": 0,
+    "runtime": 0,
     "activations": 1,
     "losses": 1,
     "penalties": 1,
     "operators": 1,
     "moments": 2,
     "solvers": 2,
-    "sources": 2,
-    "checkpoint": 2,
-    "tables": 2,
-    "identity": 3,
-    "layer": 3,
-    "connections": 3,
-    "pruning": 3,
-    "network": 4,
-    "start": 5,
-    "whitening": 5,
-    "blocks": 5,
-    "modules": 5,
-    "bcd": 6,
-    "predict": 6,
-    "feed": 6,
-    "choices": 6,
-    "learning": 6,
-    "monitor": 7,
-    "shortcomings": 7,
-    "watch": 7,
-    "minibatch": 8,
-    "robust": 8,
-    "defaults": 9,
-    "saving": 9,
-    "init": 10,
-    "estimators": 10,
-    "testing": 9,
-    "jobs": 11,
-    "output": 11,
-    "cli": 12,
-    "__main__": 13,
+    "network": 3,
+    "blocks": 4,
+    "data": 4,
+    "robust": 5,
+    "predict": 5,
+    "training": 6,
+    "defaults": 7,
+    "saving": 7,
+    "modules": 7,
+    "init": 8,
+    "estimators": 8,
+    "testing": 8,
+    "cli": 10,
+    "__main__": 11,
 }
-CROSSINGS = {
-    ("losses", "activations"),
-    ("functional", "base"),
-    ("solvers", "moments"),
-    ("pruning", "layer"),
-    ("connections", "layer"),
-    ("pruning", "connections"),
-}
+CROSSINGS = {("losses", "activations"), ("functional", "base"), ("functional", "reduce"), ("solvers", "moments")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -146,6 +118,39 @@ def test_the_kinds_are_found_where_they_are_told_apart() -> None:
     ):
         assert kinds_told_apart(ast.parse(line)), line
     assert kinds_told_apart(ast.parse("isinstance(self.uncertainty, Uncertainty)")) == []
+
+
+# Where operators are made, read from torch's layers, and checked.
+MAY_ASK_FOR_DENSE = ("operators", "modules", "testing")
+
+
+def asks_for_dense(tree: ast.Module) -> list[str]:
+    """Where it matters whether an operator is `Dense`: elsewhere only what it declares may, as any operator can."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
+            asked = "Dense" in names_in(node.args[-1])
+        elif isinstance(node, ast.Compare):
+            asked = "type" in names_in(node) and "Dense" in names_in(node)
+        else:
+            asked = isinstance(node, ast.MatchClass) and "Dense" in names_in(node.cls)
+        if asked:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_operator_is_asked_whether_it_is_dense() -> None:
+    others = [path for path in FILES if path.relative_to(ROOT).parts[0] not in MAY_ASK_FOR_DENSE]
+    assert {path.name: lines for path in others if (lines := asks_for_dense(ast.parse(path.read_text())))} == {}
+    for line in (
+        "isinstance(layer.operator, Dense)",
+        "isinstance(layer.operator, (operators.Dense, Sum))",
+        "type(layer.operator) is Dense",
+        "layer.operator.__class__ is Dense or type(x) == Dense",
+        "match a:\n    case Dense():\n        pass",
+    ):
+        assert asks_for_dense(ast.parse(line)), line
+    assert asks_for_dense(ast.parse("Layer(Dense(3, 4), relu)")) == []
 
 
 def test_the_rule_can_fail() -> None:

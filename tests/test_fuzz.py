@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import liftednn as lnn
-from liftednn import cli, output, predict
+from liftednn import predict
+from liftednn.cli import commands as cli
+from liftednn.cli import output
 from liftednn.solvers import nnls
 
 PACKAGE = str(Path(lnn.__file__).parent)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
-from liftednn import identity
-from liftednn.files import read_tensors
-from liftednn.identity import content
+from liftednn.data import identity
+from liftednn.data.identity import content
 from liftednn.moments import Moments
+from liftednn.runtime.files import read_tensors
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

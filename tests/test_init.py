@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import liftednn as lnn
-from liftednn.choices import first_passes
 from liftednn.init import lifted_
 from liftednn.losses import Matching
-from liftednn.minibatch import Pass
+from liftednn.training.choices import first_passes
+from liftednn.training.minibatch import Pass
+from liftednn.training.monitor import Monitor
 
 # Few passes, given lam and frozen layers end worse than a linear model, and lifted_ says so; it is looked at below.
 pytestmark = pytest.mark.filterwarnings("ignore:lifted_")
@@ -439,11 +440,11 @@ def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
         os.kill(os.getpid(), signal.SIGINT)
         return record(*_)
 
-    record = lnn.minibatch.Monitor.record
+    record = Monitor.record
     module = digits()
     kept = copy.deepcopy(module)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr("liftednn.minibatch.Monitor.record", press)
+    monkeypatch.setattr("liftednn.training.monitor.Monitor.record", press)
     try:
         with pytest.raises(KeyboardInterrupt):
             filled(module, X[ROWS], Y[ROWS])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import liftednn as lnn
-from liftednn.start import unit_of
+from liftednn.training.initial import unit_of
 
 POWERS = [2.0**-20, 2.0**-3, 2.0**8, 2.0**30]
 

@@ -18,17 +18,17 @@ import liftednn as lnn
 from liftednn import losses
 from liftednn.activations import FenchelClip, FenchelLeakyReLU, FenchelReLU, Scaled, Sigmoid, Softplus, Tanh
 from liftednn.base import Activation
-from liftednn.choices import smoothed
 from liftednn.cli import main
+from liftednn.data.sources import source_of
 from liftednn.functional import within
 from liftednn.init import to_module
-from liftednn.learning import settled
-from liftednn.minibatch import Run
 from liftednn.modules.slopes import started
 from liftednn.network import Layer
 from liftednn.operators import Dense
 from liftednn.robust import Noise
-from liftednn.sources import source_of
+from liftednn.training.choices import smoothed
+from liftednn.training.learning import settled
+from liftednn.training.run import Run
 
 SUMMED: list[Any] = [FenchelLeakyReLU(0.2), Scaled(Tanh(), 0.5), Scaled(Sigmoid(), 2.0), Scaled(Softplus())]
 

@@ -29,9 +29,9 @@ from liftednn.activations import (
 )
 from liftednn.base import Activation
 from liftednn.cli import main
+from liftednn.data.sources import source_of
 from liftednn.init import from_module, lifted_, to_module
-from liftednn.minibatch import Run
-from liftednn.sources import source_of
+from liftednn.training.run import Run
 
 ALPHA = 0.3
 WIDE = FenchelClip(-20.0, 20.0)

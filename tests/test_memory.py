@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import liftednn as lnn
-from liftednn import memory
-from liftednn.memory import check_memory, needed, total
+from liftednn.runtime import memory
+from liftednn.runtime.memory import check_memory, needed, total
 
 X, Y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
 HUGE = [3, 1_000_000, 1_000_000, 2]

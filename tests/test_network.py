@@ -47,7 +47,7 @@ def test_evaluate_does_not_depend_on_how_rows_are_cut(monkeypatch: pytest.Monkey
     weights, x = weights_of(network), draw(50, 4)
     states = [*network.propagate(weights, x), network.loss.encode(torch.arange(50) % 3, 3).double()]
     whole = network.evaluate(weights, states)
-    monkeypatch.setattr("liftednn.network._CPU_ROWS", 7)
+    monkeypatch.setattr("liftednn.network.network._CPU_ROWS", 7)
     cut = network.evaluate(weights, states)
     assert cut.objective == pytest.approx(whole.objective, rel=1e-12)
     assert cut.gaps == pytest.approx(whole.gaps, abs=1e-12)

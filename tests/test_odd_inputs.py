@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
-from liftednn.sources import as_tensor
+from liftednn.data.sources import as_tensor
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 2
@@ -147,8 +147,10 @@ def by_bias(made: Any) -> None:
 
 
 @pytest.mark.parametrize("tie", [by_data, by_parameter, by_bias])
-def test_weights_in_the_same_memory_are_tied(tie: Callable[[nn.Sequential], None]) -> None:
-    with pytest.raises(ValueError, match=r"module\.2: Linear.* has weights that another place of the chain has too"):
+def test_parameters_in_the_memory_of_another_one_are_refused(tie: Callable[[nn.Sequential], None]) -> None:
+    with pytest.raises(
+        ValueError, match=r"module\.2: Linear.* has weights that lie in the memory of another parameter"
+    ):
         lnn.init.from_module(tied(tie))
 
 

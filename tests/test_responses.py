@@ -17,8 +17,11 @@ from typer.testing import CliRunner
 import liftednn as lnn
 from experiments import constraints
 from experiments.store import Store
-from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor, cli, jobs
+from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor
 from liftednn.base import Loss, Penalty
+from liftednn.cli import commands as cli
+from liftednn.cli import jobs
+from liftednn.data import tables
 from liftednn.functional import median_and_spread
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Matching, Quantile, SoftmaxCrossEntropy, SquaredError
 from liftednn.modules.criteria import loss_of
@@ -230,7 +233,7 @@ def test_the_command_line_s_spread_counts_rows_by_their_weight(tmp_path: Path) -
     done = CliRunner().invoke(cli.app, ["fit", table(tmp_path / "t.csv"), *order, "--sample-weight", "n"])
     model = lnn.load(tmp_path / "m.safetensors")
     encoding = jobs.Encoding.from_facts(model.notes["table"])
-    data, counts = encoding.counted(lnn.tables.read(tmp_path / "t.csv"))
+    data, counts = encoding.counted(tables.read(tmp_path / "t.csv"))
     y = torch.as_tensor(encoding.targets(data))[:, None]
     spread, alike = (float(median_and_spread(y, n)[1]) for n in (torch.as_tensor(counts), None))
     assert json.loads(done.stdout)["loss_function"] == repr(model.network.loss)

@@ -17,11 +17,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import liftednn as lnn
-from liftednn import LiftedRegressor, choices
+from liftednn import LiftedRegressor
 from liftednn.base import Loss
-from liftednn.cli import app
+from liftednn.cli.commands import app
 from liftednn.functional import median_and_spread, quantile
 from liftednn.losses import AbsoluteError, Huber, Quantile, SoftmaxCrossEntropy, SquaredError
+from liftednn.training import choices
 
 X, Y = make_friedman1(600, noise=1.0, random_state=0)
 NEW, TRUTH = make_friedman1(400, random_state=1)

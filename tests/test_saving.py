@@ -23,11 +23,11 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations, losses, operators, penalties, saving
-from liftednn.bcd import Record
-from liftednn.files import beside, check_place, digest, read_tensors
-from liftednn.minibatch import Pass
+from liftednn.data.tables import Encoding
+from liftednn.runtime.files import beside, check_place, digest, read_tensors
 from liftednn.saving import load, save
-from liftednn.tables import Encoding
+from liftednn.training.bcd import Record
+from liftednn.training.minibatch import Pass
 
 CLASSES = [getattr(room, name) for room in (activations, losses, penalties, operators) for name in room.__all__]
 

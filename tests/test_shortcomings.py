@@ -12,8 +12,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
-from liftednn.shortcomings import shortcomings
-from liftednn.watch import Watch
+from liftednn.training.choices import fitted_head
+from liftednn.training.guard import Watch
+from liftednn.training.shortcomings import shortcomings
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(400, 5, generator=GENERATOR, dtype=torch.float64)
@@ -55,7 +56,7 @@ def test_dead_units_are_said_if_they_are_more_than_a_third(dead: int, said: list
     b = b.clone()
     b[:dead] = -1000.0
     last = last._replace(w=torch.where(torch.arange(20) < dead, 0.0, last.w))
-    fitted = lnn.choices.fitted_head(net, [Affine(w, b), last], X, BENT)
+    fitted = fitted_head(net, [Affine(w, b), last], X, BENT)
     assert [each for each in found(net, fitted, BENT) if "of" in each] == said
 
 

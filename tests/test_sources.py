@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import liftednn as lnn
-from liftednn.sources import Loader, Mapped, Memory, Source, source_of
+from liftednn.data.sources import Loader, Mapped, Memory, Source, source_of
 
 ROWS, SIZE = 203, 2  # four runs of a memory map, the last one short
 

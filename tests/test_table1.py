@@ -175,7 +175,7 @@ def test_a_phase_that_was_stopped_is_no_start(monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("liftednn.bcd.BCD.blocks", interrupted)
+    monkeypatch.setattr("liftednn.training.bcd.BCD.blocks", interrupted)
     with pytest.raises(KeyboardInterrupt):
         starts.euclidean(SIZES, 0, synthetic(), lam=1.0, sweeps=1)
 

@@ -17,8 +17,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyarrow import parquet
 
-from liftednn import tables
-from liftednn.tables import Encoding, Table, read
+from liftednn.data import tables
+from liftednn.data.tables import Encoding, Table, read
 
 FRAME = pd.DataFrame(
     {

@@ -324,6 +324,22 @@ OPERATORS: list[Fault] = [
     (Dense(5, 3), "out_width", 4, "out_width"),
     (Dense(5, 3), "outputs", 4, "outputs are not those"),
     (Halves(), "positions", 1, "whole number of positions"),
+    (
+        Dense(5, 3),
+        "forward",
+        lambda self, xs, w: Dense.forward(self, xs, w) if len(xs[0]) > 1 else xs[0] @ w.w.T,
+        "one sample alone",
+    ),
+    (
+        Dense(5, 3),
+        "adjoint",
+        lambda self, r, w, index=0: (r @ w.w) * (1 + (len(r) == 1)),
+        "adjoint of one sample alone",
+    ),
+    (Dense(5, 3), "rows", lambda self, xs: xs[0].clamp(-9, 9), "linear|fold"),
+    (Dense(5, 3), "forward", lambda self, xs, w: Dense.forward(self, xs, w).double(), "forward of float32 gave"),
+    (Dense(5, 3), "norm", lambda self, weights, index=0: 1e6, "within a factor"),
+    (Dense(5, 3), "norm", lambda self, weights, index=0: 20.0, "norm must bound"),
     (MIXED, "bias", None, "bias must be True or False"),
 ]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import liftednn as lnn
-from liftednn import choices
-from liftednn.threads import one_thread
+from liftednn.runtime.threads import one_thread
+from liftednn.training import choices
 
 
 @pytest.fixture(autouse=True)

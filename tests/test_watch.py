@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.minibatch import Run
-from liftednn.watch import Watch
+from liftednn.training.guard import Watch
+from liftednn.training.run import Run
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(400, 5, generator=GENERATOR)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
-from liftednn.blocks import Metric
 from liftednn.moments import Moments
-from liftednn.whitening import Coordinates, Whitening
+from liftednn.training.metric import Metric
+from liftednn.training.whitening import Coordinates, Whitening
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.activations.fenchel import Fenchel
 from liftednn.base import Box, Grain
 from liftednn.functional import as_given, box_barrier, box_prox, clip, grain, like, spread
@@ -63,7 +64,8 @@ class _Bounded(_Clip):
     def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> FenchelClip:
         per = grain(self.upper, grain(self.lower, per))
         rows = z if sample_weight is None else z[sample_weight > 0]
-        ends = (rows.amin(0), rows.amax(0)) if per == "unit" else (rows.amin(), rows.amax())
+        smallest, greatest = reduce.ends(rows)
+        ends = (smallest, greatest) if per == "unit" else (smallest.amin(), greatest.amax())
         lower, upper = (spread(bound, ends[0]) for bound in (self.lower, self.upper))
         inner = [end.clamp(lower, upper) for end in ends]
         # Of a unit that never moves nothing is learned.

@@ -93,7 +93,8 @@ class Operator(ABC):
         A(xs; w, b) = fold(rows(xs) w' + b) + offset(xs)
 
     A sample's inputs and pre-activations have shapes; the regression behind the W-step has a layout of its own, t rows for each sample.
-    States and pre-activations are passed flat, (n, width), in the order of their shape; `xs` holds one for each state that is read.
+    States and pre-activations are passed flat and contiguous, (n, width), in the order of their shape; `xs` holds one for each state that
+    is read. `rows` and `offset` are linear in xs.
 
     in_shapes      shape of one sample, for each state that is read: (p,), (channels, height, width), (steps, width)
     out_shape      shape of one sample's pre-activation

@@ -6,17 +6,18 @@ Smooth divergences are descended together. Others are split: every pair (u_l, X_
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, SelfAdjoint
-from liftednn.blocks.readers import spans
+from liftednn.blocks.readers import added, spans
 from liftednn.blocks.states import StateStep, gather
 from liftednn.losses import Split
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import prox_gradient, splitting
+from liftednn.solvers.splitting import ROWS
 
 __all__ = ["joint_refusal", "update_all_states"]
 
@@ -46,14 +47,15 @@ def update_all_states(
     refusal = joint_refusal(network)
     if refusal:
         raise ValueError(f"joint=True is not possible: {refusal}")
-    blocks = [[state[rows] for state in states] for rows in spans(states[0])]
-    if not _smooth(network):
+    smooth = _smooth(network)
+    blocks = [[state[rows] for state in states] for rows in spans(states[0], None if smooth else ROWS)]
+    if not smooth:
         normal = _stacked(network, weights)
         parts = [(_Copied(network, weights, rows, normal), rows) for rows in blocks]
-        scale = max(problem.smooth.pull(rows) for problem, rows in parts) or 1.0
+        scale = reduce.largest(*(problem.smooth.pull(rows) for problem, rows in parts)) or 1.0
         return gather(_split(problem, rows, scale, tol, max_iter) for problem, rows in parts)
     step, problems = 1 / _lipschitz(network, weights), [_Smooth(network, weights, rows) for rows in blocks]
-    scale = max(problem.at_zero() for problem in problems) or 1.0
+    scale = reduce.largest(*(problem.at_zero() for problem in problems)) or 1.0
     return gather(
         _descend(problem, rows, step, scale, tol, max_iter) for problem, rows in zip(problems, blocks, strict=True)
     )
@@ -107,7 +109,7 @@ class _Smooth:
     def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
         """For each hidden state, the sum over the layers that read it."""
         return [
-            reduce(torch.add, [self._back(reader, image[place], index) for place, reader, index in readers])
+            added(self._back(reader, image[place], index) for place, reader, index in readers)
             for readers in self.readers
         ]
 
@@ -122,14 +124,14 @@ class _Smooth:
     def at_zero(self) -> float:
         """max |gradient at 0|: what residuals are measured against."""
         zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
-        return max(float(part.abs().max()) for part in self.gradient(zero, self.image(zero)))
+        return reduce.largest(*self.gradient(zero, self.image(zero)))
 
     def pull(self, states: States) -> float:
         """The largest of the terms that the gradient adds up: what its residual is measured against."""
         x = list(states[1:-1])
         terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
         down = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
-        return max(float(each.abs().max()) for each in [*terms[:-1], *down])
+        return reduce.largest(*terms[:-1], *down)
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
@@ -160,11 +162,11 @@ class _Copied:
         self.fans = [network.layers[number].operator.out_width for number in self.smooth.moving]
 
     def unstack(self, x: Tensor) -> list[Tensor]:
-        return list(torch.split(x, self.widths, 1))
+        return [part.contiguous() for part in torch.split(x, self.widths, 1)]
 
     def _parts(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         states, preactivations = torch.split(image, [sum(self.widths), sum(self.fans)], 1)
-        return self.unstack(states), list(torch.split(preactivations, self.fans, 1))
+        return self.unstack(states), [part.contiguous() for part in torch.split(preactivations, self.fans, 1)]
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat([x, *self.smooth.image(self.unstack(x))], 1)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation, Affine, SelfAdjoint
-from liftednn.functional import row_mean
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import select
 
-__all__ = ["Reader", "StateProblem", "plain_layer", "spans", "state_problem"]
+__all__ = ["Reader", "StateProblem", "added", "plain_layer", "spans", "state_problem"]
 
 # Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
@@ -73,7 +74,7 @@ class StateProblem:
 
     def adjoint(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum over readers."""
-        return reduce(torch.add, [reader.adjoint(part) for reader, part in zip(self.readers, parts, strict=True)])
+        return added(reader.adjoint(part) for reader, part in zip(self.readers, parts, strict=True))
 
     def pulls(self, images: Sequence[Tensor]) -> list[Tensor]:
         """lam_r grad D_r of every reader."""
@@ -84,7 +85,7 @@ class StateProblem:
         """Of each row, (n,)."""
         terms = zip(self.readers, images, self.after, strict=True)
         parts = [reader.layer.lam * reader.layer.divergence.value(u, after) for reader, u, after in terms]
-        return reduce(torch.add, parts) + self.layer.lam * self.activation.value(self.u, z)
+        return added(parts) + self.layer.lam * self.activation.value(self.u, z)
 
     def at_zero(self, z: Tensor) -> Tensor:
         """The gradient of the readers' terms at 0; z gives the shape."""
@@ -92,11 +93,11 @@ class StateProblem:
 
     def scale(self, z: Tensor) -> float:
         """max |gradient of the readers' terms at 0| over all rows: what residuals are measured against."""
-        return max(float(part.at_zero(x).abs().max()) for part, x in self.cut(z)) or 1.0
+        return reduce.largest(*(reduce.largest(part.at_zero(x)) for part, x in self.cut(z))) or 1.0
 
-    def cut(self, z: Tensor) -> Iterator[tuple[StateProblem, Tensor]]:
-        """Blocks of rows, and those of z."""
-        for rows in spans(z):
+    def cut(self, z: Tensor, size: int | None = None) -> Iterator[tuple[StateProblem, Tensor]]:
+        """Blocks of rows, and those of z; `size` as for `spans`."""
+        for rows in spans(z, size):
             xs = tuple(tuple(x[rows] for x in each) for each in self.xs)
             yield replace(self, u=self.u[rows], xs=xs, after=tuple(x[rows] for x in self.after)), z[rows]
 
@@ -111,9 +112,14 @@ class StateProblem:
         return "splitting" if kinds & {"splitting", "dual"} else "prox_gradient"
 
 
-def spans(like: Tensor) -> Iterator[slice]:
-    """Blocks of rows that an iterative method solves together."""
-    size = _CPU_ROWS if like.device.type == "cpu" else _GPU_ROWS
+def added(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors of one shape, without a start of zeros."""
+    return functools.reduce(torch.add, parts)
+
+
+def spans(like: Tensor, size: int | None = None) -> Iterator[slice]:
+    """Blocks of rows that an iterative method solves together: of `size` where the block matters to the answer, otherwise as is fast."""
+    size = size or (_CPU_ROWS if like.device.type == "cpu" else _GPU_ROWS)
     return (slice(start, start + size) for start in range(0, len(like), size))
 
 
@@ -127,7 +133,7 @@ def plain_layer(layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, 
 
     def mean() -> float:
         energy = seen.value(layer.operator.forward(xs, weights), z).double()
-        return float(row_mean(energy, counts))
+        return float(reduce.mean(energy, counts))
 
     slope = kind.slope(mean, layer.divergence.curvature, weights.w)
     return replace(layer, divergence=seen, lam=layer.lam * slope, uncertainty=None)

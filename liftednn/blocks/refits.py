@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation, Grain
-from liftednn.functional import row_mean
 from liftednn.network import Layer, LiftedNetwork
 
 __all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
@@ -52,6 +52,11 @@ def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
                 f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
                 "or leave refit=None"
             )
+        operator = network.layers[place].operator
+        if per == "unit" and (operator.positions > 1 or len(operator.weight_shape) > 2):
+            raise ValueError(
+                f"layer {place}: {operator!r} has several positions or groups, whose units share one parameter: give 'layer' for it"
+            )
         kind = network.layers[place].uncertainty
         if per == "unit" and kind is not None and not kind.per_unit:
             raise ValueError(
@@ -84,7 +89,7 @@ def parameters(activation: Activation) -> dict[str, Tensor | float]:
 
 
 def _energy(layer: Layer, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
-    return layer.term(float(row_mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
+    return layer.term(float(reduce.mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
 
 
 def _distance(a: Activation, b: Activation) -> float:

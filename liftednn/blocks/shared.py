@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Penalty
 from liftednn.blocks.regressions import Regression, regressions
 from liftednn.blocks.weights import Centred, Design, WeightStep
@@ -72,7 +73,7 @@ def update_shared(
 ) -> tuple[list[Affine], WeightStep]:
     """The minimising weights of layers that share their w, the first of which is the owner; and a step as for one layer, the owner's."""
     posed = [regressions(*each, by_moments=False) for each in zip(layers, designs, xs, zs, currents, strict=True)]
-    flips = [layer.transposed != layers[0].transposed for layer in layers]
+    flips = [layer.transposed for layer in layers]
     steps = [_solve(list(group), flips, layers[0].penalty, tol, max_iter) for group in zip(*posed, strict=True)]
     grouped, weights = len(layers[0].operator.weight_shape) > 2, []
     for member, flip in enumerate(flips):
@@ -144,7 +145,7 @@ class Shared:
     def scale(self, x: list[Tensor]) -> float:
         """max |gradient at 0|."""
         zero = [torch.zeros_like(part) for part in x]
-        return max(float(part.abs().max()) for part in self.gradient(zero, self.image(zero))) or 1.0
+        return reduce.largest(*self.gradient(zero, self.image(zero))) or 1.0
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return x if self.penalty.ridge is not None and not self.rough else [self.penalty.prox(x[0], step), *x[1:]]
@@ -209,6 +210,6 @@ class _Copied:
         point = self.unstack(x)
         for member, (part, u) in enumerate(zip(self.shared.parts, self.shared.image(point), strict=True)):
             if part.layer.divergence.capped and part.bias:
-                excess = (u - part.layer.divergence.cap(part.z)).amax(0).clamp(min=0)
+                excess = reduce.ends(u - part.layer.divergence.cap(part.z))[1].clamp(min=0)
                 point[1 + member] = point[1 + member] - excess
         return self.stack(point)

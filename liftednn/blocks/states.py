@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Box, SelfAdjoint
-from liftednn.blocks.readers import Reader, StateProblem
+from liftednn.blocks.readers import Reader, StateProblem, added
 from liftednn.functional import box_prox, clip
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, splitting
+from liftednn.solvers.splitting import ROWS
 
 __all__ = ["StateStep", "gather", "update_state"]
 
@@ -41,15 +42,18 @@ def update_state(problem: StateProblem, z: Tensor, tol: float = 1e-3, max_iter: 
     if method == "nnls":  # it cuts the rows into blocks itself
         return _bounded(problem, z, tol, max_iter)
     if method == "dual":
-        return gather(_capped(part, rows) for part, rows in problem.cut(z))
-    solve, scale = {"prox_gradient": _descend, "splitting": _split}[method], problem.scale(z)
-    return gather(solve(part, rows, scale, tol, max_iter) for part, rows in problem.cut(z))
+        return gather(_capped(part, rows) for part, rows in problem.cut(z, ROWS))
+    scale = problem.scale(z)
+    if method == "splitting":
+        normal = _together(problem.readers)  # factored once for all blocks of rows
+        return gather(_split(part, rows, normal, scale, tol, max_iter) for part, rows in problem.cut(z, ROWS))
+    return gather(_descend(part, rows, scale, tol, max_iter) for part, rows in problem.cut(z))
 
 
 def _quadratic(problem: StateProblem, z: Tensor) -> tuple[Tensor, Tensor, Box]:
     """h, q and the box of  1/2 z h z' - q z',  its matrix h shared by all samples."""
     box, lam = problem.activation.box(problem.u), problem.layer.lam
-    h = reduce(torch.add, [_weight(reader.layer) * reader.normal.matrix() for reader in problem.readers])
+    h = added(_weight(reader.layer) * reader.normal.matrix() for reader in problem.readers)
     h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
     q = lam * box.pull - problem.at_zero(z)
     # A bound that depends on u carries the rounding of a product: the present state counts as inside.
@@ -84,7 +88,7 @@ def _capped(problem: StateProblem, z: Tensor) -> StateStep:
     found = exact.to(z.dtype)
     before, after = (problem.energy(problem.images(point), point) for point in (z, found))
     kept = torch.where((after <= before)[:, None], found, z)
-    distance = _largest(kept - exact) / (_largest(exact) or 1.0)
+    distance = reduce.largest(kept - exact) / (reduce.largest(exact) or 1.0)
     return StateStep([kept], max(kkt, distance), n_iter, "dual")
 
 
@@ -122,7 +126,7 @@ def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[T
     for _ in range(passes):
         step = nnls(proximal, q + _PROXIMAL * found, found, tol)
         found, n_iter = step.z, n_iter + step.n_iter
-        kkt = float(torch.minimum(found, found @ m - q).abs().max()) / (float(q.abs().max()) or 1.0)
+        kkt = reduce.largest(torch.minimum(found, found @ m - q)) / (reduce.largest(q) or 1.0)
         if kkt <= 10 * tol:
             break
     return found * scale, kkt, n_iter
@@ -135,8 +139,8 @@ def _descend(problem: StateProblem, z: Tensor, scale: float, tol: float, max_ite
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
 
-def _split(problem: StateProblem, z: Tensor, scale: float, tol: float, max_iter: int) -> StateStep:
-    result = splitting(_Copied(problem), z, problem.layer.lam, tol, 50 * max_iter, scale)
+def _split(problem: StateProblem, z: Tensor, normal: SelfAdjoint, scale: float, tol: float, max_iter: int) -> StateStep:
+    result = splitting(_Copied(problem, normal), z, problem.layer.lam, tol, 50 * max_iter, scale)
     return StateStep([result.x], result.kkt, result.n_iter, "splitting")
 
 
@@ -166,16 +170,15 @@ class _Smooth:
 class _Copied:
     """The block as a `Separable` that separates over samples; the images of all readers stand side by side."""
 
-    def __init__(self, problem: StateProblem) -> None:
-        self.problem, self.smooth = problem, _Smooth(problem)
+    def __init__(self, problem: StateProblem, normal: SelfAdjoint) -> None:
+        self.problem, self.normal, self.smooth = problem, normal, _Smooth(problem)
         self.widths = [reader.layer.operator.out_width for reader in problem.readers]
-        self.normal = _together(problem.readers)
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat(self.problem.images(x), 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
-        return self.problem.adjoint(torch.split(u, self.widths, 1))
+        return self.problem.adjoint([part.contiguous() for part in torch.split(u, self.widths, 1)])
 
     def solve(self, x: Tensor) -> Tensor:
         return self.normal.solve(1.0, x)
@@ -201,16 +204,12 @@ def _together(readers: Sequence[Reader]) -> SelfAdjoint:
         return normals[0]
 
     def apply(x: Tensor) -> Tensor:
-        return reduce(torch.add, [normal.apply(x) for normal in normals])
+        return added(normal.apply(x) for normal in normals)
 
     def form() -> Tensor:
-        return reduce(torch.add, [normal.matrix() for normal in normals])
+        return added(normal.matrix() for normal in normals)
 
     return SelfAdjoint(normals[0].width, apply, form if all(normal.small for normal in normals) else None)
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max())
 
 
 def gather(parts: Iterable[StateStep]) -> StateStep:

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.blocks.constrained import Quadratic, majorised
-from liftednn.functional import row_mean
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, ridge, select, splitting
@@ -113,7 +113,7 @@ class WeightProblem:
     def mean(self, weights: Affine) -> float:
         """The mean over rows of the layer's divergence."""
         u = torch.addmm(weights.b, self.design.rows, weights.w.T)
-        return float(row_mean(self.layer.divergence.value(u, self.z).double(), self.design.sample_weight))
+        return float(reduce.mean(self.layer.divergence.value(u, self.z).double(), self.design.sample_weight))
 
     def solve(self, noise: Tensor | None = None, lam: float | None = None, start: Affine | None = None) -> WeightStep:
         """The minimising weights of the layer without its uncertainty.
@@ -227,8 +227,7 @@ class Centred:
     def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
         self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
         self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
-        weight = design.sample_weight
-        self.share = None if weight is None else (weight / weight.sum()).to(z.dtype)
+        self.counts, self.total = design.sample_weight, float(reduce.count(design.rows, design.sample_weight))
         # With a squared norm the penalty joins the smooth part, so that a metric can carry it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
         self.noise = None if design.noise is None else layer.lam * layer.divergence.curvature * design.noise.to(z.dtype)
@@ -245,8 +244,7 @@ class Centred:
         return [torch.addmm(b, self.rows, w.T)]
 
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        rows = self.layer.divergence.value(image[0], self.z)
-        mean = rows.mean(dtype=torch.float64) if self.share is None else (rows * self.share).sum(dtype=torch.float64)
+        mean = reduce.mean(self.layer.divergence.value(image[0], self.z), self.counts)
         noise = 0.0 if self.noise is None else ((x[0] @ self.noise) * x[0]).sum(dtype=torch.float64) / 2
         return self.layer.lam * mean + noise + self.layer.penalty.value(x[0])
 
@@ -259,13 +257,13 @@ class Centred:
         """max |gradient at 0|, where the image is 0 without a product."""
         zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
         at_zero = self.pull(self.layer.divergence.grad(zero, self.z), self.layer.lam)
-        return max(float(part.abs().max()) for part in at_zero) or 1.0
+        return reduce.largest(*at_zero) or 1.0
 
     def pull(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
         """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
-        r, scale = (r, weight / len(r)) if self.share is None else (r * self.share[:, None], weight)
-        c = r.sum(0) * scale
-        w = torch.addr(scale * (r.T @ self.rows), c, self.mean, alpha=-1)
+        r, scale = r if self.counts is None else r * self.counts.to(r)[:, None], weight / self.total
+        c = (reduce.total(r) * scale).to(r)
+        w = torch.addr(reduce.product(r, self.rows, scale), c, self.mean, alpha=-1)
         return [w, c if self.bias else torch.zeros_like(c)]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
@@ -305,7 +303,7 @@ class _Copied:
         divergence = self.data.layer.divergence
         if not (divergence.capped and self.data.bias):
             return x
-        excess = (self.image(x) - divergence.cap(self.data.z)).amax(0).clamp(min=0)
+        excess = reduce.ends(self.image(x) - divergence.cap(self.data.z))[1].clamp(min=0)
         return torch.cat([x[:, :-1], x[:, -1:] - excess[:, None]], 1)
 
 

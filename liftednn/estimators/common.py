@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
-from liftednn.bcd import BCD
+from liftednn.data.sources import Loader, Source, as_tensor
+from liftednn.data.validation import check_device
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
-from liftednn.learning import settled
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.words import uncertainty_of
-from liftednn.sources import Loader, Source, as_tensor
-from liftednn.start import check_device
+from liftednn.training.bcd import BCD
+from liftednn.training.learning import settled
 
 __all__ = ["Lifted"]
 
@@ -122,14 +122,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._inputs = self._scaling(rows, counts)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if goes_on else None
-        work = _Work(rows, torch.from_numpy(y), counts, seed, start, passes)
+        work, validation = _Work(rows, torch.from_numpy(y), counts, seed, start, passes), None
+        if self.early_stopping and passes is None:
+            work, validation = self._hold_back(work)  # nothing below is chosen from these rows
         if passes is None or not goes_on:
             self.network_ = self._network(goes_on, work)
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
             self._descend(work, stopping)
         else:
-            self._train(work, stopping)
+            self._train(work, stopping, validation)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -220,11 +222,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             return work.x.source(work.y, work.counts, "cpu")
         return Loader([[work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]])
 
-    def _train(self, work: _Work, stopping: EarlyStopping) -> None:
+    def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """By mini-batches."""
-        validation = None
-        if self.early_stopping and work.passes is None:
-            work, validation = self._hold_back(work)
         trainer = self._recipe(work).trainer(len(work.x))
         moments = self._moments = self._seen(work) if work.passes else None
         source = work.x.source(work.y, work.counts, self.device)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from liftednn.data.sources import Gathered, Mapped, Source, as_tensor, weighted
 from liftednn.estimators.scaling import Array, Scaling
-from liftednn.sources import Gathered, Mapped, Source, as_tensor, weighted
 
 __all__ = ["Rows", "blocks"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.model_selection import train_test_split
 
-from liftednn.bcd import Record
 from liftednn.estimators.scaling import Array
-from liftednn.minibatch import Pass
+from liftednn.training.bcd import Record
+from liftednn.training.minibatch import Pass
 
 __all__ = ["EarlyStopping", "hold_back"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.activations import Identity, Softmax
 from liftednn.base import Loss
 from liftednn.functional import barrier, entropy_prox, log_partition, softmax
@@ -114,4 +115,4 @@ def class_responses(y: Tensor, width: int) -> Tensor:
 
 def accuracy(u: Tensor, y: Tensor) -> float:
     """Share of rows whose largest score is their largest response."""
-    return float((u.argmax(-1) == y.argmax(-1)).double().mean())
+    return float(reduce.mean(u.argmax(-1) == y.argmax(-1)))

@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.activations import Identity
 from liftednn.base import Loss
 from liftednn.functional import quantile, root
@@ -90,7 +91,7 @@ class Bounded(Loss):
         """The mean of min(1/s, half / |r - s tilt|), the curvature of the parabola that touches L at r and lies above it."""
         off = (u - z - self.softness * self.tilt(u)).abs()
         met = (self.half / off.clamp(min=max(self.half * self.softness, torch.finfo(u.dtype).eps))).mean(-1)
-        return float(met.mean() if counts is None else counts @ met / counts.sum())
+        return float(reduce.mean(met, counts))
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return real_responses(y, width)
@@ -100,8 +101,8 @@ class Bounded(Loss):
 
     def score(self, u: Tensor, y: Tensor) -> float:
         u, y, loss = u.double(), y.double(), self.smoothed(0.0)
-        worst = loss.value(loss.constants(y).expand_as(y), y).sum()
-        return float(1 - loss.value(u, y).sum() / worst) if worst > 0 else 0.0
+        worst = reduce.total(loss.value(loss.constants(y).expand_as(y), y))
+        return float(1 - reduce.total(loss.value(u, y)) / worst) if worst > 0 else 0.0
 
 
 def _check_smoothing(smoothing: float) -> None:
@@ -175,8 +176,7 @@ class Huber(Bounded):
 
     def constants(self, y: Tensor) -> Tensor:
         """Where the slopes add up to 0, column by column."""
-        ends = y.amin(0), y.amax(0)
-        return root(lambda c: self.grad(c.expand_as(y), y).mean(0), *ends)
+        return root(lambda c: reduce.mean(self.grad(c.expand_as(y), y)).to(y), *reduce.ends(y))
 
 
 @dataclass(frozen=True)

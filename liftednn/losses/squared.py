@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.activations import Identity
 from liftednn.base import Loss
 
@@ -52,5 +53,5 @@ def real_responses(y: Tensor, width: int) -> Tensor:
 def r_squared(u: Tensor, y: Tensor) -> float:
     """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
     y = y.double()
-    total = (y - y.mean(0)).square().sum()
-    return float(1 - (u.double() - y).square().sum() / total) if total > 0 else 0.0
+    total = reduce.total((y - reduce.mean(y)).square()).sum()
+    return float(1 - reduce.total((u.double() - y).square()).sum() / total) if total > 0 else 0.0

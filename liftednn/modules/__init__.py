@@ -1,12 +1,30 @@
-"""Torch modules as lifted networks, and back (eq. 1 and 2): a chain of Linear layers and activations, each activation an argmin map.
+"""Torch modules as lifted networks, and back (eq. 1 and 2): Linear layers, sums and activations, each activation an argmin map.
 
-reading.py takes a module apart, tracing.py one that has a `forward` of its own; layers.py pairs torch's layers with activations.
+reading.py takes a module apart, tracing.py one that has a `forward` of its own; building.py makes layers of their calls, and layers.py
+pairs torch's activations with ours. writing.py goes back.
 """
 
 from __future__ import annotations
 
-from liftednn.modules.convert import from_module, network_of, precision, to_module, weights_of
-from liftednn.modules.reading import Chain, read
-from liftednn.modules.tracing import Step
+from liftednn.modules.building import Graph, Use
+from liftednn.modules.calls import Step, refusal
+from liftednn.modules.convert import from_module, network_of, precision, weights_of
+from liftednn.modules.feedforward import FeedForward, Rule, State
+from liftednn.modules.reading import read
+from liftednn.modules.writing import to_module
 
-__all__ = ["Chain", "Step", "from_module", "network_of", "precision", "read", "to_module", "weights_of"]
+__all__ = [
+    "FeedForward",
+    "Graph",
+    "Rule",
+    "State",
+    "Step",
+    "Use",
+    "from_module",
+    "network_of",
+    "precision",
+    "read",
+    "refusal",
+    "to_module",
+    "weights_of",
+]

@@ -1,4 +1,4 @@
-"""From a torch module to a lifted network with its weights, and back (eq. 1 and 2)."""
+"""From a torch module to a lifted network with its weights (eq. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 from torch import nn
 
 from liftednn import losses
-from liftednn.activations import Identity, Scaled
-from liftednn.base import Activation, Affine, Loss
-from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
+from liftednn.activations import Identity
+from liftednn.base import Affine, Divergence, Loss
+from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
+from liftednn.modules.building import Graph
+from liftednn.modules.calls import Step, refusal
 from liftednn.modules.criteria import CRITERIA, loss_of
-from liftednn.modules.layers import fenchel, joint, layer_of, same_phi
-from liftednn.modules.reading import Chain, read
-from liftednn.modules.tracing import Step, refusal
-from liftednn.network import Layer, LiftedNetwork, Weights
-from liftednn.operators import Dense
+from liftednn.modules.layers import fenchel, joint, same_phi
+from liftednn.modules.reading import read
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.operators import Dense, Sum
 
-__all__ = ["from_module", "network_of", "precision", "to_module", "weights_of"]
+__all__ = ["from_module", "network_of", "precision", "weights_of"]
 
 
 def from_module(
@@ -35,29 +36,47 @@ def from_module(
                  for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
+    Tensors that are added before a Linear enter its layer, those that are added behind it are added to its pre-activation. Layers that use
+    one weight share a key, the path of that parameter; each has its own bias, a copy where the module uses one several times.
+
     What the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are copies, all in the
     widest of the module's precisions and at least in float32; lam and rho are the defaults of `Layer`.
     """
-    chain = read(module)
-    return network_of(chain, loss, divergence), weights_of(chain)
+    graph = read(module)
+    return network_of(graph, loss, divergence), weights_of(graph)
 
 
-def network_of(chain: Chain, loss: str | Loss | nn.Module | None = None, divergence: str = "fenchel") -> LiftedNetwork:
-    """The network of a chain; two Linear layers in a row have the identity between them."""
+def network_of(graph: Graph, loss: str | Loss | nn.Module | None = None, divergence: str = "fenchel") -> LiftedNetwork:
+    """The network of a module; a Linear that no activation follows has the identity."""
     if divergence not in ("fenchel", "euclidean"):
         raise ValueError(f"divergence must be 'fenchel' or 'euclidean', got {divergence!r}")
-    for step in chain.after[:-1]:
+    after = [use.after for use in graph.uses]
+    for step in after[:-1]:
         if step is not None and isinstance(step.layer, nn.LogSoftmax):
             raise refusal(step, "has a lifted form at the end of a module only")
     meaning = fenchel if divergence == "fenchel" else joint
-    hidden = [Identity() if step is None else meaning(step) for step in chain.after[:-1]]
-    operators = [Dense(layer.in_features, layer.out_features, layer.bias is not None) for layer in chain.linears]
-    divergences = [*hidden, _loss(chain, loss)]
-    return LiftedNetwork([Layer(operator, d) for operator, d in zip(operators, divergences, strict=True)])
+    hidden = [Identity() if step is None else meaning(step) for step in after[:-1]]
+    divergences = [*hidden, _loss(graph, loss)]
+    return LiftedNetwork([_layer(graph, number, d) for number, d in enumerate(divergences)])
 
 
-def _loss(chain: Chain, given: str | Loss | nn.Module | None) -> Loss:
-    step, outputs = chain.after[-1], chain.linears[-1].out_features
+def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
+    """It names the states that it reads where they are others than the one before, first those that enter."""
+    use = graph.uses[number]
+    outputs, inputs = use.w.shape
+    dense = Dense(inputs, outputs, use.bias is not None)
+    reads = tuple(dict.fromkeys(use.enters + use.added))
+    plain = len(reads) == 1 and not use.added
+    operator = (
+        dense if plain else Sum(dense, tuple(s in use.enters for s in reads), tuple(s in use.added for s in reads))
+    )
+    names = () if reads == (number,) else tuple(f"x{state}" for state in reads)
+    key = graph.key(use)
+    return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed and bool(key))
+
+
+def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
+    step, outputs = graph.uses[-1].after, len(graph.uses[-1].w)
     if given is not None:
         loss = losses.named(given) if isinstance(given, str) else loss_of(given) or given
         if not isinstance(loss, Loss):
@@ -79,64 +98,17 @@ def _check_link(step: Step | None, loss: Loss) -> None:
         )
 
 
-def precision(chain: Chain) -> torch.dtype:
-    """The widest of a chain's precisions, at least float32."""
-    found = [part.dtype for linear in chain.linears for part in linear.parameters()]
-    return reduce(torch.promote_types, found, torch.float32)
+def precision(graph: Graph) -> torch.dtype:
+    """The widest of a module's precisions, at least float32."""
+    return reduce(torch.promote_types, [part.dtype for part in graph.parameters], torch.float32)
 
 
-def weights_of(chain: Chain) -> list[Affine]:
-    """Copies of a chain's weights in one precision; zeros for a bias that is not there."""
-    dtype = precision(chain)
+def weights_of(graph: Graph) -> list[Affine]:
+    """Copies of a module's weights in one precision; zeros for a bias that is not there."""
+    dtype = precision(graph)
     pairs = []
-    for linear in chain.linears:
-        w = linear.weight.detach().to(dtype, copy=True)
-        b = w.new_zeros(len(w)) if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+    for use in graph.uses:
+        w = use.w.to(dtype, copy=True).contiguous()
+        b = w.new_zeros(len(w)) if use.bias is None else use.bias.detach().to(dtype, copy=True)
         pairs.append(Affine(w, b))
     return pairs
-
-
-def to_module(network: LiftedNetwork, weights: Weights) -> nn.Sequential:
-    """The network's feed-forward rule as Linear layers and activations of torch, in the weights' own precision and place.
-
-    The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
-    a `Scaled` activation goes into the weights before it.
-    """
-    layers: list[nn.Module] = []
-    for place, (layer, weight) in enumerate(zip(network.layers, weights, strict=True)):
-        if not isinstance(layer.operator, Dense):
-            raise ValueError(
-                f"layer {place}: torch has no standard layer for {layer.operator!r}, only Dense becomes one"
-            )
-        phi, weight = _unscaled(_follows(layer), weight)
-        follows = layer_of(phi)
-        if follows is None:
-            raise ValueError(
-                f"layer {place}: torch has no standard layer for {phi!r}: write a module of your own for it"
-            )
-        layers += [_linear(layer.operator, weight), follows.to(weight.w)]
-    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
-
-
-def _follows(layer: Layer) -> Activation:
-    """What follows the affine map of a layer: its activation, or that of its loss."""
-    if isinstance(layer.divergence, Activation):
-        return layer.divergence
-    return layer.divergence.activation if isinstance(layer.divergence, (Matching, Split)) else Identity()
-
-
-def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
-    """phi(s u) is phi on weights s times as large."""
-    while isinstance(phi, Scaled):
-        scale = torch.as_tensor(phi.scale).to(weight.w).reshape(-1)
-        phi, weight = phi.activation, Affine(scale[:, None] * weight.w, scale * weight.b)
-    return phi, weight
-
-
-def _linear(operator: Dense, weights: Affine) -> nn.Linear:
-    """On the meta device nothing is drawn, so that the global generator stays where it is."""
-    linear = nn.Linear(operator.in_features, operator.out_features, operator.bias, device="meta")
-    linear.weight = nn.Parameter(weights.w.detach().clone())
-    if operator.bias:
-        linear.bias = nn.Parameter(weights.b.detach().clone())
-    return linear

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from liftednn import activations as act
 from liftednn.base import Activation
 from liftednn.functional import largest
-from liftednn.modules.tracing import Step, refusal
+from liftednn.modules.calls import Step, refusal
 
 __all__ = ["fenchel", "joint", "layer_of", "same_phi"]
 

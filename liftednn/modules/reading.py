@@ -1,4 +1,4 @@
-"""A torch module as a chain of Linear layers, each with the activation that follows it.
+"""A torch module as layers: Linear maps of states, with the states that are added to them and the activations that follow.
 
 Nested Sequentials are read as they stand, a module with a `forward` of its own by tracing.py. Nothing is run and nothing in the module
 changes. What has no lifted form is refused by its name and its place.
@@ -6,72 +6,59 @@ changes. What has no lifted form is refused by its name and its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from liftednn.modules.tracing import Step, known, refusal, traced
+from liftednn.modules.building import Builder, Graph, Value
+from liftednn.modules.calls import Step, known, refusal
+from liftednn.modules.feedforward import State
+from liftednn.modules.tracing import traced
 
-__all__ = ["Chain", "read"]
-
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """flat      rows are flattened before the first layer
-    linears   every Linear, in order
-    after     the activation that follows each, None where none does
-    """
-
-    flat: bool
-    linears: list[nn.Linear]
-    after: list[Step | None]
+__all__ = ["read"]
 
 
-def read(module: nn.Module) -> Chain:
-    """The module as a chain; refused in words if it is not one."""
+def read(module: nn.Module) -> Graph:
+    """The module as layers; refused in words if it is not made of them."""
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise ValueError(f"module must be a torch.nn.Module such as a Sequential, got {what}")
     _check_plain(module)
-    linears: list[tuple[Step, nn.Linear]] = []
-    after: list[Step | None] = []
-    flat = False
-    for step in _steps(Step("module", module)):
-        if isinstance(step.layer, nn.Linear):
-            linears.append((step, step.layer))
-            after.append(None)
-        elif isinstance(step.layer, nn.Flatten):
-            flat = flat or not linears
-        elif not linears or after[-1] is not None:
-            raise refusal(step, "does not follow a Linear, as every activation must: put a Linear before it")
-        else:
-            after[-1] = step
-    _check_linears(linears)
-    return Chain(flat, [linear for _, linear in linears], after)
+    builder = Builder()
+    last = _run(builder, Step("module", module), builder.input)
+    return builder.finish(last, {part: name for name, part in (*module.named_buffers(), *module.named_parameters())})
 
 
-def _steps(step: Step) -> Iterator[Step]:
-    """Linear layers, activations and Flatten, in order."""
+def _run(builder: Builder, step: Step, value: Value) -> Value:
+    """What a layer, or a module of layers, gives for a value."""
     layer = step.layer
     if isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward:
         for name, part in layer._modules.items():  # named_children would leave out a layer that comes a second time
             if part is None:
                 raise ValueError(f"{step.path}.{name} is None: put a layer there, or remove it")
-            yield from _steps(Step(f"{step.path}.{name}", part))
-    elif not known(layer):
-        if type(layer).__module__.startswith("torch."):
-            raise refusal(step, "has no lifted form: a chain is made of Linear, Flatten, Dropout and activations")
-        for inner in traced(step):
-            yield from _steps(inner)
-    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
-        raise refusal(step, "must flatten all but the first dimension: use Flatten()")
-    elif not isinstance(layer, (nn.Identity, nn.Dropout)):
-        yield step
+            value = _run(builder, Step(f"{step.path}.{name}", part), value)
+        return value
+    if known(layer):
+        return _applied(builder, step, value)
+    if type(layer).__module__.startswith("torch."):
+        raise refusal(step, "has no lifted form: a module is made of Linear, Flatten, Dropout, activations and sums")
+    return traced(step, value, builder, partial(_run, builder))
+
+
+def _applied(builder: Builder, step: Step, value: Value) -> Value:
+    layer = step.layer
+    if isinstance(layer, nn.Linear):
+        if layer.weight is None or layer.weight.shape != (layer.out_features, layer.in_features):
+            raise refusal(step, "has a weight of another shape, or none")
+        return builder.linear(step, layer.weight, False, layer.bias, value)
+    if isinstance(layer, nn.Flatten):
+        if (layer.start_dim, layer.end_dim) != (1, -1):
+            raise refusal(step, "must flatten all but the first dimension: use Flatten()")
+        return builder.flatten(value)
+    if isinstance(layer, (nn.Identity, nn.Dropout)):
+        return builder.state(value) if isinstance(layer, State) else value
+    return builder.activate(step, value)
 
 
 def _check_plain(module: nn.Module) -> None:
@@ -85,47 +72,3 @@ def _check_plain(module: nn.Module) -> None:
             raise refusal(step, "is parametrized, so its weights are not its own: remove the parametrization first")
         if part._forward_hooks or part._forward_pre_hooks:
             raise refusal(step, "has forward hooks, which may change what it computes: remove them first")
-
-
-def _check_linears(linears: list[tuple[Step, nn.Linear]]) -> None:
-    if not linears:
-        raise ValueError("the module has no Linear layer: there is nothing to lift")
-    seen: list[Tensor] = []
-    given = linears[0][1].in_features
-    for step, linear in linears:
-        own = list(linear.parameters())
-        if linear.weight is None or linear.weight.shape != (linear.out_features, linear.in_features):
-            raise refusal(step, "has a weight of another shape, or none")
-        _check_numbers(step, own)
-        if any(_share(a, b) for a in own for b in seen):
-            raise refusal(
-                step, "has weights that another place of the chain has too: a lifted layer has its own, so untie them"
-            )
-        if linear.in_features != given:
-            raise refusal(step, f"takes {linear.in_features} inputs, but the layer before it gives {given}")
-        seen, given = [*seen, *own], linear.out_features
-
-
-def _check_numbers(step: Step, parts: list[nn.Parameter]) -> None:
-    for part in parts:
-        if part.dtype not in _REAL:
-            raise refusal(step, f"has weights of {part.dtype}: convert it to float32 or float64, or to a 16-bit float")
-        if part.layout != torch.strided or any(
-            n > 1 and not stride for n, stride in zip(part.shape, part.stride(), strict=True)
-        ):
-            raise refusal(
-                step, "has weights that are sparse or expanded, so that not each has memory of its own: copy them"
-            )
-
-
-def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether two parameters are one, or lie in the same memory, as a transposed view does; neighbours in one vector do not."""
-    if a is b or a.is_meta or b.is_meta or a.device != b.device or not a.numel() or not b.numel():
-        return a is b
-    return a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
-
-
-def _end(x: Tensor) -> int:
-    """The address after the last entry."""
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr() + (last + 1) * x.element_size()

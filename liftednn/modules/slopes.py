@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU
 from liftednn.base import Grain
-from liftednn.modules.reading import Chain
+from liftednn.modules.building import Graph
 from liftednn.network import LiftedNetwork
 
 __all__ = ["found", "grains", "started"]
@@ -20,11 +20,11 @@ _FIRST = 0.01
 Grains = list[Grain | None]
 
 
-def grains(chain: Chain, refit: str | None) -> Grains:
+def grains(graph: Graph, refit: str | None) -> Grains:
     """What is learned of each hidden layer; a PReLU that comes twice has one slope for two layers and stays."""
     if refit not in ("auto", None):
         raise ValueError(f"refit must be 'auto', to learn the slopes of PReLU layers, or None, got {refit!r}")
-    layers = [step.layer if step else None for step in chain.after]
+    layers = [use.after.layer if use.after else None for use in graph.uses]
     return [_grain(layer) if refit and layers.count(layer) == 1 else None for layer in layers[:-1]]
 
 
@@ -43,10 +43,11 @@ def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
     return LiftedNetwork(layers)
 
 
-def found(chain: Chain, network: LiftedNetwork, learned: Grains) -> list[tuple[nn.Parameter, Tensor]]:
+def found(graph: Graph, network: LiftedNetwork, learned: Grains) -> list[tuple[nn.Parameter, Tensor]]:
     """Each parameter that was learned, with its new values."""
     pairs = []
-    for step, phi, per in zip(chain.after, network.hidden, learned, strict=False):
+    for use, phi, per in zip(graph.uses, network.hidden, learned, strict=False):
+        step = use.after
         if per and step is not None and isinstance(step.layer, nn.PReLU) and isinstance(phi, FenchelLeakyReLU):
             pairs.append((step.layer.weight, torch.as_tensor(phi.alpha).expand(step.layer.num_parameters)))
     return pairs

@@ -1,101 +1,76 @@
-"""The layers of a module that has a `forward` of its own, read by torch.fx: a chain in which every call takes what the one before gave.
+"""A module that has a `forward` of its own, read by torch.fx: which layers it calls, on what, and which tensors it adds.
 
-The forward is run on symbols, never on numbers. Calls such as `F.relu` become the layers that compute the same.
+The forward is run on symbols, never on numbers. Calls such as `F.relu` are read as the layers that compute the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-__all__ = ["KNOWN", "Step", "known", "refusal", "traced"]
+from liftednn.modules.building import Builder, Value
+from liftednn.modules.calls import Step, called, is_size, known, name_of, no_form
 
-KNOWN: tuple[type[nn.Module], ...] = (
-    *(nn.Linear, nn.Flatten, nn.Identity, nn.Dropout),
-    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardsigmoid),
-    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax, nn.LogSoftmax),
-)
+__all__ = ["traced"]
 
 
-class Step(NamedTuple):
-    """A layer and where it stands in the module."""
+class _Weight(NamedTuple):
+    """A tensor that belongs to the module, or its transpose."""
 
-    path: str
-    layer: nn.Module
-
-
-def refusal(step: Step, why: str) -> ValueError:
-    """In one line: of a layer with layers inside, the name alone."""
-    what = type(step.layer).__name__ if any(step.layer.children()) else repr(step.layer)
-    return ValueError(f"{step.path}: {what} {why}")
+    part: Tensor | None
+    transposed: bool = False
 
 
-def known(module: nn.Module) -> bool:
-    """Whether its forward is that of a layer listed above, own or inherited."""
-    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in KNOWN)
-
-
-def traced(step: Step) -> Iterator[Step]:
-    """Its layers in the order of the calls; refused where they are no chain."""
-    at: fx.Node | None = None
+def traced(step: Step, value: Value, builder: Builder, run: Callable[[Step, Value], Value]) -> Value:
+    """What the forward of `step` gives for `value`; `run` does the same for the layers that it calls."""
+    forward = _Forward(step, builder, run)
     for node in _graph(step).nodes:
-        if node.op == "placeholder" and at is None:
-            at = node
-        elif not (_is_size(node) or _is_idle(node)):
-            taken = [each for each in node.all_input_nodes if not _is_size(each)]
-            if taken != [at] or node.args[:1] != (at,):
-                raise ValueError(
-                    f"{step.path}: the forward of {type(step.layer).__name__} is no chain at {node.name!r}: every call must take "
-                    "what the call before it gave, and nothing else; branches, sums and several inputs have no lifted form"
-                )
-            if node.op != "output":
-                yield _called(step, node)
-            at = node
+        if node.op == "output":
+            return forward.value(node, node.args[0])
+        if node.op == "placeholder" and not forward.found:
+            forward.found[node] = value
+        elif not (is_size(node) or _is_idle(node)):
+            forward.found[node] = forward.result(node)
+    raise AssertionError("a traced forward has an output")
+
+
+class _Symbol(fx.Proxy):
+    """torch.fx alone would read a += b as a + b, as if a had not changed."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
 class _Tracer(fx.Tracer):
     """Known layers are leaves, even where a user's class inherits from one."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Symbol(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return known(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _graph(step: Step) -> fx.Graph:
-    """As the module is in evaluation mode; its flags are put back."""
-    training = [part for part in step.layer.modules() if part.training]
+    """As the module is in evaluation mode; its flags are put back, and constants that torch.fx adds to it are removed."""
+    training, names = [part for part in step.layer.modules() if part.training], set(vars(step.layer))
     try:
         for part in training:
             part.training = False
         return _Tracer().trace(step.layer)
     except Exception as error:  # whatever a forward raises when it is run on symbols
         raise ValueError(
-            f"{step.path}: the forward of {type(step.layer).__name__} cannot be read as a chain of layers ({error}): "
-            "write it as a Sequential"
+            f"{step.path}: the forward of {type(step.layer).__name__} cannot be read as layers and sums ({error}): "
+            "write it without control flow, or as a Sequential"
         ) from error
     finally:
         for part in training:
             part.training = True
-
-
-def _called(step: Step, node: fx.Node) -> Step:
-    if node.op == "call_module":
-        return Step(f"{step.path}.{node.target}", step.layer.get_submodule(str(node.target)))
-    name = _name(node)
-    try:
-        return Step(f"{step.path}.forward.{node.name}", _FUNCTIONS[name](*node.args[1:], **node.kwargs))
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
-        arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
-        raise ValueError(
-            f"{step.path}: {name}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
-            "a chain is made of Linear, flatten, dropout and activations"
-        ) from error
-
-
-def _name(node: fx.Node) -> str:
-    """Of a function or method; those that work in place are named after what they do."""
-    return str(getattr(node.target, "__name__", node.target)).rstrip("_")
+        for name in set(vars(step.layer)) - names:
+            delattr(step.layer, name)
 
 
 def _is_idle(node: fx.Node) -> bool:
@@ -103,60 +78,117 @@ def _is_idle(node: fx.Node) -> bool:
     return node.op == "placeholder" and bool(node.args) and not node.users
 
 
-def _is_size(node: Any) -> bool:
-    """Whether a node is the shape of a tensor, or an entry of it."""
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
-        return False
-    shape = _name(node) == "getattr" and node.args[1] == "shape"
-    return shape or _name(node) == "size" or (_name(node) == "getitem" and _is_size(node.args[0]))
+class _Forward:
+    """The nodes of one traced forward; `found` has what each gives."""
+
+    def __init__(self, step: Step, builder: Builder, run: Callable[[Step, Value], Value]) -> None:
+        self.step, self.builder, self.run = step, builder, run
+        self.found: dict[fx.Node, Value | _Weight] = {}
+
+    def result(self, node: fx.Node) -> Value | _Weight:
+        name = name_of(node)
+        if node.op == "get_attr":
+            return _Weight(_attribute(self.step.layer, str(node.target)))
+        if node.op in ("call_function", "call_method"):
+            if name in ("add", "iadd"):
+                return self._sum(node)
+            if name == "linear":
+                return self._linear(node)
+            if name in ("matmul", "mm"):
+                return self._product(node)
+            if isinstance(weight := self._found(node.args[0]), _Weight):
+                return self._transposed(node, weight)
+        taken = [each for each in node.all_input_nodes if not is_size(each)]
+        if len(taken) != 1 or node.args[:1] != (taken[0],):
+            raise self._refused(node)
+        return self.run(called(self.step, node), self.value(node, taken[0]))
+
+    def value(self, node: fx.Node, argument: Any) -> Value:
+        """The tensor that an argument of a node is."""
+        if not isinstance(found := self._found(argument), Value):
+            raise self._refused(node)
+        return found
+
+    def _found(self, argument: Any) -> Value | _Weight | None:
+        return self.found.get(argument) if isinstance(argument, fx.Node) else None
+
+    def _where(self, node: fx.Node) -> str:
+        return f"{self.step.path}: the forward of {type(self.step.layer).__name__} has no lifted form at {node.name!r}"
+
+    def _refused(self, node: fx.Node) -> ValueError:
+        return ValueError(
+            f"{self._where(node)}: a call must take one tensor that depends on the input, or add two; several inputs and outputs, "
+            "products and concatenations have no lifted form"
+        )
+
+    def _sum(self, node: fx.Node) -> Value:
+        """A sum of two tensors, or of a tensor and a bias; `sum` of Python begins with 0."""
+        options = dict(node.kwargs)
+        operands = [*node.args, *(options.pop(name) for name in ("input", "other") if name in options)]
+        in_place = name_of(node) == "iadd" or str(node.target).endswith("_")
+        if len(operands) != 2 or options.pop("alpha", 1) != 1 or options:
+            raise no_form(self.step, node)
+        if any(isinstance(each, int) and each == 0 for each in operands):
+            return self.value(node, next(each for each in operands if isinstance(each, fx.Node)))
+        first, second = (self._found(each) for each in operands)
+        if isinstance(first, Value) and isinstance(second, Value):
+            return self.builder.add(self._where(node), first, second, in_place)
+        if isinstance(first, _Weight) and not in_place:
+            first, second = second, first
+        if not isinstance(first, Value) or not isinstance(second, _Weight):
+            raise self._refused(node)
+        return self.builder.add_bias(self._where(node), first, self._parameter(node, second, 1))
+
+    def _linear(self, node: fx.Node) -> Value:
+        given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        bias = given.get("bias")
+        b = None if bias is None else self._parameter(node, self._found(bias), 1)
+        return self._used(node, self.value(node, given["input"]), self._found(given["weight"]), b, False)
+
+    def _product(self, node: fx.Node) -> Value:
+        """x @ w, which is a Linear with the transpose."""
+        if len(node.args) != 2:
+            raise self._refused(node)
+        return self._used(node, self.value(node, node.args[0]), self._found(node.args[1]), None, True)
+
+    def _used(
+        self, node: fx.Node, value: Value, weight: Value | _Weight | None, bias: Tensor | None, flip: bool
+    ) -> Value:
+        w = self._parameter(node, weight, 2)
+        assert isinstance(weight, _Weight)
+        transposed = weight.transposed != flip
+        outputs, inputs = reversed(w.shape) if transposed else w.shape
+        # A Linear without numbers, for what a refusal says.
+        step = Step(f"{self.step.path}.forward.{node.name}", nn.Linear(inputs, outputs, bias is not None, "meta"))
+        if bias is not None and tuple(bias.shape) != (outputs,):
+            raise ValueError(f"{self._where(node)}, where a bias of {len(bias)} entries goes with {outputs} outputs")
+        return self.builder.linear(step, w, transposed, bias, value)
+
+    def _parameter(self, node: fx.Node, given: Value | _Weight | None, ndim: int) -> Tensor:
+        if not isinstance(given, _Weight):
+            raise self._refused(node)
+        if given.part is None or given.part.ndim != ndim:
+            raise ValueError(
+                f"{self._where(node)}, where a tensor is used that is no parameter or buffer with {ndim} dimension{'s' * (ndim > 1)}: "
+                "make it one"
+            )
+        return given.part
+
+    def _transposed(self, node: fx.Node, weight: _Weight) -> _Weight:
+        name, part = name_of(node), weight.part
+        dims = [*node.args[1:], *node.kwargs.values()]
+        swapped = name == "transpose" and dims in ([0, 1], [1, 0], [-2, -1], [-1, -2])
+        if (
+            part is None
+            or part.ndim != 2
+            or not (swapped or name == "t" or (name == "getattr" and dims[0] in ("T", "mT")))
+        ):
+            raise self._refused(node)
+        return weight._replace(transposed=not weight.transposed)
 
 
-def _clamp(min: float | None = None, max: float | None = None) -> nn.Module:  # noqa: A002
-    if max is None and min == 0:
-        return nn.ReLU()
-    if min is None or max is None:
-        raise TypeError("an activation between two bounds, or above 0, has a lifted form")
-    return nn.Hardtanh(min, max)
-
-
-def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
-    return nn.Flatten(start_dim, end_dim)
-
-
-def _view(*shape: Any) -> nn.Module:
-    """(n, -1), (n, width) or (-1, width): each row one vector."""
-    rows, width = shape[0] if len(shape) == 1 else shape
-    counted = _is_size(rows) and (*rows.args[1:], *rows.kwargs.values()) == (0,)  # x.size(0), x.shape[0]
-    if not (rows == -1 or counted) or not isinstance(width, int) or rows == width:
-        raise TypeError("only rows of vectors have a lifted form")
-    return nn.Flatten()
-
-
-def _softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 3) -> nn.Module:
-    if dtype is not None:
-        raise TypeError("a change of precision has no lifted form")
-    return nn.Softmax(dim)
-
-
-def _log_softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 3) -> nn.Module:
-    return nn.LogSoftmax(_softmax(dim, dtype).dim)  # type: ignore[arg-type]
-
-
-_FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "leaky_relu": nn.LeakyReLU,
-    "hardtanh": nn.Hardtanh,
-    "hardsigmoid": nn.Hardsigmoid,
-    "clamp": _clamp,
-    "clip": _clamp,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "softplus": nn.Softplus,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "dropout": nn.Identity,
-    "flatten": _flatten,
-    "view": _view,
-    "reshape": _view,
-}
+def _attribute(module: nn.Module, path: str) -> Tensor | None:
+    """None for a constant that torch.fx had added."""
+    *owners, name = path.split(".")
+    found = getattr(module.get_submodule(".".join(owners)), name, None)
+    return found if isinstance(found, Tensor) else None

@@ -41,10 +41,10 @@ class Sum(Operator):
         inner = self.operator
         if len(inner.in_shapes) != 1 or inner.skips:
             raise ValueError(f"a sum takes an operator that reads one state and adds nothing to it, got {inner!r}")
-        if any(a and b for a, b in zip(self.enters, self.added, strict=True)) and inner.in_widths[0] != inner.out_width:
+        if any(a and b for a, b in zip(self.enters, self.added, strict=True)) and inner.in_shapes[0] != inner.out_shape:
             raise ValueError(
-                f"a state that enters and is added has {inner.in_widths[0]} entries before {inner!r} and {inner.out_width} after it: give "
-                "an operator with as many outputs as inputs"
+                f"a state that enters and is added has the shape {inner.in_shapes[0]} before {inner!r} and {inner.out_shape} after it: "
+                "give an operator whose outputs have the shape of its inputs"
             )
 
     bias = property(lambda self: self.operator.bias)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Activation, Divergence, Penalty, Uncertainty
 from liftednn.blocks import RobustTerm, WeightProblem, WeightStep
 from liftednn.losses import SoftmaxCrossEntropy
@@ -166,7 +167,12 @@ class BoxTerm(RobustTerm):
     def push(self, w: Tensor, lever: Tensor | None) -> Tensor:
         assert lever is not None
         on_x = self.kind.on_x(w)
-        moved = lever.mean(0)[:, None] * self.kind.widths(on_x) * on_x * (on_x.square() + self.near.square()).rsqrt()
+        moved = (
+            reduce.mean(lever).to(lever)[:, None]
+            * self.kind.widths(on_x)
+            * on_x
+            * (on_x.square() + self.near.square()).rsqrt()
+        )
         return moved if self.kind.basis is None else moved @ self.kind.basis
 
     def stiffness(self) -> Tensor:
@@ -177,7 +183,7 @@ class BoxTerm(RobustTerm):
         if lever is not None:
             on_x = self.kind.on_x(w)
             self.near.copy_((_NEAR * on_x.square().mean(0).sqrt()).clamp(min=torch.finfo(w.dtype).eps))
-            self.bend.copy_(lever.mean(0).abs().mean() * self.kind.widths(on_x) / self.near)
+            self.bend.copy_(reduce.mean(lever).to(lever).abs().mean() * self.kind.widths(on_x) / self.near)
 
     def state(self) -> dict[str, Tensor]:
         return {"hardness": self.hardness, "near": self.near, "bend": self.bend}

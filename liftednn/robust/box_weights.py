@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine, Divergence
 from liftednn.blocks import WeightProblem, WeightStep
 from liftednn.blocks.weights import Centred
@@ -52,7 +53,7 @@ class _Boxed:
     def adjoint(self, u: Tensor) -> Tensor:
         first, reach = u.chunk(2, 1)
         w, c = self.data.pull(first)
-        mean = reach.mean(0) if self.data.share is None else self.data.share @ reach
+        mean = reduce.mean(reach, self.data.counts).to(u)
         return torch.cat([w, c[:, None], mean[:, None] * self.eps], 1)
 
     def solve(self, x: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class _Boxed:
         """The objective itself, at v = |w|."""
         w, c, _ = self._parts(x)
         rows = self.layer.seen(w).value(self.data.image([w, c])[0], self.z).double()
-        mean = rows.mean() if self.data.share is None else (rows * self.data.share).sum()
+        mean = reduce.mean(rows, self.data.counts)
         return self.layer.lam * mean + self.layer.penalty.value(w)
 
     def retract(self, x: Tensor) -> Tensor:

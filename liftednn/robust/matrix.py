@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Divergence, Penalty, Uncertainty
 from liftednn.blocks import WeightProblem, WeightStep
-from liftednn.functional import row_mean
 from liftednn.robust.sizes import check_covariance, curvature_refusal, quadratic_form, read
 from liftednn.robust.spectrum import ball_weights
 from liftednn.robust.terms import CurvatureTerm
@@ -138,7 +138,7 @@ class BallTerm(CurvatureTerm):
         return self.matrix / (1 - self.share)
 
     def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
-        curvature, mean = self.divergence.curvature, float(row_mean(self.divergence.value(u, z), counts))
+        curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), counts))
         self.hardness.fill_(curvature)
         self.share.fill_(self.kind.share(mean, curvature, w))
 

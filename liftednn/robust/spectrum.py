@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.blocks import WeightProblem, WeightStep
-from liftednn.functional import row_mean
 from liftednn.moments import Moments
 from liftednn.network import Layer
 
@@ -48,7 +48,7 @@ class _Spectrum:
         moments = design.moments(z)
         values, vectors = design.spectrum
         # What D holds beside c/2 |u - z|^2.
-        constant = float(row_mean(layer.divergence.value(z, z).double(), design.sample_weight))
+        constant = float(reduce.mean(layer.divergence.value(z, z).double(), design.sample_weight))
         return cls(layer, eps, moments, values, vectors, vectors.T @ moments.cross, constant)
 
     def _parts(self, share: float) -> tuple[float, float]:

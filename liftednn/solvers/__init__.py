@@ -2,7 +2,7 @@
 
 from liftednn.solvers.auto import select
 from liftednn.solvers.nnls import NNLSResult, nnls
-from liftednn.solvers.prox_gradient import Composite, ProxResult, prox_gradient
+from liftednn.solvers.prox_gradient import Composite, ProxResult, gradient_scale, prox_gradient
 from liftednn.solvers.ridge import Factor, ridge
 from liftednn.solvers.sketch import sketch
 from liftednn.solvers.splitting import Separable, SplittingResult, splitting
@@ -14,6 +14,7 @@ __all__ = [
     "ProxResult",
     "Separable",
     "SplittingResult",
+    "gradient_scale",
     "nnls",
     "prox_gradient",
     "ridge",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from liftednn.checks import check_count, check_dense, check_number
 
-__all__ = ["Bounds", "check_options", "check_problem", "largest"]
+__all__ = ["Bounds", "check_options", "check_problem"]
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,6 @@ class Bounds:
             )
 
 
-def largest(name: str, x: Tensor) -> float:
-    """max |x| without a copy of x."""
-    low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-    size = max(-low.item(), high.item())
-    if not math.isfinite(size):
-        raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
-    return size
-
-
 def _representable(bound: float | Real, like: Tensor) -> float:
     """The bound, infinite where it is beyond what x can reach: torch refuses such numbers."""
     return math.copysign(math.inf, float(bound)) if abs(float(bound)) > torch.finfo(like.dtype).max else float(bound)
@@ -124,18 +115,25 @@ def check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
         raise ValueError(f"h must be (p, p) and q (n, p) with p >= 1, got h {tuple(h.shape)} and q {tuple(q.shape)}")
     if z0 is not None and z0.shape != q.shape:
         raise ValueError(f"z0 must have the shape of q, {tuple(q.shape)}, got {tuple(z0.shape)}")
-    for name, x in (("h", h), ("z0", z0)):
+    for name, x in (("h", h), ("q", q), ("z0", z0)):
         if x is not None:
             _check_like(name, x, q)
-            largest(name, x)
+            _check_finite(name, x)
     gap = (h - h.T).abs().max().item()
-    if gap > 1000 * torch.finfo(h.dtype).eps * largest("h", h):
+    if gap > 1000 * torch.finfo(h.dtype).eps * h.abs().max().item():
         raise ValueError(
             f"h must be symmetric, got entries that differ from their mirror by {gap:.3g}; use (h + h.T) / 2"
         )
 
 
-def check_options(tol: float, max_iter: int, block_rows: int | None) -> None:
+def _check_finite(name: str, x: Tensor) -> None:
+    """Of the rows that are here, without a copy of them."""
+    if x.numel() and not all(math.isfinite(end) for end in torch.aminmax(x)):
+        raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
+
+
+def check_options(tol: float, max_iter: int, block_rows: int | None, scale: float | None) -> None:
     check_number("tol", tol, infinite=True)
     check_count("max_iter", max_iter)
     check_count("block_rows", 1 if block_rows is None else block_rows, least=1)
+    check_number("scale", 1.0 if scale is None else scale, zero=True)

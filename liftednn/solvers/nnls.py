@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from liftednn.solvers.bounds import Bounds, check_options, check_problem, largest
+from liftednn import reduce
+from liftednn.solvers.bounds import Bounds, check_options, check_problem
 
 __all__ = ["NNLSResult", "nnls"]
 
@@ -42,12 +43,12 @@ RELAXATION = 0.92
 FREE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_REGROUP = 6
 # Times that entries next to a bound are put on it: each changes the gradient of the others a little.
-_ROUNDS = 4
+_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class NNLSResult:
-    """Solution z (n, p), its residual kkt, the steps of the slowest row block and how the solve ended.
+    """Solution z (n, p), its residual kkt, the steps of the slowest row and how the solve ended.
 
     status is "converged" (kkt <= tol), "max_iter", or "stalled": further steps brought nothing, because the residual is
     at the floor of the floating-point type or because the objective has no minimum.
@@ -70,15 +71,18 @@ def nnls(
     *,
     lower: float | Tensor = 0.0,
     block_rows: int | None = None,
+    scale: float | None = None,
 ) -> NNLSResult:
     """Minimise 1/2 z h z' - q z' over lower <= z <= upper for every row of q (n, p); h (p, p) is shared and PSD.
 
     lower and upper are numbers or tensors broadcastable to q, infinite where there is no bound. z0 (n, p) is a start,
-    clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays.
+    clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays. The
+    answer of a row does not depend on the rows beside it, but for max |q|, what residuals are relative to: where q is a
+    part of the rows, give as `scale` max |q| over all of them, and the answers are those of one call for all.
     """
     check_problem(h, q, z0)
-    check_options(tol, max_iter, block_rows)
-    box, units = Bounds.of(lower, upper, q), _Units.of(h, q)
+    check_options(tol, max_iter, block_rows, scale)
+    box, units = Bounds.of(lower, upper, q), _Units.of(h, reduce.largest(q) if scale is None else scale)
     shared = _SharedMatrix(h / units.h)
     z = torch.empty_like(q)
     residuals, n_iter, endings = [q.new_zeros(1)], 0, {"converged"}
@@ -102,13 +106,20 @@ def nnls(
 
 
 def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: float) -> Tensor:
-    """The certificate of each row times max |q|, from a fresh gradient, once entries next to a bound are on it; z in place."""
+    """The certificate of each row times max |q|, from a fresh gradient; z in place.
+
+    Rows that miss the goal have the entries next to a bound put on it first.
+    """
+    g = torch.addmm(q, z, shared.h, beta=-1)
+    residual = box.residual(z, g)
     for _ in range(_ROUNDS):
-        g = torch.addmm(q, z, shared.h, beta=-1)
-        residual = box.residual(z, g)
-        if bool((residual <= goal).all()):
+        rows = torch.nonzero(~(residual <= goal)).flatten()
+        if not len(rows):
             break
-        box.snap(z, g, shared.norm)
+        part = box.take(rows)
+        moved = part.snap(z[rows], g[rows], shared.norm)
+        fresh = torch.addmm(q[rows], moved, shared.h, beta=-1)
+        z[rows], g[rows], residual[rows] = moved, fresh, part.residual(moved, fresh)
     return residual
 
 
@@ -122,13 +133,14 @@ class _Units:
     scale: float
 
     @staticmethod
-    def of(h: Tensor, q: Tensor) -> _Units:
-        size, curvature = largest("q", q), h.diagonal().double().abs().mean().item() or largest("h", h)
+    def of(h: Tensor, size: float) -> _Units:
+        """For max |q| = size."""
+        curvature = h.diagonal().double().abs().mean().item() or h.abs().max().item()
         unit_q, unit_h = (2.0 ** math.floor(math.log2(each)) if each else 1.0 for each in (size, curvature))
         unit_z = unit_q / unit_h
-        if not 0 < unit_z <= torch.finfo(q.dtype).max:
+        if not 0 < unit_z <= torch.finfo(h.dtype).max:
             raise ValueError(
-                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond what {q.dtype} holds: scale h and q, or "
+                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond what {h.dtype} holds: scale h and q, or "
                 "give float64"
             )
         return _Units(unit_h, unit_q, unit_z, size / unit_q or 1.0)
@@ -177,7 +189,10 @@ def _penalties(spectrum: Tensor, eps: float) -> list[float]:
 
 
 class _Block:
-    """The rows of one block that are still being solved, sorted by their level, the index of their rho."""
+    """The rows of one block that are still being solved, sorted by their level, the index of their rho.
+
+    The answer of a row is written when the row is first found done, and nothing that is done with the row afterwards changes it.
+    """
 
     def __init__(self, shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, scale: float) -> None:
         self.shared, self.q, self.box, self.scale = shared, q, box, scale
@@ -185,6 +200,7 @@ class _Block:
         self.kkt = box.distance(self.z, self.g, shared.norm) / scale
         self.best_kkt, self.best_step = self.kkt, torch.zeros(len(q), dtype=torch.long, device=q.device)
         self.rows = torch.arange(len(q), device=q.device)
+        self.written = torch.zeros(len(q), dtype=torch.bool, device=q.device)
         self._begin()
 
     def _begin(self) -> None:
@@ -214,7 +230,7 @@ class _Block:
             if step >= regroup_at:
                 self._regroup()
                 regroup_at = 2 * step
-        out[self.rows] = self.box.snap(self.z, self.g, self.shared.norm)
+        self._write(torch.nonzero(~self.written).flatten(), out)
         return step, "max_iter"
 
     def _step(self) -> None:
@@ -244,14 +260,19 @@ class _Block:
         return step - self.best_step > patience
 
     def _drop(self, done: Tensor, out: Tensor) -> bool:
-        """Write finished rows to out and forget them, once enough to repay the copy; False when none is left."""
-        count = int(done.sum())
-        if count == len(done):
-            out[self.rows] = self.box.snap(self.z, self.g, self.shared.norm)
-        elif count > 0.1 * len(done):
-            out[self.rows[done]] = self.box.take(done).snap(self.z[done], self.g[done], self.shared.norm)
-            self._take(torch.nonzero(~done).flatten())
-        return count < len(done)
+        """Write rows that are newly done to out, forget written ones once enough to repay the copy; False when none is left."""
+        fresh = torch.nonzero(done & ~self.written).flatten()
+        if not len(fresh):
+            return True
+        self._write(fresh, out)
+        left = torch.nonzero(~self.written).flatten()
+        if 0 < len(left) < 0.9 * len(done):
+            self._take(left)
+        return len(left) > 0
+
+    def _write(self, index: Tensor, out: Tensor) -> None:
+        out[self.rows[index]] = self.box.take(index).snap(self.z[index], self.g[index], self.shared.norm)
+        self.written[index] = True
 
     def _regroup(self) -> None:
         """Give each row the rho of its present free share, keeping its multipliers rho D (s - clip(s))."""
@@ -266,7 +287,7 @@ class _Block:
             torch.mm(self.q[rows], self.shared.reflection(level)[1], out=self.c[rows])
 
     def _take(self, index: Tensor) -> None:
-        for name in ("q", "z", "g", "s", "c", "rows", "level", "kkt", "best_kkt", "best_step"):
+        for name in ("q", "z", "g", "s", "c", "rows", "written", "level", "kkt", "best_kkt", "best_step"):
             setattr(self, name, getattr(self, name)[index])
         self.box = self.box.take(index)
         self.v = torch.empty_like(self.s)

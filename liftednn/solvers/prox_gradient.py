@@ -1,8 +1,10 @@
 """Accelerated proximal gradient that does not rise, for  F(x) = f(A x, x) + g(x)  on a list of tensors.
 
-An iteration costs one forward and one adjoint product. Every few of them F is looked at. Where it separates over rows its value is one
-number per row, and each row is judged on its own: where F has risen beyond rounding, the row goes back to where it was and takes plain
-steps, which cannot raise F (step <= 1 / curvature), until the next look.
+An iteration costs one forward and one adjoint product. Every few of them F is looked at. Where F has risen beyond rounding, the iterate
+goes back to where it was, its momentum begins anew, and it takes plain steps, which cannot raise F (step <= 1 / curvature), until the next
+look. Where F separates over rows its value is one number per row, and each row is an iteration of its own: it has its own momentum,
+goes back alone, and stops for good at the first look at which it has converged or stalled. The rows beside it change nothing but the scale
+of the residual, and that can be given.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.checks import check_count, check_number, check_tensors
 
-__all__ = ["Composite", "ProxResult", "prox_gradient"]
+__all__ = ["Composite", "ProxResult", "gradient_scale", "prox_gradient"]
 
 # Steps between two looks at F and at the residual, and the looks without progress after which a solve counts as stalled.
 _CHECK, _PATIENCE = 4, 8
@@ -31,7 +34,7 @@ class Composite(Protocol):
     """What the solver needs to know of a problem."""
 
     def image(self, x: Point) -> Point:
-        """A x, affine."""
+        """A x, affine; where F separates, row by row too."""
 
     def value(self, x: Point, image: Point) -> Tensor:
         """F(x): a scalar, or (n,) where F separates over the rows of every tensor in x."""
@@ -47,7 +50,8 @@ class Composite(Protocol):
 class ProxResult:
     """kkt = L max |x - prox(x - gradient / L, 1 / L)| / scale, the residual of the optimality condition at the returned point.
 
-    L = 1 / step is the curvature, so that the units of x do not matter; where the step is a metric, kkt = max |gradient| / scale.
+    L = 1 / step is the curvature, so that the units of x do not matter; where the step is a metric, kkt = max |gradient| / scale. Where
+    F separates over rows, kkt and n_iter are the largest of all rows.
     """
 
     x: Point
@@ -69,7 +73,8 @@ def prox_gradient(
 
     step        1 / (Lipschitz constant of the gradient), or a metric: a function that maps the gradient of a problem without prox to
                 the step of a quadratic upper bound (one Cholesky factor, say)
-    scale       what the residual is measured against; None for max |gradient at 0|
+    scale       what the residual is measured against; None for max |gradient at 0|. Where the problem holds only some of the rows, give
+                the largest `gradient_scale` of all of them: each row then has the answer that it has among all
     convexity   modulus of strong convexity of g, where it is known: bounds the momentum
     """
     check_number("step", 1.0 if callable(step) else step, infinite=True)
@@ -80,72 +85,95 @@ def prox_gradient(
     if not isinstance(start, (list, tuple)) or not start:
         raise ValueError(f"start must be a list of tensors, at least one, got {start!r}")
     check_tensors(**{f"start[{index}]": part for index, part in enumerate(start)})
-    at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity))
-    scale = scale or _largest(problem.gradient(*_origin(problem, start))) or 1.0
+    scale = (reduce.largest(gradient_scale(problem, start)) if scale is None else scale) or 1.0
+    at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity), tol * scale)
     n_iter = 0
-    while at.residual > tol * scale and n_iter < max_iter and at.idle < _PATIENCE:
+    while n_iter < max_iter and not bool(at.done.all()):
         count = min(_CHECK, max_iter - n_iter)
         for _ in range(count):
             at.advance(problem)
         at.look(problem)
         n_iter += count
-    status: Status = "converged" if at.residual <= tol * scale else "stalled" if at.idle >= _PATIENCE else "max_iter"
-    return ProxResult(at.best, at.residual / scale, n_iter, status)
+    converged, done = bool((at.residual <= at.goal).all()), bool(at.done.all())
+    status: Status = "converged" if converged else "stalled" if done else "max_iter"
+    kkt = float(at.residual.max()) / scale if at.residual.numel() else 0.0
+    return ProxResult(at.best, kkt, n_iter, status)
+
+
+def gradient_scale(problem: Composite, start: Point) -> float:
+    """max |gradient at 0|, what the residual of the problem is measured against."""
+    zero = [torch.zeros_like(part) for part in start]
+    gradient = problem.gradient(zero, problem.image(zero))
+    return max((float(part.abs().max()) for part in gradient if part.numel()), default=0.0)
 
 
 @dataclass
 class _Iterate:
-    """The iterate x, the extrapolated y, the momentum, which rows take plain steps (None: none), and what was best at the last look."""
+    """The iterate x, the extrapolated y, what was best at the last look, and which of it takes plain steps (None: nothing does).
+
+    From `value` on all is one number per row where F separates over rows, and one number otherwise.
+    """
 
     x: Point
     y: Point
     step: float | Metric
     bound: float
+    goal: float
     best: Point
+    image: Point
     value: Tensor
-    residual: float
-    momentum: float = 1.0
+    residual: Tensor
+    momentum: Tensor
+    idle: Tensor
+    done: Tensor
     plain: Tensor | None = None
-    idle: int = 0
 
     @classmethod
-    def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float) -> _Iterate:
+    def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float, goal: float) -> _Iterate:
         image = problem.image(x)
         value = problem.value(x, image)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        return cls(x, x, step, bound, x, value, _residual(problem, x, image, step))
+        residual = _residual(problem, x, image, step, value)
+        momentum, idle = torch.ones_like(value, dtype=torch.float64), torch.zeros_like(value, dtype=torch.long)
+        return cls(x, x, step, bound, goal, x, image, value, residual, momentum, idle, residual <= goal)
 
     def advance(self, problem: Composite) -> None:
         new = _step(problem, self.y, self.step)
-        momentum = (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
-        beta = min((self.momentum - 1) / momentum, self.bound)
-        self.y = [torch.lerp(old, a, 1 + beta) for a, old in zip(new, self.x, strict=True)]
+        momentum = (1 + (1 + 4 * self.momentum**2).sqrt()) / 2
+        weight = 1 + ((self.momentum - 1) / momentum).clamp(max=self.bound)
+        self.y = [torch.lerp(old, a, _beside(weight, a).to(a)) for a, old in zip(new, self.x, strict=True)]
         if self.plain is not None:
             self.y = _pick(self.plain, new, self.y)
         self.x, self.momentum = new, momentum
 
     def look(self, problem: Composite) -> None:
-        """Keep what did not rise, send the rest back; the momentum begins anew where that is most of them."""
+        """Keep what did not rise, and send the rest back; what is done stays where it is."""
         image = problem.image(self.x)
         value = problem.value(self.x, image)
         rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
-        risen = ~(value <= self.value + rounding)
-        self.plain = risen if bool(risen.any()) else None
-        if self.plain is not None:
-            self.x = _pick(risen, self.best, self.x)
-            self.y = _pick(risen, self.x, self.y)
-            self.momentum = 1.0 if 2 * int(risen.sum()) > risen.numel() else self.momentum
-            image = problem.image(self.x)
-        residual = _residual(problem, self.x, image, self.step)
-        progress = residual < 0.9 * self.residual or bool((value < self.value - rounding).any())
-        self.idle = 0 if progress else self.idle + 1
-        self.best, self.value, self.residual = self.x, torch.fmin(value, self.value), residual
+        risen = ~(value <= self.value + rounding) & ~self.done
+        self.plain, back = risen if bool(risen.any()) else None, risen | self.done
+        if bool(back.any()):
+            self.x, image = _pick(back, self.best, self.x), _pick(back, self.image, image)
+            self.y = _pick(back, self.x, self.y)
+            self.momentum = self.momentum.masked_fill(back, 1.0)
+        residual = _residual(problem, self.x, image, self.step, value)
+        progress = (residual < 0.9 * self.residual) | (value < self.value - rounding)
+        self.idle = (self.idle + 1).masked_fill(progress, 0)
+        self.best, self.image, self.residual = self.x, image, residual
+        self.value = torch.where(back, self.value, torch.fmin(value, self.value))
+        self.done = self.done | (residual <= self.goal) | (self.idle >= _PATIENCE)
 
 
 def _pick(rows: Tensor, there: Point, elsewhere: Point) -> Point:
     """`there` in those rows (or everywhere, if `rows` is one answer for all), `elsewhere` in the others."""
-    return [torch.where(rows[..., None], a, b) for a, b in zip(there, elsewhere, strict=True)]
+    return [torch.where(_beside(rows, a), a, b) for a, b in zip(there, elsewhere, strict=True)]
+
+
+def _beside(rows: Tensor, other: Tensor) -> Tensor:
+    """One number per row, (n,), or one number, in a shape that goes with `other`, (n, ...)."""
+    return rows.reshape(rows.shape + (1,) * (other.ndim - rows.ndim))
 
 
 def _momentum_bound(step: float | Metric, convexity: float) -> float:
@@ -156,15 +184,6 @@ def _momentum_bound(step: float | Metric, convexity: float) -> float:
     return (root - 1) / (root + 1)
 
 
-def _origin(problem: Composite, x: Point) -> tuple[Point, Point]:
-    zero = [torch.zeros_like(part) for part in x]
-    return zero, problem.image(zero)
-
-
-def _largest(parts: Point) -> float:
-    return max((float(part.abs().max()) for part in parts if part.numel()), default=0.0)
-
-
 def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
     """The minimiser of the quadratic upper bound at y."""
     gradient = problem.gradient(y, problem.image(y))
@@ -173,13 +192,19 @@ def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
     return problem.prox([torch.add(a, g, alpha=-step) for a, g in zip(y, gradient, strict=True)], step)
 
 
-def _residual(problem: Composite, x: Point, image: Point, step: float | Metric) -> float:
-    """In float64 from the gradient on: x - prox(x - step gradient) is a small difference of large numbers, and never counts as less
-    than their rounding."""
+def _residual(problem: Composite, x: Point, image: Point, step: float | Metric, value: Tensor) -> Tensor:
+    """In the shape of `value`. In float64 from the gradient on: x - prox(x - step gradient) is a small difference of large numbers, and
+    never counts as less than their rounding."""
     gradient = problem.gradient(x, image)
     if callable(step):
-        return _largest(gradient)
+        return _sizes(gradient, value)
     precise = [part.double() for part in x]
     moved = problem.prox([torch.add(a, g.double(), alpha=-step) for a, g in zip(precise, gradient, strict=True)], step)
-    distance = _largest([a - m for a, m in zip(precise, moved, strict=True)])
-    return max(distance, torch.finfo(torch.float64).eps / 2 * _largest(precise)) / step
+    distance = _sizes([a - m for a, m in zip(precise, moved, strict=True)], value)
+    return torch.maximum(distance, torch.finfo(torch.float64).eps / 2 * _sizes(precise, value)) / step
+
+
+def _sizes(parts: Point, value: Tensor) -> Tensor:
+    """max |entry|, of each row where `value` has rows."""
+    sizes = [part.abs().flatten(value.ndim).amax(-1) for part in parts if part.shape[value.ndim :].numel()]
+    return torch.stack(sizes).amax(0) if sizes else torch.zeros_like(value)

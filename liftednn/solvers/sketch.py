@@ -12,6 +12,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.checks import check_count, check_finite, check_strengths, check_tensors
 from liftednn.solvers.ridge import Factor
@@ -36,7 +37,7 @@ def sketch(x: Tensor, z: Tensor, lam: float, rho: float, size: int, refine: int 
     check_finite("z", z)
     if not isinstance(size, Integral) or not 0 < size <= len(x):
         raise ValueError(f"size must lie in 1 .. {len(x)}, the number of rows, got {size}")
-    centre_x, centre_z = x.double().mean(0), z.double().mean(0)
+    centre_x, centre_z = reduce.mean(x), reduce.mean(z)
     xc, zc = x.double() - centre_x, z.double() - centre_z
     bucket, sign = _hash(len(x), size, seed, x.device)
 

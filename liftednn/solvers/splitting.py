@@ -6,6 +6,10 @@ Both terms get a copy, u = A x and w = x, and the point itself solves one linear
 
 The penalty sigma of the two constraints only rescales the proxes and the multipliers, so balancing it costs no new factor.
 The copies agree only in the limit; a point is accepted only if it lies in the domain of F and does not raise F above the start.
+
+All rows of a call share sigma and stop together: a prox takes one step length for all, so that sigma cannot be balanced row by row. Where
+F separates over rows, callers cut them into blocks of `ROWS` from the first row on, the same on every device, and give `scale`: then how
+much memory or how many devices there are changes no answer.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from torch import Tensor
 
 from liftednn.checks import check_count, check_number, check_tensors
 
-__all__ = ["Separable", "SplittingResult", "splitting"]
+__all__ = ["ROWS", "Separable", "SplittingResult", "splitting"]
 
+# Rows that are solved together where F separates over them: what stays in a CPU's cache. It decides what rows share sigma, so that it is
+# not to depend on the machine.
+ROWS = 2048
 _RELAXATION = 1.6
 _CHECK = 25
 

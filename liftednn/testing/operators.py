@@ -9,19 +9,21 @@ from torch import Tensor
 
 from liftednn.activations import FenchelReLU, ReLU
 from liftednn.base import Affine, Operator, regress
-from liftednn.bcd import BCD
 from liftednn.losses import SquaredError
-from liftednn.minibatch import MiniBatch
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.testing.common import N, close
+from liftednn.training.bcd import BCD
+from liftednn.training.minibatch import MiniBatch
 
 __all__ = ["check_operator"]
 
 # Inputs and outputs of the network that is trained, and the share by which rounding may raise the objective of a block.
 _INPUTS, _OUTPUTS, _ROUNDING = 5, 2, 1e-9
 _SHIFT = 0.7
+# Scales that operators are tried at, and the factor by which a bound may be above what it bounds.
+_SCALES, _LOOSE = (1.0, 1e-3, 1e3), 100.0
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
@@ -38,6 +40,7 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _check_regression(operator, xs, weights)
     for index in range(len(xs)):
         _check_linear(operator, xs, weights, index, draw(N, operator.out_width))
+    _check_sizes(operator, xs, weights)
     if operator.plain:
         _check_plain(operator, xs, draw(N, operator.out_width))
     _check_training(operator, seed)
@@ -99,12 +102,44 @@ def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: 
         close(x @ normal.matrix(), after, "the matrix of normal must be that of adjoint after forward")
     solved = normal.solve(_SHIFT, x)
     close(normal.apply(solved) + _SHIFT * solved, x, "normal.solve(shift, x) must invert A'A + shift I", share=1e-7)
-    ratio = float((image.square().sum(1) / x.square().sum(1)).max().sqrt())
-    largest = float(torch.linalg.eigvalsh(normal.matrix())[-1].clamp(min=0).sqrt()) if normal.small else ratio
-    bound = operator.norm(weights, index)
-    assert bound >= largest * (1 - 1e-6), (
-        f"norm must bound the spectral norm {largest:.6g} of state {index}, got {bound:.6g}"
+    ratio, bound = float((image.square().sum(1) / x.square().sum(1)).max().sqrt()), operator.norm(weights, index)
+    assert bound >= ratio * (1 - 1e-6), (
+        f"norm must bound the spectral norm, at least {ratio:.6g} for state {index}, got {bound:.6g}"
     )
+
+
+def _check_sizes(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
+    """One sample alone, other scales and float32."""
+    one, whole = [x[:1] for x in xs], operator.forward(xs, weights)
+    u, rows = operator.forward(one, weights), operator.rows(one)
+    assert (u.shape, rows.ndim) == ((1, operator.out_width), 2), f"for one sample forward gave shape {tuple(u.shape)}"
+    close(u, whole[:1], "forward of one sample alone must be as among others")
+    for index in range(len(xs)):
+        back = operator.adjoint(whole, weights, index)[:1]
+        close(operator.adjoint(u, weights, index), back, "adjoint of one sample alone must be as among others")
+    for size in _SCALES:
+        larger, intercept = [size * x for x in xs], Affine(weights.w, size * weights.b)
+        close(
+            operator.rows(larger) / size,
+            operator.rows(xs),
+            f"rows must be linear, and are not at {size:g} times the size",
+        )
+        scaled = operator.forward(larger, intercept)
+        close(scaled / size, whole, f"forward must be linear in (xs, b), and is not at {size:g} times their size")
+        _check_norm(operator, Affine(size * weights.w, weights.b))
+    single = operator.forward([x.float() for x in xs], Affine(weights.w.float(), weights.b.float()))
+    assert single.dtype == torch.float32, f"forward of float32 gave {single.dtype}"
+
+
+def _check_norm(operator: Operator, weights: Affine) -> None:
+    """An upper bound that is of some use."""
+    for index in range(len(operator.in_shapes)):
+        normal, bound = operator.normal(weights, index), operator.norm(weights, index)
+        if normal.small:
+            largest = float(torch.linalg.eigvalsh(normal.matrix())[-1].clamp(min=0).sqrt())
+            assert largest * (1 - 1e-6) <= bound <= _LOOSE * (largest + 1), (
+                f"norm must bound the spectral norm {largest:.6g} of state {index} within a factor {_LOOSE:g}, got {bound:.6g}"
+            )
 
 
 def _check_plain(operator: Operator, xs: list[Tensor], u: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import cvxpy
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from liftednn import activations, losses
 from liftednn.activations import HardSigmoid, HardTanh, Identity, LeakyReLU, MaxPool, ReLU, Simplex
-from liftednn.base import Activation, Loss
+from liftednn.base import Activation, Divergence, Loss
 from liftednn.losses import CrossEntropy, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.losses.split import entropic_projection
 from liftednn.testing import check_loss
@@ -298,8 +300,22 @@ def test_named_gives_the_two_usual_losses() -> None:
 def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> None:
     assert [loss for loss in EVERY if loss.refusal] == [CrossEntropy()]
     assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().refusal
-    with pytest.raises(TypeError, match=r"Split declares curvature 2\.0 and has no prox_u"):
-        Split().prox_u(torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
+
+
+@pytest.mark.parametrize("step", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("loss", [SquaredError(), SoftmaxCrossEntropy(), Split()], ids=lambda loss: type(loss).__name__)
+def test_the_default_prox_in_u_is_where_the_gradient_vanishes(loss: Loss, step: float) -> None:
+    v = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.eye(3, dtype=torch.float64)[torch.arange(6) % 3]
+    u = Divergence.prox_u(loss, v, z, step)
+    torch.testing.assert_close(loss.grad(u, z) + (u - v) / step, torch.zeros_like(u), rtol=0, atol=1e-9)
+    torch.testing.assert_close(loss.prox_u(v, z, step), u, rtol=1e-7, atol=1e-7)
+
+
+def test_an_infinite_curvature_needs_a_prox_in_u_of_its_own() -> None:
+    kind: Any = type("Rough", (SquaredError,), {"curvature": math.inf, "prox_u": Divergence.prox_u})
+    with pytest.raises(TypeError, match="Rough declares an infinite curvature and has no prox_u: implement it"):
+        kind().prox_u(torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
 
 
 @pytest.mark.parametrize("step", [1e-3, 0.5, 30.0])

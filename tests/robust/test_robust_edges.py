@@ -15,17 +15,19 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU, Scaled, Sigmoid
 from liftednn.base import Activation, Affine, Uncertainty
-from liftednn.blocks import Descent, Metric, answer
-from liftednn.checkpoint import Checkpoint
-from liftednn.choices import guarded
-from liftednn.identity import described
+from liftednn.data.identity import described
+from liftednn.data.sources import source_of
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Quantile, Split, SquaredError
-from liftednn.minibatch import Run
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.sources import source_of
+from liftednn.training.batch import answer
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.choices import guarded
+from liftednn.training.descent import Descent
+from liftednn.training.metric import Metric
+from liftednn.training.run import Run
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.4), BoxBall(0.2)]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
@@ -72,7 +74,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     run._advance(*next(iter(run.feed.batches(50, 0, 0))), 0)
     rows, responses, _ = next(iter(run.feed.batches(50, 0, 1)))
     run._look(rows, responses, None)
-    inner, weights, terms = run.descent.network, run.descent.weights, run.descent.model.terms
+    inner, weights, terms = run.descent.network, run.descent.weights, run.descent.terms
     found = [
         inner.objective(weights, [rows, *answer(inner, weights, rows, responses, None, given).states, responses])
         for given in (terms, ())

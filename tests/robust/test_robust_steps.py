@@ -12,9 +12,6 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.activations import FenchelReLU, Identity
 from liftednn.base import Activation, Loss, Uncertainty
-from liftednn.blocks import Descent, Metric
-from liftednn.checkpoint import Checkpoint
-from liftednn.choices import guarded
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.moments import Moments
 from liftednn.network import Layer, LiftedNetwork
@@ -24,7 +21,11 @@ from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.box import BoxTerm
 from liftednn.robust.words import parse
 from liftednn.robust.worst import Worst
-from liftednn.whitening import Coordinates
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.choices import guarded
+from liftednn.training.descent import Descent
+from liftednn.training.metric import Metric
+from liftednn.training.whitening import Coordinates
 
 KINDS: list[Uncertainty] = [Noise(torch.linspace(0.1, 0.5, 4)), FrobeniusBall(0.3), BoxBall(0.1)]
 
@@ -60,7 +61,7 @@ def test_without_hidden_layers_the_direction_is_the_gradient_of_the_objective(ki
     y = torch.eye(3, dtype=torch.float64)[torch.arange(30) % 3]
     network = LiftedNetwork([Layer(Dense(4, 3), loss, L2(0.01), 0.7, kind)])
     descent = begun(network, x, y)
-    term = descent.model.terms[0]
+    term = descent.terms[0]
     if isinstance(term, BoxTerm):
         term.near.zero_()
     w, b = (part.clone().requires_grad_() for part in descent.weights[0])
@@ -97,7 +98,7 @@ def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activatio
     weights = lnn.Affine(draw(3, 3, seed=2), draw(3, seed=3))
     network = LiftedNetwork([layer, Layer(Dense(3, 1), SquaredError())])
     descent = begun(network, draw(40, 3), draw(40, 1))
-    term = descent.model.terms[0]
+    term = descent.terms[0]
     assert term is not None
     kind = layer.uncertainty
     assert isinstance(kind, BoxBall)
@@ -137,8 +138,9 @@ def test_whitened_inputs_have_the_same_robust_objective_and_push(kind: Uncertain
         for net, w, rows in ((network, weights, x), (there.network, inner, white))
     ]
     for descent, rows in zip(descents, (x, white), strict=True):
-        term, seen = descent.model.terms[0], descent.see(rows, y).answer
+        term, seen = descent.terms[0], descent.see(rows, y).answer
         assert term is not None
+        assert seen is not None
         term.renew(descent.weights[0].w, seen.preactivations[0], y, seen.levers[0], None)
     plain, carried = (d.model.push(0, d.weights, d.see(rows, y)) for d, rows in zip(descents, (x, white), strict=True))
     assert plain is not None

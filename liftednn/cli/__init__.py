@@ -1,0 +1,5 @@
+"""The command line: `liftednn fit`, `predict` and `init`."""
+
+from liftednn.cli.commands import main
+
+__all__ = ["main"]

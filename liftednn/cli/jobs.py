@@ -1,0 +1,297 @@
+"""What the command line does, without the line: a table is trained on, predicted, scored, or given a standard network's first weights.
+
+It imports torch; cli.py, which must not, imports it when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from liftednn import activations, reduce
+from liftednn.base import Grain, Loss
+from liftednn.data import tables
+from liftednn.data.sources import source_of
+from liftednn.data.tables import Encoding, Table
+from liftednn.data.tables.encoding import Task
+from liftednn.data.validation import check_device
+from liftednn.defaults import Recipe, named_loss
+from liftednn.init import to_module
+from liftednn.losses import Quantile
+from liftednn.losses.regression import Bounded
+from liftednn.network import LiftedNetwork
+from liftednn.predict import feedforward
+from liftednn.robust.words import uncertainty_of
+from liftednn.saving import Saved, load
+from liftednn.training.minibatch import Fit, Pass
+
+__all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
+
+# A wider layer than this is a slip of the hand: its weights alone would fill the memory.
+_WIDEST = 1_000_000
+
+# Given the number of passes and the name of the score, it says each pass's record to whoever waits.
+Progress = Callable[[int, str], AbstractContextManager[Callable[[Pass], None]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `fit` and `init` train, and on what; see `liftednn fit --help`."""
+
+    table: Path
+    target: str
+    hidden: str
+    activation: str
+    passes: int | None
+    task: str
+    seed: int
+    device: str
+    drop_constant: bool
+    validation: float = 0.0
+    sample_weight: str | None = None
+    penalty: str = "l2"
+    refit: str | None = None
+    loss: str = "auto"
+    quantile: float | None = None
+    robust: str | None = None
+    prune: bool = False
+    missing: tuple[str, ...] | None = None
+    text: tuple[str, ...] = ()
+    first: bool = False  # weights for a standard network to begin with, not a model: fewer passes
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, how its table is encoded, and what is told of it."""
+
+    encoding: Encoding
+    network: LiftedNetwork
+    fit: Fit
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Inputs, targets, and how much each row counts."""
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    counts: NDArray[np.float64] | None
+
+    def at(self, chosen: NDArray[np.int64]) -> _Rows:
+        return _Rows(self.x[chosen], self.y[chosen], None if self.counts is None else self.counts[chosen])
+
+
+def train(job: Job, progress: Progress) -> Trained:
+    """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
+    check_device(job.device)
+    uncertainty_of(job.robust)
+    started, hidden = time.perf_counter(), widths(job.hidden)
+    encoding, rows, filled = _encoded(job)
+    trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
+    sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
+    network, fit = _run(job, sizes, trained_on, held, progress)
+    facts = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
+    facts |= {
+        "sample_weight": encoding.weight,
+        "columns": len(encoding.columns),
+        "filled": filled,
+        "classes": list(encoding.classes),
+        "sizes": [sizes[0], *(layer.operator.out_width for layer in network.layers)],
+    }
+    facts |= {
+        "loss_function": repr(network.loss),
+        "passes": len(fit.history),
+        "warnings": list(fit.warnings),
+        "measure": _measure(network),
+        **quality(network, fit, trained_on),
+    }
+    facts["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
+    return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
+
+
+def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
+    """How the table is encoded, its rows that count, and how many missing values were filled in, by column."""
+    table = tables.read(job.table, job.text, job.missing)
+    tables.check_text(table, job.text)
+    task, weight = cast(Task, job.task), job.sample_weight
+    encoding = Encoding.of(table, job.target, task, job.drop_constant, weight, job.missing)
+    table, counts = encoding.counted(table)
+    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), counts), encoding.filled(table)
+
+
+def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
+    """Each class has an output, and a real target has one."""
+    loss = _loss(job, sizes[-1] > 1, rows)
+    activation = activations.named(job.activation, "fenchel")
+    activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
+    network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.counts)
+    recipe = _recipe(job)
+    network, trainer = recipe.network(network, source, rows.y, rows.counts), recipe.trainer(len(rows.x))
+    validation = (held.x, held.y) if len(held.x) else None
+    with progress(trainer.max_iter, _measure(network)) as say:
+        fit = trainer.run(network, source, validation=validation, callback=say)
+    if fit.status == "stopped":
+        raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
+    if job.prune:
+        smaller, weights = fit.network.prune(fit.weights)
+        fit = replace(fit, network=smaller, weights=weights)
+    return fit.network, fit
+
+
+def _recipe(job: Job) -> Recipe:
+    return Recipe(
+        penalty=job.penalty,
+        uncertainty=uncertainty_of(job.robust),
+        passes=job.passes,
+        initial=job.first,
+        seed=job.seed,
+        device=job.device,
+        refit=cast(Grain | None, job.refit),
+    )
+
+
+def _loss(job: Job, classes: bool, rows: _Rows) -> Loss:
+    """Classes have the softmax."""
+    if job.quantile is not None and job.loss != "quantile":
+        raise ValueError(f"--quantile is the level of --loss quantile, and --loss is {job.loss}: give both, or neither")
+    if classes and job.loss != "auto":
+        raise ValueError(f"--loss {job.loss} is for a real target, and this one has classes: leave it out")
+    if job.loss == "quantile" and job.quantile is not None:
+        return Quantile(job.quantile)
+    name = "softmax" if classes else "squared" if job.loss == "auto" else job.loss
+    return named_loss(name, rows.y, rows.counts)
+
+
+def _measure(network: LiftedNetwork) -> str:
+    if network.layers[-1].operator.out_width > 1:
+        return "accuracy"
+    return "d2" if isinstance(network.loss, Bounded) else "r2"
+
+
+def widths(hidden: str) -> list[int]:
+    """Of the hidden layers, as --hidden gives them."""
+    parts = [part.strip() for part in hidden.split(",")]
+    if parts != ["0"] and not all(part.isascii() and part.isdecimal() and part.strip("0") for part in parts):
+        raise ValueError(f"--hidden takes widths such as 300 or 300,100, or 0 for no hidden layer, got {hidden!r}")
+    if any(len(part.lstrip("0")) > len(str(_WIDEST)) or int(part) > _WIDEST for part in parts):
+        raise ValueError(f"--hidden takes widths of at most {_WIDEST:,}, got {hidden[:50]}")
+    return [int(part) for part in parts if part != "0"]
+
+
+def split(rows: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows to hold back."""
+    order, count = np.random.default_rng(seed).permutation(rows), min(math.ceil(rows * share), rows - 1)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
+    """Loss and score of the weights that are kept; all rows count alike."""
+    scores = feedforward(network, fit.weights, rows.x)
+    responses = network.loss.encode(torch.as_tensor(rows.y).to(scores.device), scores.shape[1]).to(scores)
+    return {
+        "loss": float(reduce.mean(network.loss.value(scores, responses))),
+        "score": network.loss.score(scores, responses),
+    }
+
+
+def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns to write, and what is told."""
+    saved = load(model)
+    encoding = _encoding(model, saved)
+    data = tables.read(table, encoding.text, encoding.missing)
+    scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
+    filled = encoding.filled(data)
+    facts = {"rows": data.rows, **({"filled": filled} if filled else {})}
+    facts |= scored(encoding, data, scores, saved.network.loss)
+    return predictions(encoding, scores, probabilities), facts
+
+
+def _encoding(model: Path, saved: Saved) -> Encoding:
+    """How the model's table is encoded, if its notes say that and it fits the network."""
+    cure = "give a model that `liftednn fit` wrote"
+    if "table" not in saved.notes:
+        raise ValueError(f"{model} contains no encoding of a table: {cure}")
+    try:
+        encoding = Encoding.from_facts(saved.notes["table"])
+    except ValueError as error:
+        raise ValueError(f"{model} contains {error}: {cure}") from error
+    there = (encoding.width, len(encoding.classes) or 1)
+    here = (saved.network.in_width, saved.network.layers[-1].operator.out_width)
+    if there != here:
+        raise ValueError(
+            f"{model} contains an encoding of {there[0]} inputs and {there[1]} outputs, but its network has {here[0]} and "
+            f"{here[1]}: {cure}"
+        )
+    return encoding
+
+
+def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -> dict[str, Any]:
+    """The target's column, and if asked for one with the probability of each class."""
+    columns: dict[str, Any] = {encoding.target: encoding.decode(scores)}
+    if probabilities and not encoding.classes:
+        raise ValueError("--probabilities is for classes, and this model predicts a real number: leave it out")
+    if probabilities:
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        shares = odds / odds.sum(1, keepdims=True)
+        added = {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
+        if encoding.target in added:
+            what = f"--probabilities would add a column {encoding.target!r}, which is the target's own name"
+            raise ValueError(f"{what}: leave it out, or rename the target and train anew")
+        columns |= added
+    return columns
+
+
+def scored(encoding: Encoding, data: Table, scores: NDArray[Any], loss: Loss) -> dict[str, Any]:
+    """How good the predictions are, where the table has the target; what is wrong with it is said, and no hindrance. A loss of bounded
+    slope has its own score, D^2, first, as `fit` says it."""
+    if encoding.target not in data.columns:
+        return {}
+    try:
+        y = encoding.targets(data)
+    except ValueError as error:
+        return {"not scored": str(error)}
+    if encoding.classes:
+        return {"accuracy": float(np.mean(scores.argmax(1) == y))}
+    own = {"d2": loss.score(torch.as_tensor(scores), torch.as_tensor(y)[:, None])} if isinstance(loss, Bounded) else {}
+    missed, spread = np.mean((scores[:, 0] - y) ** 2), np.var(y)
+    return own | {"r2": float(1 - missed / spread) if spread else None, "rmse": float(encoding.scale * np.sqrt(missed))}
+
+
+def standard_file(trained: Trained) -> bytes:
+    """The state_dict of the torch module that computes the same, as a safetensors file; in its header, how the table is encoded."""
+    state = to_module(trained.network, trained.fit.weights).cpu().state_dict()
+    return safetensors.torch.save(state, {"table": json.dumps(trained.encoding.facts())})
+
+
+def standard_source(trained: Trained, file: Path, table: Path) -> str:
+    """Python that builds that module, loads its weights from the file and encodes the table as the file's header says."""
+    layers = to_module(trained.network, trained.fit.weights)
+    if trained.encoding.classes:
+        meaning = "y: places in encoding.classes"
+    else:
+        meaning = "y: standardised; encoding.decode(module(x).numpy(force=True)) gives the target's own units"
+    return f"""
+import json
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from liftednn.data import tables
+module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers)})
+module.load_state_dict(load_file({str(file)!r}))
+with safe_open({str(file)!r}, "pt") as stored:
+    encoding = tables.Encoding.from_facts(json.loads(stored.metadata()["table"]))
+table = tables.read({str(table)!r}, encoding.text, encoding.missing)
+x, y = torch.from_numpy(encoding.inputs(table)), torch.from_numpy(encoding.targets(table))  # {meaning}"""

@@ -1,0 +1,89 @@
+"""What the command line prints: results on stdout, progress and errors on stderr. What cannot be printed never stops the work."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from liftednn.training.minibatch import Pass
+
+__all__ = ["fail", "flush", "open_streams", "progress", "reason", "tell"]
+
+
+def open_streams() -> None:
+    """Where stdout or stderr is closed, print to nowhere; else the next file that is opened would get its number, and be printed to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def flush() -> None:
+    """Write out what was printed, while an error can still be said: Python does it at its exit, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise OSError(reason(error)) from error
+
+
+def reason(error: Exception) -> str:
+    """Why a command failed, in words. An error of the system that names no file is one of stdout: files are written by files.py,
+    which says which."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        return f"stdout cannot be written to ({error.strerror}): files are written as asked, what is printed is lost"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)[:100]} cannot be read or written: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def fail(sentence: str, code: int, as_json: bool) -> int:
+    """Print why a command failed: as JSON on stdout if asked for and possible, otherwise on stderr."""
+    with suppress(OSError):
+        if as_json:
+            typer.echo(json.dumps({"error": sentence}))
+            return code
+    with suppress(OSError):
+        typer.echo(f"liftednn: {sentence}", err=True)
+    return code
+
+
+@contextmanager
+def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass], None]]:
+    """A line that is rewritten after each pass where errors go to a terminal, and one more line each elsewhere."""
+
+    def line(record: Pass) -> str:
+        gap, score = max(record.gaps, default=0.0), record.validation_score
+        told = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
+        return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")
+
+    if quiet or not sys.stderr.isatty():
+        yield lambda record: None if quiet else _on_stderr(line(record))
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("first pass") as status:
+        yield lambda record: status.update(line(record))
+
+
+def _on_stderr(line: str) -> None:
+    with suppress(OSError):
+        typer.echo(line, err=True)
+
+
+def tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    """Print what came out, one fact a line or as one JSON object."""
+    if as_json:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+        typer.echo(json.dumps(plain, allow_nan=False))
+    for sentence in () if quiet else facts.pop("warnings", ()):
+        _on_stderr(f"liftednn: warning: {sentence}")
+    told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [], {})}
+    for name, value in told.items():
+        typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

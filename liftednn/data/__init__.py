@@ -1,0 +1,1 @@
+"""Where rows come from and how they are checked: sources, validation, identity, tables."""

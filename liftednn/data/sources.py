@@ -1,0 +1,347 @@
+"""Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of batches such as a torch DataLoader.
+
+A batch is (x, y, counts): rows, responses, and how much each row counts, 1 on average; None where all count alike. A source
+gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an interrupted
+run can go on where it stopped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from liftednn import reduce
+
+__all__ = [
+    "Gathered",
+    "Loader",
+    "Mapped",
+    "Memory",
+    "Once",
+    "Source",
+    "as_tensor",
+    "check_weights",
+    "source_of",
+    "weighted",
+]
+
+Batch = tuple[Any, Any, Any]
+
+# A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
+_RUN = 32
+# A sample of it is read in about this many runs.
+_RUNS = 64
+
+
+class Source(Protocol):
+    """`rows` is None where only a pass over the data can tell; a row that counts for three is three rows."""
+
+    @property
+    def rows(self) -> int | None: ...
+
+    def steps(self, size: int) -> int | None:
+        """Batches in a pass; None where only a pass can tell."""
+
+    def sample(self, count: int, seed: int) -> Batch:
+        """At most `count` rows and their responses, to start from."""
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        """The batches of pass `number`; one may be smaller."""
+
+
+@dataclass(frozen=True)
+class _Permuted(ABC):
+    """Rows that can be read in any order; every pass is a new permutation."""
+
+    x: Any
+    y: Tensor
+    counts: Tensor | None = None
+    total: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.total or len(self.x)
+
+    @abstractmethod
+    def at(self, chosen: Tensor) -> Batch:
+        """The rows with these numbers, their responses and how much they count."""
+
+    def sample(self, count: int, seed: int) -> Batch:
+        return self.at(_permutation(len(self.x), seed, -1)[:count])
+
+    def steps(self, size: int) -> int:
+        return -(-len(self.x) // size)
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        """A batch of all rows has them in their own order."""
+        whole = size >= len(self.x)
+        order = torch.arange(len(self.x)) if whole else _permutation(len(self.x), seed, number)
+        for chosen in torch.split(order.to(self.y.device), size):
+            yield self.at(chosen)
+
+
+@dataclass(frozen=True)
+class Memory(_Permuted):
+    """Rows and responses as tensors."""
+
+    x: Tensor
+
+    def at(self, chosen: Tensor) -> Batch:
+        counts = None if self.counts is None else self.counts.index_select(0, chosen.to(self.counts.device))
+        # Not every integer that labels come as has an index_select.
+        y = (
+            self.y.index_select(0, chosen.to(self.y.device))
+            if self.y.is_floating_point()
+            else self.y[chosen.to(self.y.device)]
+        )
+        return self.x.index_select(0, chosen.to(self.x.device)), y, counts
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        whole = size >= len(self.x)
+        return iter([(self.x, self.y, self.counts)]) if whole else super().batches(size, seed, number)
+
+
+@dataclass(frozen=True)
+class Gathered(_Permuted):
+    """Rows of anything that an array of row numbers indexes, read a batch at a time; responses are a tensor on the CPU.
+
+    spare   bytes that a copy of the rows in other coordinates may take: one that takes more is not made, and batches are changed as
+            they are read
+    """
+
+    spare: float = 0.0
+
+    def at(self, chosen: Tensor) -> Batch:
+        return (
+            as_tensor(self.x[chosen.numpy()], "x"),
+            self.y[chosen],
+            None if self.counts is None else self.counts[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An array that is read a run of rows at a time, such as numpy.memmap: no more of it than that is ever in memory."""
+
+    x: Any
+    y: Any
+    counts: Any = None
+    total: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.total or len(self.x)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return (self.x, self.y) if self.counts is None else (self.x, self.y, self.counts)
+
+    def sample(self, count: int, seed: int) -> Batch:
+        """Short runs from all over the array, in random order."""
+        run = max(1, count // _RUNS)
+        starts = _permutation(-(-len(self.x) // run), seed, -1)[: -(-count // run)].tolist()
+        pieces = [slice(start * run, (start + 1) * run) for start in starts]
+        parts = [np.concatenate([np.array(part[piece]) for piece in pieces]) for part in self._parts]
+        chosen = _permutation(len(parts[0]), seed, -2)[:count].numpy()
+        x, y, *counts = (part[chosen] for part in parts)
+        return x, y, counts[0] if counts else None
+
+    def steps(self, size: int) -> int:
+        """Every run of batches may end in a smaller one."""
+        whole, rest = divmod(len(self.x), _RUN * size)
+        return whole * _RUN + -(-rest // size)
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        run = _RUN * size
+        for place in _permutation(-(-len(self.x) // run), seed, number).tolist():
+            piece = slice(place * run, (place + 1) * run)
+            names = ("x", "y", "sample_weight")
+            parts = [as_tensor(np.array(part[piece]), name) for part, name in zip(self._parts, names, strict=False)]
+            order = _permutation(len(parts[0]), seed, number * 1_000_003 + place)
+            for chosen in torch.split(order, size):
+                x, y, *counts = (part[chosen] for part in parts)
+                yield x, y, counts[0] if counts else None
+
+
+@dataclass(frozen=True)
+class Loader:
+    """An iterable of batches (x, y) or (x, y, counts), taken as they come; `size` is ignored. Its own shuffling is its own affair."""
+
+    batches_of: Iterable[Any]
+
+    @property
+    def rows(self) -> int | None:
+        """Known where the iterable, as a DataLoader, names its data set."""
+        return _length(getattr(self.batches_of, "dataset", None))
+
+    def steps(self, size: int) -> int | None:
+        return _length(self.batches_of)
+
+    def sample(self, count: int, seed: int) -> Batch:
+        found: list[Batch] = []
+        for batch in self.batches(0, seed, -1):
+            if batch[2] is None or bool((batch[2] != 0).any()):
+                found.append(batch)
+            if sum(len(x) for x, _, _ in found) >= count:
+                break
+        if not found:
+            raise ValueError("the iterable gave no batches: it must yield pairs (x, y), and some must count")
+        xs, ys, counts = zip(*found, strict=True)
+        if len({(x.shape[1:], y.shape[1:]) for x, y, _ in found}) > 1:
+            raise ValueError("the rows or responses of batches have different shapes: give all of them the same")
+        if any(each is None for each in counts) and any(each is not None for each in counts):
+            raise ValueError("some batches come with sample_weight and some without: give it with all, or with none")
+        together = None if counts[0] is None else torch.cat(counts)[:count]
+        return torch.cat(xs)[:count], torch.cat(ys)[:count], together
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        for batch in self.batches_of:
+            if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+                raise ValueError(
+                    f"a batch must be a pair (x, y), or (x, y, sample_weight), got {type(batch).__name__}: yield x and y together"
+                )
+            counts = as_tensor(batch[2], "sample_weight") if len(batch) == 3 else None
+            x, y = as_tensor(batch[0], "x"), as_tensor(batch[1], "y")
+            if x.ndim < 2 or not y.ndim:
+                raise ValueError(
+                    f"a batch must hold rows and their responses, got x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: "
+                    "give batches of several samples, as a DataLoader with a batch_size does"
+                )
+            yield x, y, counts
+
+
+@dataclass(frozen=True)
+class Once(Loader):
+    """An iterator, which can be read a single time: the batches that a sample takes from it are kept, and come first in its pass."""
+
+    kept: list[Batch] = field(default_factory=list)
+
+    def sample(self, count: int, seed: int) -> Batch:
+        while (
+            sum(len(x) for x, _, _ in self.kept) < count
+            and (batch := next(super().batches(0, seed, 0), None)) is not None
+        ):
+            self.kept.append(batch)
+        pairs = [batch[: 2 if batch[2] is None else 3] for batch in self.kept]
+        return Loader(pairs).sample(count, seed)
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        while self.kept:
+            yield self.kept.pop(0)
+        yield from super().batches(size, seed, number)
+
+
+S = TypeVar("S", "Memory", "Gathered", "Mapped")
+
+
+def as_tensor(given: Any, name: str) -> Tensor:
+    """What a user has as numbers, in any layout, as a tensor; a table of pandas too, if it holds numbers alone."""
+    if hasattr(given, "toarray"):
+        raise ValueError(f"{name} is a sparse matrix, and training needs all its entries: give {name}.toarray()")
+    try:
+        given = given.to_numpy() if hasattr(given, "to_numpy") else given
+        if np.ma.is_masked(given):
+            raise ValueError("some entries are masked")
+        given = _native(given) if isinstance(given, np.ndarray) else given
+        found = torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(
+            f"{name} cannot be read as numbers ({error}): give a tensor or an array of numbers, and labels as integers"
+        ) from error
+    _check_plain(found, name)
+    return found
+
+
+def _native(given: NDArray[Any]) -> NDArray[Any]:
+    """An array as torch can share it: in the machine's byte order, in one piece, and its to write; otherwise a copy."""
+    if given.dtype.kind not in "biufc":
+        raise ValueError(f"its entries are of type {given.dtype}")
+    shared = np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
+    return (
+        shared.copy() if min(shared.strides, default=0) < 0 else shared
+    )  # a single row counts as contiguous either way
+
+
+def _check_plain(x: Tensor, name: str) -> None:
+    """Refuse tensors that are no real numbers, each in its place in memory."""
+    if x.layout != torch.strided or x.is_nested:
+        raise ValueError(f"{name} is a sparse or nested tensor, and training needs all entries: give {name}.to_dense()")
+    if x.is_complex() or x.is_quantized:
+        raise ValueError(f"{name} holds {x.dtype}, and training needs real numbers: give float32 or float64")
+    if x.is_meta:
+        raise ValueError(f"{name} is on the meta device, where it has no values: give it on the CPU or a GPU")
+
+
+def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches or a source."""
+    if y is not None:
+        x, y = (each if isinstance(each, np.memmap) else as_tensor(each, name) for each, name in ((x, "x"), (y, "y")))
+        if not x.ndim or not y.ndim or len(x) != len(y):
+            found = [str(len(each)) if each.ndim else "none" for each in (x, y)]
+            raise ValueError(f"x has {found[0]} rows and y has {found[1]}: they must agree")
+        counts = None if sample_weight is None else as_tensor(sample_weight, "sample_weight").double()
+        if counts is not None:
+            check_weights(counts, len(x))
+        if isinstance(x, np.memmap):
+            y = y.numpy(force=True) if isinstance(y, Tensor) else y
+            return weighted(Mapped(x, y), counts)
+        return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
+    if sample_weight is not None:
+        raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
+    if isinstance(x, (_Permuted, Mapped, Loader)):
+        return x
+    table = any(hasattr(x, name) for name in ("to_numpy", "toarray"))  # of pandas, of scipy
+    if not isinstance(x, Iterable) or isinstance(x, (Tensor, np.ndarray)) or table:
+        raise ValueError(f"without y, x must be an iterable of (x, y) batches, got {type(x).__name__}: give y too")
+    return Once(x) if isinstance(x, Iterator) else Loader(x)
+
+
+def check_weights(counts: Tensor, rows: int) -> None:
+    """Refuse sample weights that cannot be ones."""
+    if counts.shape != (rows,):
+        raise ValueError(f"sample_weight has shape {tuple(counts.shape)}, but x has {rows} rows: give ({rows},)")
+    if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
+        raise ValueError("sample_weight must hold finite numbers, none negative and not all 0")
+
+
+def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
+    """Without rows that count for nothing."""
+    if counts is None:
+        return Memory(x, y)
+    kept = (counts > 0).nonzero()[:, 0]
+    return weighted(Memory(x[kept.to(x.device)], y[kept.to(y.device)]), counts[kept])
+
+
+def weighted(source: S, counts: Tensor | None) -> S:
+    """The source with rows that count, 1 on average. Weights that add up to more than the rows there are stand for so many rows."""
+    if counts is None:
+        return source
+    each: Any = counts / reduce.mean(counts)
+    each = each.numpy(force=True) if isinstance(source, Mapped) else each.to(source.y.device)
+    return replace(source, counts=each, total=_total(counts))
+
+
+def _total(counts: Tensor) -> int:
+    """As many rows as count, or more where the weights add up to more."""
+    return max(int(reduce.total(counts > 0)), round(float(reduce.total(counts))))
+
+
+def _length(given: object) -> int | None:
+    """None where it is unknown: a DataLoader over a stream has a `__len__`, but one that raises."""
+    try:
+        return len(given) if isinstance(given, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _permutation(count: int, seed: int, number: int) -> Tensor:
+    """On the CPU, so that all devices agree."""
+    mixed = (seed * 2_147_483_629 + number * 1_000_000_007 + 12_345) % (1 << 63)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))

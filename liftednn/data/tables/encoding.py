@@ -1,0 +1,280 @@
+"""How a table's columns become a network's inputs and targets, learnt from the table that is trained on and kept with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from liftednn.data.tables.reading import Table, listed
+from liftednn.data.tables.values import (
+    WORDS,
+    Kind,
+    are_labels,
+    check_guess,
+    check_kind,
+    is_number,
+    kind_of,
+    mean_and_scale,
+    numbers,
+    places_of,
+    text_of,
+    weights_of,
+)
+
+__all__ = ["Column", "Encoding", "Task"]
+
+# Integers with more distinct values than this are taken for quantities, with fewer for labels.
+_FEW_LABELS = 30
+# More categories than this would make one column wider than most tables.
+_MOST_CATEGORIES = 1000
+
+Task = Literal["auto", "classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column is encoded: a number by (value - mean) / scale, text and true/false by one 0-or-1 input per category.
+
+    A missing number, where it is allowed, is the mean, and missing text or true/false the category "".
+    """
+
+    name: str
+    kind: Kind
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: Table, name: str, counts: NDArray[np.float64] | None = None) -> Column:
+        """Learn it from a table; `counts` says how much each row counts for mean and scale."""
+        present = ~table.missing(name)
+        if not present.any():
+            table.refuse(name, "has no values: remove it")
+        check_guess(table, name)
+        kind = kind_of(table, name)
+        if kind == "number":
+            found = numbers(table.present(name), name)
+            return cls(name, kind, *mean_and_scale(found, None if counts is None else counts[present]))
+        categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
+        if kind == "text" and len(categories) == table.rows > 1:
+            table.refuse(name, f"has another value in each of its {table.rows} rows, as an identifier has: remove it")
+        if len(categories) > _MOST_CATEGORIES:
+            table.refuse(name, f"has {len(categories)} categories, {_MOST_CATEGORIES} at most: group or remove them")
+        return cls(name, kind, categories=tuple(categories))
+
+    @property
+    def width(self) -> int:
+        return len(self.categories) or 1
+
+    @property
+    def constant(self) -> bool:
+        return len(self.categories) == 1 or self.scale == 0
+
+    def encode(self, table: Table) -> NDArray[np.float32]:
+        """(rows, width)."""
+        present = ~table.missing(self.name)
+        if present.any():
+            check_kind(table.present(self.name), self.name, self.kind)
+        if self.kind != "number":
+            texts = text_of(table.columns[self.name]).fill_null("")
+            places = places_of(table, self.name, texts, self.categories)
+            return np.asarray(places[:, None] == np.arange(self.width), dtype=np.float32)
+        values = np.full(table.rows, self.mean)
+        values[present] = numbers(table.present(self.name), self.name)
+        with np.errstate(over="ignore"):
+            scaled = ((values - self.mean) / self.scale).astype(np.float32)
+        if not np.isfinite(scaled).all():
+            table.refuse(self.name, f"is out of all proportion to training's in row {table.row(~np.isfinite(scaled))}")
+        return scaled[:, None]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The inputs and the target of a network, as functions of a table. `why` says what the task was inferred from.
+
+    classes       the labels, as the table has them; empty for a regression
+    mean, scale   of a real target, which is learnt as (value - mean) / scale
+    weight        the column of the rows' weights, which is no input; None: all count alike
+    missing       what stands for a missing value, to be filled in; None: missing values are refused
+    """
+
+    columns: tuple[Column, ...]
+    target: str
+    kind: Kind
+    task: Literal["classification", "regression"]
+    why: str
+    classes: tuple[Any, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+    weight: str | None = None
+    missing: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        target: str,
+        task: Task = "auto",
+        drop_constant: bool = False,
+        weight: str | None = None,
+        missing: Sequence[str] | None = None,
+    ) -> Encoding:
+        """Learn it from a table's rows that count. Constant columns are refused, or with `drop_constant` left out; missing inputs are
+        refused, or where `missing` is given, as it was to `read`, filled in."""
+        if weight == target:
+            raise ValueError(f"{target!r} cannot be both the target and the rows' weights: name two columns")
+        table, counts = _counted(table, weight)
+        table.column(target)
+        if missing is None:
+            table.check_whole(table.columns)
+        check_guess(table, target)
+        kind = kind_of(table, target)
+        chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as was asked for")
+        classes = _classes(table, target, kind) if chosen == "classification" else ()
+        mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, counts)
+        columns = [Column.of(table, name, counts) for name in table.columns if name not in (target, weight)]
+        used = _varying(table, columns, target, drop_constant)
+        named = None if missing is None else tuple(missing)
+        return cls(tuple(used), target, kind, chosen, why, classes, mean, scale, weight, named)
+
+    @property
+    def width(self) -> int:
+        """The network's inputs."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def text(self) -> list[str]:
+        """The columns that `read` must take for text, even where they look like numbers."""
+        kinds = {column.name: column.kind for column in self.columns} | {self.target: self.kind}
+        return [name for name, kind in kinds.items() if kind == "text"]
+
+    def counted(self, table: Table) -> tuple[Table, NDArray[np.float64] | None]:
+        """The rows to train on, and how much each counts; a row of weight 0 is as if it were not there."""
+        return _counted(table, self.weight)
+
+    def inputs(self, table: Table) -> NDArray[np.float32]:
+        """(rows, width). Columns that training did not have are ignored."""
+        lacking = [column.name for column in self.columns if column.name not in table.columns]
+        if lacking:
+            raise ValueError(f"{table.path} lacks columns that the model was trained on: {listed(lacking)}")
+        if self.missing is None:
+            table.check_whole(column.name for column in self.columns)
+        return np.concatenate([column.encode(table) for column in self.columns], axis=1)
+
+    def filled(self, table: Table) -> dict[str, int]:
+        """How many missing values of each column are filled in, where some are."""
+        counts = {column.name: int(table.missing(column.name).sum()) for column in self.columns}
+        return {name: count for name, count in counts.items() if count}
+
+    def targets(self, table: Table) -> NDArray[Any]:
+        """Labels as 0, 1, ... or the standardised real target, (rows,)."""
+        values = table.column(self.target)
+        check_kind(table, self.target, self.kind)
+        if self.classes:
+            return places_of(table, self.target, text_of(values) if self.kind == "text" else values, self.classes)
+        return np.asarray((numbers(table, self.target) - self.mean) / self.scale, dtype=np.float32)
+
+    def decode(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """A network's scores (rows, outputs) -> what the target's column would hold, (rows,)."""
+        if self.classes:
+            return np.asarray(np.asarray(self.classes)[scores.argmax(1)])
+        return np.asarray(self.mean + self.scale * scores[:, 0].astype(np.float64))
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Encoding:
+        """What `facts` gave, also after JSON has made lists of its tuples; refuses what no table's encoding can be."""
+        try:
+            columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in facts["columns"]]
+            missing = None if facts.get("missing") is None else _tuple(facts["missing"])
+            parts = {"columns": tuple(columns), "classes": _tuple(facts["classes"]), "missing": missing}
+            found = cls(**{**facts, **parts})
+            wrong = _wrong(found)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"no encoding of a table ({type(error).__name__}: {error})") from error
+        if wrong:
+            raise ValueError(f"no encoding of a table ({wrong})")
+        return found
+
+
+def _tuple(given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{given!r:.50} is no list")
+    return tuple(given)
+
+
+def _wrong(encoding: Encoding) -> str:
+    """What is wrong with an encoding that a file holds; empty if nothing is."""
+    names = [*(column.name for column in encoding.columns), encoding.target]
+    names += [] if encoding.weight is None else [encoding.weight]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names) or len(encoding.columns) == 0:
+        return "columns, target and weight must have names of their own"
+    parts: list[Column | Encoding] = [*encoding.columns, encoding]
+    for part in parts:
+        if part.kind not in WORDS or not is_number(part.mean) or not (is_number(part.scale) and part.scale > 0):
+            return f"{(part.name if isinstance(part, Column) else part.target)!r} has no valid kind, mean or scale"
+    for column in encoding.columns:
+        if bool(column.categories) == (column.kind == "number") or not are_labels("text", column.categories):
+            return f"{column.name!r} has categories that do not fit its kind"
+    if not are_labels("text", encoding.missing or ()):
+        return "what counts as missing is no list of texts"
+    labelled = encoding.task == "classification" and len(encoding.classes) > 1
+    if not labelled and (encoding.task != "regression" or encoding.classes or encoding.kind != "number"):
+        return f"the task {encoding.task!r:.50} does not fit the kind and the classes of the target"
+    return "" if are_labels(encoding.kind, encoding.classes) else "the classes do not fit the kind of the target"
+
+
+def _counted(table: Table, weight: str | None) -> tuple[Table, NDArray[np.float64] | None]:
+    if weight is None:
+        return table, None
+    counts = weights_of(table, weight)
+    return table.only(counts > 0), counts[counts > 0]
+
+
+def _varying(table: Table, columns: Sequence[Column], target: str, drop_constant: bool) -> list[Column]:
+    """The columns that are not constant; if there are others, `drop_constant` must allow it."""
+    constant = [column.name for column in columns if column.constant]
+    if constant and not drop_constant:
+        names, cure = listed(constant), "remove them, or leave them out by --drop-constant"
+        raise ValueError(f"{table.path} has constant columns, which tell nothing: {names}; {cure}")
+    if len(constant) == len(columns):
+        raise ValueError(f"{table.path} has no columns to learn {target!r} from: it needs one that varies")
+    return [column for column in columns if not column.constant]
+
+
+def _infer(table: Table, target: str, kind: Kind) -> tuple[Literal["classification", "regression"], str]:
+    if kind != "number":
+        return "classification", f"{target!r} holds {WORDS[kind]}"
+    if not pa.types.is_integer(table.columns[target].type):
+        return "regression", f"{target!r} holds real numbers"
+    distinct = len(pc.unique(table.columns[target]))
+    why = f"{target!r} holds whole numbers, {distinct} distinct ones in {table.rows} rows"
+    return ("classification" if distinct <= min(_FEW_LABELS, table.rows / 2) else "regression"), why
+
+
+def _classes(table: Table, target: str, kind: Kind) -> tuple[Any, ...]:
+    values = table.columns[target]
+    classes = sorted(pc.unique(text_of(values) if kind == "text" else values).to_pylist())
+    if len(classes) == 1:
+        table.refuse(target, f"is {classes[0]!r} in all rows: a target needs two classes or more")
+    if len(classes) == table.rows > 2:
+        table.refuse(target, "has another class in each row: name another target, or for numbers ask for a regression")
+    return tuple(classes)
+
+
+def _real(table: Table, target: str, kind: Kind, counts: NDArray[np.float64] | None) -> tuple[float, float]:
+    if kind != "number":
+        table.refuse(target, f"holds {WORDS[kind]}, and a regression needs numbers: ask for a classification")
+    mean, scale = mean_and_scale(numbers(table, target), counts)
+    if scale == 0:
+        table.refuse(target, f"is {mean:g} in all rows: there is nothing to learn")
+    return mean, scale

@@ -1,0 +1,119 @@
+"""Rows, responses, sample weights, networks and devices, checked before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.data.sources import as_tensor, check_weights
+from liftednn.network import LiftedNetwork
+from liftednn.runtime.memory import check_memory
+from liftednn.solvers import select
+
+__all__ = [
+    "check_device",
+    "check_network",
+    "check_start",
+    "check_trainable",
+    "inputs",
+    "matrix_shapes",
+    "responses",
+    "row_weights",
+]
+
+# Rows whose squares are summed in the data's own precision, see moments.py.
+_SUMMED = 8192
+
+
+def check_trainable(network: LiftedNetwork) -> None:
+    check_network(network)
+    for place, layer in enumerate(network.layers):
+        if layer.divergence.refusal:
+            raise ValueError(f"layer {place}: {layer.divergence.refusal}")
+        if network.connections.owners[place] < place and not layer.penalty.convex:
+            raise ValueError(f"layer {place}: layers that share their w need a convex penalty, got {layer.penalty!r}")
+        try:
+            select(layer.divergence, layer.penalty)
+        except ValueError as error:
+            raise ValueError(f"layer {place}: {error}") from error
+
+
+def check_network(network: object) -> None:
+    if not isinstance(network, LiftedNetwork):
+        raise ValueError(
+            f"network must be a LiftedNetwork, got {type(network).__name__}: make one by LiftedNetwork.mlp or init.from_module"
+        )
+
+
+def inputs(network: LiftedNetwork, x: Any) -> Tensor:
+    """Rows to train on, in float32 or float64."""
+    check_network(network)
+    rows = as_tensor(x, "x")
+    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    rows = network.check_rows(rows if rows.dtype in (torch.float32, torch.float64) else rows.to(wide))
+    _check_squares(rows, "x")
+    return rows
+
+
+def _check_squares(x: Tensor, name: str) -> None:
+    """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow."""
+    largest = reduce.largest(x)
+    if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
+        raise ValueError(
+            f"{name} holds numbers as large as {largest:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
+        )
+
+
+def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:
+    """(out, in) of every layer's regression."""
+    operators = [layer.operator for layer in network.layers]
+    return [(operator.outputs, operator.weight_shape[-1]) for operator in operators]
+
+
+def check_start(network: LiftedNetwork, x: Tensor) -> None:
+    """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
+    check_memory(matrix_shapes(network), x)
+    largest = reduce.largest(x)
+    if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
+        raise ValueError(
+            f"x holds numbers of at most {largest:.3g}, whose squares are 0 in {x.dtype}: scale or standardise x"
+        )
+
+
+def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
+    y = as_tensor(y, "y").to(x.device)
+    y = y if y.is_floating_point() else y.long()
+    if not y.ndim or len(y) != len(x):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y) if y.ndim else 'none'}: they must agree")
+    if y.is_floating_point() and not bool(y.isfinite().all()):
+        raise ValueError("y holds NaN or infinity: remove those rows first")
+    encoded = network.loss.encode(y, network.layers[-1].operator.out_width)
+    if y.is_floating_point():
+        _check_squares(encoded.to(x.dtype), "y")
+    return encoded.to(x.dtype)
+
+
+def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
+    """How much each row of x counts, (n,), 1 on average; None where all count alike."""
+    if sample_weight is None:
+        return None
+    counts = as_tensor(sample_weight, "sample_weight").to(x.device).double()
+    check_weights(counts, len(x))
+    return (counts / reduce.mean(counts)).to(x)
+
+
+def check_device(device: object) -> None:
+    """Refuse a device that is none, and a GPU where there is none, before anything is moved to it."""
+    kind = str(device).partition(":")[0]
+    if device is not None and kind not in ("cpu", "cuda", "mps", "xpu"):
+        raise ValueError(f"there is no device {str(device)!r} to train on: give 'cpu' or 'cuda'")
+    if kind in ("mps", "xpu") and not getattr(torch, kind).is_available():
+        raise ValueError(f"device {str(device)!r} is not to be found here: take the CPU")
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {str(device)!r} needs a GPU and a torch built for it, and finds none here: take the CPU"
+        )

@@ -1,0 +1,117 @@
+"""Layers of torch that have a lifted form, and the functions and methods that compute the same as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "refusal"]
+
+KNOWN: tuple[type[nn.Module], ...] = (
+    *(nn.Linear, nn.Flatten, nn.Identity, nn.Dropout),
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardsigmoid),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax, nn.LogSoftmax),
+)
+
+
+class Step(NamedTuple):
+    """A layer and where it stands in the module."""
+
+    path: str
+    layer: nn.Module
+
+
+def refusal(step: Step, why: str) -> ValueError:
+    """In one line: of a layer with layers inside, the name alone."""
+    what = type(step.layer).__name__ if any(step.layer.children()) else repr(step.layer)
+    return ValueError(f"{step.path}: {what} {why}")
+
+
+def known(module: nn.Module) -> bool:
+    """Whether its forward is that of a layer listed above, own or inherited."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in KNOWN)
+
+
+def called(step: Step, node: fx.Node) -> Step:
+    """The layer that a call in the forward of `step` is to, or that computes the same."""
+    if node.op == "call_module":
+        return Step(f"{step.path}.{node.target}", step.layer.get_submodule(str(node.target)))
+    try:
+        return Step(f"{step.path}.forward.{node.name}", _FUNCTIONS[name_of(node)](*node.args[1:], **node.kwargs))
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise no_form(step, node) from error
+
+
+def no_form(step: Step, node: fx.Node) -> ValueError:
+    """Of a function or method that the forward of `step` calls."""
+    arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
+    return ValueError(
+        f"{step.path}: {name_of(node)}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
+        "a forward is made of Linear, sums, flatten, dropout and activations"
+    )
+
+
+def name_of(node: fx.Node) -> str:
+    """Of a function or method; those that work in place are named after what they do."""
+    return str(getattr(node.target, "__name__", node.target)).rstrip("_")
+
+
+def is_size(node: Any) -> bool:
+    """Whether a node is the shape of a tensor, or an entry of it."""
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+        return False
+    shape = name_of(node) == "getattr" and node.args[1] == "shape"
+    return shape or name_of(node) == "size" or (name_of(node) == "getitem" and is_size(node.args[0]))
+
+
+def _clamp(min: float | None = None, max: float | None = None) -> nn.Module:  # noqa: A002
+    if max is None and min == 0:
+        return nn.ReLU()
+    if min is None or max is None:
+        raise TypeError("an activation between two bounds, or above 0, has a lifted form")
+    return nn.Hardtanh(min, max)
+
+
+def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
+    return nn.Flatten(start_dim, end_dim)
+
+
+def _view(*shape: Any) -> nn.Module:
+    """(n, -1), (n, width) or (-1, width): each row one vector."""
+    rows, width = shape[0] if len(shape) == 1 else shape
+    counted = is_size(rows) and (*rows.args[1:], *rows.kwargs.values()) == (0,)  # x.size(0), x.shape[0]
+    if not (rows == -1 or counted) or not isinstance(width, int) or rows == width:
+        raise TypeError("only rows of vectors have a lifted form")
+    return nn.Flatten()
+
+
+def _softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 3) -> nn.Module:
+    if dtype is not None:
+        raise TypeError("a change of precision has no lifted form")
+    return nn.Softmax(dim)
+
+
+def _log_softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 3) -> nn.Module:
+    return nn.LogSoftmax(_softmax(dim, dtype).dim)  # type: ignore[arg-type]
+
+
+_FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu": nn.LeakyReLU,
+    "hardtanh": nn.Hardtanh,
+    "hardsigmoid": nn.Hardsigmoid,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "softplus": nn.Softplus,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "dropout": nn.Identity,
+    "flatten": _flatten,
+    "view": _view,
+    "reshape": _view,
+}

@@ -1,0 +1,80 @@
+"""The feed-forward rule of a network that is no chain, as a torch module: layers that read several states, add them, or share weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["FeedForward", "Rule", "State"]
+
+
+class State(nn.Identity):
+    """Put behind a Linear that no activation follows, it says that what comes out is a layer's state; it changes no numbers."""
+
+
+class Rule(NamedTuple):
+    """How one layer is computed: activation(w (sum of the states that enter) + b + sum of the states that are added).
+
+    enters, added   numbers of states: 0 is the input, l + 1 what layer l gives
+    owner           number of the layer whose w this layer has: its own, or that of an earlier one
+    transposed      the layer has the transpose of that w
+    """
+
+    enters: tuple[int, ...]
+    added: tuple[int, ...] = ()
+    owner: int = 0
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        entering, added = (" + ".join(f"x{state}" for state in states) for states in (self.enters, self.added))
+        weight = f"linears.{self.owner}{' transposed' if self.transposed else ''}"
+        return f"{weight} on {entering}{f', plus {added}' if added else ''}"
+
+
+class FeedForward(nn.Module):
+    """Layers that are computed one after another, each from the input and the layers before it; it gives what the last one gives.
+
+    linears       by the layer's number, for every layer that has a weight of its own
+    biases        by the layer's number, for layers that have the weight of another one; none where a layer has no bias
+    activations   one for each layer
+    rules         one for each layer
+
+    A weight that several layers have is one parameter, and has one entry in the `state_dict`.
+    """
+
+    def __init__(
+        self,
+        linears: Mapping[int, nn.Linear],
+        biases: Mapping[int, nn.Parameter],
+        activations: Sequence[nn.Module],
+        rules: Sequence[Rule],
+    ) -> None:
+        super().__init__()
+        self.linears = nn.ModuleDict({str(number): linear for number, linear in linears.items()})
+        self.biases = nn.ParameterDict({str(number): bias for number, bias in biases.items()})
+        self.activations = nn.ModuleList(activations)
+        self.rules = tuple(rules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [x]
+        for number, (rule, activation) in enumerate(zip(self.rules, self.activations, strict=True)):
+            u = self._linear(number, rule, reduce(torch.add, [states[state] for state in rule.enters]))
+            states.append(activation(reduce(torch.add, [u, *(states[state] for state in rule.added)])))
+        return states[-1]
+
+    def _linear(self, number: int, rule: Rule, x: Tensor) -> Tensor:
+        linear = self.linears[str(rule.owner)]
+        assert isinstance(linear, nn.Linear)
+        if rule.owner == number:
+            u: Tensor = linear(x)
+            return u
+        bias = self.biases.get(str(number), None)
+        return functional.linear(x, linear.weight.t() if rule.transposed else linear.weight, bias)
+
+    def extra_repr(self) -> str:
+        return "\n".join(f"x{number + 1}: {rule}" for number, rule in enumerate(self.rules))

@@ -1,0 +1,118 @@
+"""One layer of a lifted network: an affine map, a divergence, a penalty, and the weight of their term in the objective (eq. 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from liftednn.base import Activation, Divergence, Operator, Penalty, Uncertainty
+from liftednn.penalties import L2
+
+__all__ = ["Layer"]
+
+# What float32 holds.
+_LARGEST = 1e38
+
+
+@dataclass(frozen=True)
+class Layer:
+    """lam D(A(x; w, b), z) + pi(w): one term of the objective; with an uncertainty, what that makes of it (docs/robust.md).
+
+    name         of the state z that the layer gives; empty for "x1", "x2", ... by the order of layers; the data are "x0"
+    reads        names of the states that the operator reads; empty for the state before
+    key          layers with one key share w, and each has its own b; empty for a w of its own
+    transposed   the layer has the transpose of the w that its key stands for
+    """
+
+    operator: Operator
+    divergence: Divergence
+    penalty: Penalty = field(default_factory=L2)
+    lam: float = 1.0
+    uncertainty: Uncertainty | None = None
+    name: str = ""
+    reads: tuple[str, ...] = ()
+    key: str = ""
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        given = (self.reads,) if isinstance(self.reads, str) else self.reads
+        if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+            raise ValueError(f"reads must be names of states, such as ('x1', 'x0'), got {self.reads!r}")
+        object.__setattr__(self, "reads", tuple(given))
+        if not isinstance(self.lam, Real) or not 0 < self.lam < _LARGEST:
+            raise ValueError(f"lam must be positive, got {self.lam}; it must also be below {_LARGEST:g}")
+        shape = self.operator.weight_shape
+        if not self.penalty.fits(shape[:-3:-1] if self.transposed else shape[-2:]):
+            raise ValueError(
+                f"{type(self.penalty).__name__} does not fit weights of shape {shape}: give it that shape (out, in)"
+            )
+        self._check_parameters()
+        self._check_positions()
+        if self.transposed and (not self.key or len(shape) > 2):
+            raise ValueError(
+                f"transposed=True needs a key and weights without groups, got key={self.key!r} and {shape}"
+            )
+        if self.uncertainty is not None:
+            self._check_uncertainty(self.uncertainty, shape)
+
+    def _check_uncertainty(self, kind: Uncertainty, shape: tuple[int, ...]) -> None:
+        if not isinstance(kind, Uncertainty):
+            raise ValueError(f"uncertainty must be None or one such as robust.Noise(0.3), got {kind!r}")
+        if not self.operator.plain or self.key:
+            raise ValueError(
+                f"uncertain rows go with layers u = x w' + b that have a w of their own, and {self.operator!r} with key={self.key!r} is "
+                "none: leave uncertainty=None"
+            )
+        if refusal := kind.refusal(self.divergence, self.penalty, (shape[0], shape[1])):
+            raise ValueError(refusal)
+
+    def _check_parameters(self) -> None:
+        units = self.operator.out_width
+        for name in self.divergence.learned if isinstance(self.divergence, Activation) else ():
+            given = getattr(self.divergence, name)
+            if isinstance(given, Tensor) and tuple(given.shape) not in ((), (1,), (units,)):
+                raise ValueError(
+                    f"{name} of {type(self.divergence).__name__} has shape {tuple(given.shape)} for {units} units: give a number, "
+                    f"or a tensor of shape ({units},)"
+                )
+
+    def _check_positions(self) -> None:
+        """The W-step takes positions and groups apart."""
+        apart = self.operator.positions > 1 or len(self.operator.weight_shape) > 2
+        if apart and not self.divergence.uniform:
+            raise ValueError(
+                f"{self.divergence!r} does not act on every unit alone and alike, which {self.operator!r} needs, since it has several "
+                "positions or groups: take another activation, or a Dense layer"
+            )
+
+    @property
+    def width(self) -> int:
+        """Width of the state this layer gives."""
+        return self.divergence.width(self.operator.out_width)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample of that state."""
+        return self.operator.out_shape if self.width == self.operator.out_width else (self.width,)
+
+    def seen(self, w: Tensor) -> Divergence:
+        """The divergence that rows are measured by, at fixed weights."""
+        return self.divergence if self.uncertainty is None else self.uncertainty.seen(self.divergence, w)
+
+    def term(self, mean: float, w: Tensor) -> float:
+        """What the layer adds to the objective beside its penalty, from the mean over rows of `seen`."""
+        if self.uncertainty is None:
+            return self.lam * mean
+        return self.lam * self.uncertainty.term(mean, self.divergence.curvature, w)
+
+    def penalty_value(self, w: Tensor) -> Tensor:
+        """pi(w), with groups their sum."""
+        return self.penalty.value(w) if w.ndim == 2 else torch.stack([self.penalty.value(group) for group in w]).sum()
+
+    def penalty_prox(self, w: Tensor, step: float) -> Tensor:
+        """The prox of pi, with groups each on its own."""
+        return self.penalty.prox(w, step) if w.ndim == 2 else torch.stack([self.penalty.prox(g, step) for g in w])

@@ -1,0 +1,302 @@
+"""Lifted networks (sec. 3 and 5.1, eq. 2 and 10): the layers, the objective, the recursion and how far the states are from it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from liftednn import activations, losses, reduce
+from liftednn.base import Activation, Affine, Divergence, Loss, Penalty
+from liftednn.network.connections import Connections
+from liftednn.network.layer import Layer
+from liftednn.network.pruning import pruned
+from liftednn.operators import Dense
+from liftednn.penalties import L2, one_each
+
+__all__ = ["Evaluation", "Layer", "LiftedNetwork"]
+
+# Rows that are evaluated at a time: the float64 energies stay in a CPU's cache; a GPU wants few large launches.
+_CPU_ROWS, _GPU_ROWS = 4096, 1 << 16
+
+Weights = Sequence[Affine]
+States = Sequence[Tensor]
+T = TypeVar("T")
+
+
+class Evaluation(NamedTuple):
+    """The objective and what stands beside it, all in float64.
+
+    terms       lam_l mean D_l of each layer, or its robust form
+    penalties   pi_l(w_l) of each layer
+    gaps        mean D_l(u, z) - min_z D_l(u, z) of each hidden layer: 0 exactly when the states obey the recursion
+    loss        mean loss of the feed-forward scores
+    score       accuracy or R^2 of the feed-forward scores
+    """
+
+    terms: tuple[float, ...]
+    penalties: tuple[float, ...]
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+
+    @property
+    def objective(self) -> float:
+        return sum(self.terms) + sum(self.penalties)
+
+
+@dataclass(frozen=True)
+class LiftedNetwork:
+    """L hidden layers, each with an activation, and a last one with the loss.
+
+    `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses, each (n, width). Layer l gives
+    X_{l+1} and reads X_l, or the states that it names. `weights` has one `Affine` for each layer; layers with one key have the same w.
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        object.__setattr__(self, "layers", tuple(layers))
+        if not self.layers or not isinstance(self.layers[-1].divergence, Loss):
+            raise ValueError("a network needs at least one layer, and its last divergence must be a Loss")
+        for place, layer in enumerate(self.layers[:-1]):
+            if not isinstance(layer.divergence, Activation):
+                raise ValueError(
+                    f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}"
+                )
+        self.connections  # noqa: B018, refuses what does not fit
+
+    @cached_property
+    def connections(self) -> Connections:
+        """Which states layers read, and which layers share their w."""
+        return Connections.of(self.layers)
+
+    @classmethod
+    def mlp(
+        cls,
+        sizes: Sequence[int],
+        activation: str | Activation | Sequence[str | Activation] = "relu",
+        loss: str | Loss = "softmax",
+        lam: float | Sequence[float] = 1.0,
+        rho: float = 1e-3,
+    ) -> LiftedNetwork:
+        """Dense layers of the given widths: sizes = [inputs, hidden ..., outputs].
+
+        activation   one for all hidden layers, or one each: a name such as "relu" or "fenchel_relu", or an Activation
+        loss         "softmax", "squared", "absolute", "huber", "quantile", or a Loss
+        lam          the weight of the hidden divergences, one for all or one each; the loss has weight 1
+        rho          the weight of |w|^2 in every layer
+        """
+        sizes = _widths(sizes)
+        hidden = len(sizes) - 2
+        given: list[str | Activation] = _one_each(activation, hidden, "activation")
+        chosen = [_activation(each) for each in given]
+        divergences: list[Divergence] = [*chosen, losses.named(loss) if isinstance(loss, str) else loss]
+        if not isinstance(divergences[-1], Loss):
+            raise ValueError(f"loss must be a name such as 'softmax' or a Loss of liftednn.losses, got {loss!r}")
+        if not all(isinstance(each, Activation) for each in chosen):
+            raise ValueError(
+                f"activation must be a name such as 'relu' or an Activation of liftednn, got {activation!r}"
+            )
+        lams = [*_one_each(lam, hidden, "lam"), 1.0]
+        operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
+        return cls([Layer(a, d, L2(rho), x) for a, d, x in zip(operators, divergences, lams, strict=True)])
+
+    def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:
+        """The same network with other weights of its hidden divergences, one for all or one each."""
+        lams = [*_one_each(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
+        return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
+
+    def with_penalty(self, penalty: str | Penalty | Sequence[str | Penalty], rho: float | None = None) -> LiftedNetwork:
+        """The same network with other penalties, one for all or one for each layer; names and `rho` as in `penalties.named`."""
+        chosen = one_each(penalty, len(self.layers), rho)
+        return LiftedNetwork([replace(layer, penalty=each) for layer, each in zip(self.layers, chosen, strict=True)])
+
+    def prune(self, weights: Weights) -> tuple[LiftedNetwork, list[Affine]]:
+        """The network and its weights without the hidden units that do not matter, as `GroupL2` leaves some; the same feed-forward rule.
+
+        Units with weights of 0 give a constant, which the next bias takes over; units that the next layer gives no weight go. Needs
+        dense layers and activations that act unit by unit.
+        """
+        layers, smaller = pruned(self.layers, self.connections, weights)
+        return LiftedNetwork(layers), smaller
+
+    @property
+    def loss(self) -> Loss:
+        divergence = self.layers[-1].divergence
+        assert isinstance(divergence, Loss)
+        return divergence
+
+    @property
+    def hidden(self) -> list[Activation]:
+        return [layer.divergence for layer in self.layers[:-1] if isinstance(layer.divergence, Activation)]
+
+    @property
+    def in_width(self) -> int:
+        """Entries of one row of the data."""
+        layer, index = self.connections.readers[0][0]
+        return self.layers[layer].operator.in_widths[index]
+
+    def check_rows(self, x: Tensor) -> Tensor:
+        """x as rows (n, inputs), if it can be an input: of that shape, or of the one that the first operator has, and finite."""
+        width = self.in_width
+        shapes = {self.layers[layer].operator.in_shapes[index] for layer, index in self.connections.readers[0]}
+        x = x.flatten(1) if x.ndim > 2 and tuple(x.shape[1:]) in shapes else x
+        if x.ndim != 2 or x.shape[1] != width or not len(x):
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
+            )
+        # One NaN or infinity makes the sum one; a sum that overflows by itself is looked at entry by entry.
+        if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+            raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
+        return x
+
+    def read(self, number: int, states: States) -> list[Tensor]:
+        """The states that a layer reads."""
+        return [states[state] for state in self.connections.reads[number]]
+
+    def preactivation(self, number: int, weights: Weights, states: States) -> Tensor:
+        """A_l(x; w_l, b_l), from the states up to X_l."""
+        return self.layers[number].operator.forward(self.read(number, states), weights[number])
+
+    def propagate(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """X_0, ..., X_L by the recursion X_{l+1} = phi_l(A_l(X_l)) (eq. 2)."""
+        states = [x]
+        for number, activation in enumerate(self.hidden):
+            states.append(activation(self.preactivation(number, weights, states)))
+        return states
+
+    def scores(self, weights: Weights, x: Tensor) -> Tensor:
+        """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs)."""
+        return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x))
+
+    def shared(self, number: int, weights: Weights) -> Tensor:
+        """The w of a layer as the owner of its key has it; its own where it shares none."""
+        w = weights[self.connections.owners[number]].w
+        return w.T if self.connections.flips[number] else w
+
+    def check_shared(self, weights: Weights) -> None:
+        """Refuse weights that differ between layers that share them."""
+        for number, owner in enumerate(self.connections.owners):
+            if owner < number and not torch.equal(weights[number].w, self.shared(number, weights)):
+                raise ValueError(
+                    f"layers {owner} and {number} share the key {self.layers[number].key!r}, but their weights differ: give both the same "
+                    "w, or its transpose where one is transposed"
+                )
+
+    def penalties(self, weights: Weights) -> tuple[float, ...]:
+        """pi_l(w_l) of each layer; of a w that layers share, with the first of them."""
+        owned = [owner == number for number, owner in enumerate(self.connections.owners)]
+        layers = zip(self.layers, weights, owned, strict=True)
+        return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)
+
+    def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
+        """Objective, gaps and feed-forward score in one pass over the rows; means over rows are weighted, the score counts rows."""
+        seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
+        parts = [self._energies(weights, rows, seen) for rows in _blocks(states)]
+        energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
+        *means, loss = reduce.mean(energies, sample_weight).tolist()
+        terms, floor = means[: len(self.layers)], means[len(self.layers) :]
+        return Evaluation(
+            tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
+            self.penalties(weights),
+            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor, strict=True)),
+            loss,
+            self.loss.score(scores, states[-1]),
+        )
+
+    def _energies(self, weights: Weights, rows: States, seen: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
+        """For some rows: the energy of each layer, the least it could be for each hidden one, and the loss of the feed-forward scores, side
+        by side; and those scores."""
+        energies, floors, forward = [], [], list(rows[:1])
+        for number, layer in enumerate(self.layers):
+            of_data = not any(self.connections.reads[number])
+            u = self.preactivation(number, weights, rows)
+            v = u if of_data else self.preactivation(number, weights, forward)
+            energies.append(seen[number].value(u, rows[number + 1]))
+            if number < len(self.layers) - 1:
+                forward.append(layer.divergence(v))
+                floors.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
+                if seen[number] is not layer.divergence:  # a gap compares the states as given with the recursion
+                    floors[-1] = floors[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
+        return torch.stack([*energies, *floors, self.loss.value(v, rows[-1])], 1), v
+
+    def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
+        """F(W, b, X) (eq. 10), summed in float64."""
+        return self.evaluate(weights, states, sample_weight).objective
+
+    def gaps(self, weights: Weights, states: States) -> tuple[float, ...]:
+        """For each hidden layer, how far its states are from obeying the recursion; see `Evaluation`."""
+        return self.evaluate(weights, states).gaps
+
+    def equalised(
+        self, weights: Weights, states: States, lam: float = 1.0
+    ) -> tuple[LiftedNetwork, list[Affine], list[Tensor]]:
+        """The same model with all hidden weights equal to `lam` (the rescaling of sec. 3), objective and scores unchanged.
+
+        X_l -> s_l X_l with s_l = sqrt(lam_l / lam), w_l -> (s_{l+1} / s_l) w_l, b_l -> s_{l+1} b_l, rho_l -> (s_l / s_{l+1})^2 rho_l.
+        Needs divergences that are homogeneous of degree 2 and squared-norm penalties.
+        """
+        if not self.connections.chain or not all(layer.operator.plain for layer in self.layers):
+            raise ValueError("only a chain of layers u = x w' + b, each with a w of its own, can be rescaled")
+        for place, layer in enumerate(self.layers):
+            if place < len(self.layers) - 1 and not layer.divergence.homogeneous:
+                raise ValueError(
+                    f"layer {place}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away"
+                )
+            if layer.penalty.ridge is None:
+                raise ValueError(
+                    f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model"
+                )
+            if layer.uncertainty is not None:
+                raise ValueError(
+                    f"layer {place}: sizes of {layer.uncertainty!r} would have to be rescaled: leave it out"
+                )
+        scales = [1.0, *[(layer.lam / lam) ** 0.5 for layer in self.layers[:-1]], 1.0]
+        network = LiftedNetwork(
+            [
+                replace(
+                    layer,
+                    penalty=L2((layer.penalty.ridge or 0.0) * (a / b) ** 2),
+                    lam=lam if place < len(self.layers) - 1 else layer.lam,
+                )
+                for place, (layer, a, b) in enumerate(zip(self.layers, scales, scales[1:], strict=False))
+            ]
+        )
+        scaled = [Affine(w.w * (b / a), w.b * b) for w, a, b in zip(weights, scales, scales[1:], strict=False)]
+        return network, scaled, [s * x for s, x in zip(scales, states, strict=True)]
+
+
+def _blocks(states: States) -> Iterator[list[Tensor]]:
+    size = _CPU_ROWS if states[0].device.type == "cpu" else _GPU_ROWS
+    for start in range(0, len(states[0]), size):
+        yield [state[start : start + size] for state in states]
+
+
+def _widths(sizes: Sequence[int]) -> list[int]:
+    """Whole numbers, of Python, numpy or torch."""
+    try:
+        widths = [operator.index(size) for size in sizes]
+    except TypeError as error:
+        raise ValueError(f"sizes must be whole numbers, inputs, hidden ..., outputs, got {sizes!r}") from error
+    if len(widths) < 2:
+        raise ValueError(f"sizes must hold at least inputs and outputs, got {widths}")
+    return widths
+
+
+def _activation(given: str | Activation) -> Activation:
+    return activations.named(given) if isinstance(given, str) else given
+
+
+def _one_each(given: T | Sequence[T], count: int, name: str) -> list[T]:
+    """`count` values from one for all or a sequence of that length."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != count:
+            raise ValueError(f"{name} has {len(given)} entries for {count} hidden layers: give one for all or one each")
+        return list(given)
+    return [given] * count

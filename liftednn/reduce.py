@@ -1,0 +1,90 @@
+"""Where rows meet: sums, means, variances and largest entries over the rows (samples) of a problem.
+
+These are the only numbers through which one row can change the answer of another. With the rows spread over the processes of a group, each
+becomes a sum or a maximum over the group: every process must then call them equally often, so that a solver which is given its rows
+piece by piece gets such numbers from its caller.
+
+Products and mean squares have the precision of the rows. Other sums are formed in float64, over a few thousand rows at a time: how rows
+are cut changes their last bits only, and no copy of all rows is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+__all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square", "product", "total"]
+
+# Rows that are added up at a time.
+_ROWS = 8192
+
+
+def count(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """How many rows there are, row i counting `counts[i]` times."""
+    if counts is None:
+        return torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
+    return counts.sum(dtype=torch.float64)
+
+
+def total(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """The sum of the rows, (n,) -> () or (n, p) -> (p,), row i counting `counts[i]` times."""
+    sums = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+    for part, weights in _blocks(rows, counts):
+        sums = sums + _weighted(part, weights).sum(0, dtype=torch.float64)
+    return sums
+
+
+def mean(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """The mean of the rows, (n,) -> () or (n, p) -> (p,), row i counting `counts[i]` times."""
+    return total(rows, counts) / (len(rows) if counts is None else count(rows, counts))
+
+
+def mean_and_variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean of the rows (n, p), and the mean of the squared distances from it, column by column."""
+    centre = mean(rows, counts)
+    squares = torch.zeros_like(centre)
+    for part, weights in _blocks(rows, counts):
+        squares += _weighted((part.double() - centre).square(), weights).sum(0)
+    return centre, squares / (len(rows) if counts is None else count(rows, counts))
+
+
+def mean_square(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Over all entries of rows (n, p), row i counting `counts[i]` times; in their own precision, as a step needs it."""
+    return rows.square().mean() if counts is None else (counts @ rows.square().mean(1)) / counts.sum()
+
+
+def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
+    """scale a' b + plus, a' b the sum over rows of (n, p) and (n, q) or (n,), in their own precision: what a step on weights is made of."""
+    if plus is not None:
+        return torch.addmm(plus, a.T, b, alpha=scale)
+    return a.T @ b if scale == 1 else (a.T @ b).mul_(scale)
+
+
+def largest(*parts: Tensor | float) -> float:
+    """The largest absolute value of all that is given, 0 where that is nothing; NaN where there is a NaN."""
+    return float(torch.tensor([0.0, *map(_size, parts)], dtype=torch.float64).amax())
+
+
+def ends(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest entry of each column of rows (n, p)."""
+    return rows.amin(0), rows.amax(0)
+
+
+def _blocks(rows: Tensor, counts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for start in range(0, len(rows), _ROWS):
+        part = slice(start, start + _ROWS)
+        yield rows[part], None if counts is None else counts[part]
+
+
+def _weighted(rows: Tensor, counts: Tensor | None) -> Tensor:
+    return rows if counts is None else rows * counts.reshape(-1, *[1] * (rows.ndim - 1))
+
+
+def _size(part: Tensor | float) -> float:
+    """Without a copy of the part."""
+    if not isinstance(part, Tensor):
+        return abs(part)
+    low, high = torch.aminmax(part) if part.numel() else (0.0, 0.0)
+    return max(-float(low), float(high))

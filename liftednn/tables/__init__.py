@@ -1,9 +1,0 @@
-"""Tables for the command line: reading.py reads files strictly, encoding.py turns their columns into a network's inputs and targets."""
-
-from __future__ import annotations
-
-from liftednn.tables.encoding import Column, Encoding
-from liftednn.tables.reading import Table, read, suffix, write
-from liftednn.tables.values import check_text
-
-__all__ = ["Column", "Encoding", "Table", "check_text", "read", "suffix", "write"]

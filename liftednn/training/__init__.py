@@ -1,0 +1,1 @@
+"""The trainers (sec. 6): full sweeps over blocks, and mini-batches."""

@@ -1,0 +1,269 @@
+"""Block-coordinate descent (sec. 6): the loop that owns the states.
+
+A sweep updates the states from the last layer to the first, then all weights. Every block minimises the same objective over its own
+variables, so the objective does not rise at any of them. History starts at sweep 0, random features with a fitted head: the control
+that any sweep has to beat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.blocks import (
+    Design,
+    Grains,
+    designs_of,
+    grains_of,
+    joint_refusal,
+    plain_layer,
+    state_problem,
+    update_activation,
+    update_all_states,
+    update_layer,
+    update_shared,
+    update_state,
+)
+from liftednn.checks import check_callable, check_count, check_number, check_seed
+from liftednn.data.validation import check_trainable, inputs, matrix_shapes, responses, row_weights
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.runtime.memory import check_memory
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.training.initial import given_weights, random_weights
+
+__all__ = ["BCD", "Block", "Record", "Solution", "State"]
+
+
+class Block(NamedTuple):
+    """One block that has just been minimised: its name ("x2", "w0", "phi1", "x" for all states together), residual and iterations."""
+
+    name: str
+    kkt: float
+    n_iter: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sweep: the objective and its terms, per-layer gaps, feed-forward loss and score, the blocks' residuals, seconds so far."""
+
+    sweep: int
+    objective: float
+    terms: tuple[float, ...]
+    penalties: tuple[float, ...]
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+    kkt: dict[str, float]
+    seconds: float
+
+
+@dataclass
+class State:
+    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regressions on X_0, whose Gram matrices never change, by layer.
+
+    `kkt` holds the last residual of each block, `network` the network with the activations as they are by now.
+    """
+
+    weights: list[Affine]
+    states: list[Tensor]
+    designs: dict[int, list[Design]]
+    sample_weight: Tensor | None = None
+    kkt: dict[str, float] = field(default_factory=dict)
+    network: LiftedNetwork | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a run returns. `result` says in a sentence how it ended; `status` in a word. `network` has the activations as refitted."""
+
+    weights: list[Affine]
+    states: list[Tensor]
+    history: list[Record]
+    status: Literal["converged", "max_iter", "stopped"]
+    result: str
+    network: LiftedNetwork
+
+
+@dataclass(frozen=True)
+class BCD:
+    """Full-batch block-coordinate descent.
+
+    max_iter    sweeps at most
+    tol         stop when a sweep lowers the objective by less than this share of it
+    joint       update the states of all layers at once; every activation must be jointly convex
+    seed        of the initial weights
+    block_tol   relative KKT residual to which each block is solved
+    block_iter  iterations at most in a block
+    refit       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    """
+
+    max_iter: int = 20
+    tol: float = 1e-4
+    joint: bool = False
+    seed: int = 0
+    block_tol: float = 1e-3
+    block_iter: int = 200
+    refit: Grains = None
+
+    def __post_init__(self) -> None:
+        check_count("max_iter", self.max_iter)
+        check_count("block_iter", self.block_iter, least=1)
+        check_number("tol", self.tol, zero=True, infinite=True)
+        check_number("block_tol", self.block_tol, infinite=True)
+        check_seed(self.seed)
+
+    @plain_arithmetic
+    def run(
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        callback: Callable[[Record], object] | None = None,
+        sample_weight: Any = None,
+    ) -> Solution:
+        """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
+
+        weights         where to start; None for random features with a fitted head
+        callback        called with each sweep's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        sample_weight   (n,), how much each row counts: means over rows become weighted ones. A state answers to its own row alone,
+                        so the X-step does not depend on them
+        """
+        started = time.perf_counter()
+        check_callable("callback", callback)
+        state = self.init(network, x, y, weights, sample_weight)
+        history: list[Record] = []
+        status: Literal["converged", "max_iter", "stopped"] = "max_iter"
+        try:
+            for record in self._sweeps(network, state, started):
+                history.append(record)
+                if callback is not None and callback(record):
+                    status = "stopped"
+                    break
+                if len(history) > 1 and _settled(history[-2].objective, record.objective, self.tol):
+                    status = "converged"
+                    break
+        except KeyboardInterrupt:
+            status = "stopped"
+        told, final = _sentence(status, history, self.tol), state.network or network
+        return Solution(state.weights, state.states, history, status, told, final)
+
+    def init(
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        sample_weight: Any = None,
+    ) -> State:
+        """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
+        check_trainable(network)
+        if self.joint and joint_refusal(network):
+            raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
+        grains_of(network, self.refit)
+        x = inputs(network, x)
+        y = responses(network, y, x)
+        counts = row_weights(sample_weight, x)
+        check_memory(matrix_shapes(network), x, len(x))
+        start = (
+            random_weights(network, self.seed, x, y, counts) if weights is None else given_weights(network, weights, x)
+        )
+        state = State(start, [*network.propagate(start, x), y], {}, counts)
+        last = len(network.layers) - 1
+        if weights is None and network.connections.owners.count(network.connections.owners[last]) == 1:
+            head = self._update_weights(network, state, last)
+            state.kkt = {head.name: head.kkt}
+        return state
+
+    def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
+        """One sweep, block by block; `state` is up to date at every yield."""
+        network = state.network or network
+        hidden = len(network.layers) - 1
+        if self.joint and hidden:
+            plain = LiftedNetwork(_plain(network, state))
+            step = update_all_states(plain, state.weights, state.states, self.block_tol, self.block_iter)
+            state.states = [state.states[0], *step.states, state.states[-1]]
+            yield Block("x", step.kkt, step.n_iter, step.method)
+        else:
+            for place in range(hidden, 0, -1):
+                yield self._update_state(network, state, place)
+        for place in range(hidden + 1):
+            if network.connections.owners[place] == place:
+                yield self._update_weights(network, state, place)
+            if place < hidden and grains_of(network, self.refit)[place]:
+                yield self._update_activation(network, state, place)
+                network = state.network or network
+
+    def _update_state(self, network: LiftedNetwork, state: State, number: int) -> Block:
+        problem = state_problem(network, state.weights, state.states, number, _plain(network, state, number))
+        step = update_state(problem, state.states[number], self.block_tol, self.block_iter)
+        state.states[number] = step.states[0]
+        return Block(f"x{number}", step.kkt, step.n_iter, step.method)
+
+    def _update_weights(self, network: LiftedNetwork, state: State, owner: int) -> Block:
+        """Of one layer, or of all that share its w."""
+        members, limits = network.connections.sharing(owner), (self.block_tol, self.block_iter)
+        layers, xs = [network.layers[each] for each in members], [network.read(each, state.states) for each in members]
+        designs, zs = [_designs(network, state, each) for each in members], [state.states[each + 1] for each in members]
+        if len(members) == 1:
+            step = update_layer(layers[0], designs[0], xs[0], zs[0], state.weights[owner], *limits)
+            state.weights[owner] = step.weights
+        else:
+            currents = [state.weights[each] for each in members]
+            found, step = update_shared(layers, designs, xs, zs, currents, *limits)
+            for each, weights in zip(members, found, strict=True):
+                state.weights[each] = weights
+        return Block(f"w{owner}", step.kkt, step.n_iter, step.method)
+
+    def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
+        u = network.preactivation(place, state.weights, state.states)
+        per = grains_of(network, self.refit)[place] or "layer"
+        w, z = state.weights[place].w, state.states[place + 1]
+        step = update_activation(network, place, w, u, z, state.sample_weight, per)
+        state.network = step.network
+        return Block(f"phi{place + 1}", step.kkt, 1, "refit")
+
+    def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
+        for sweep in range(self.max_iter + 1):
+            if sweep:
+                state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
+            seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
+            yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
+
+
+def _plain(network: LiftedNetwork, state: State, number: int | None = None) -> list[Layer]:
+    """The layers as an X-step takes them, at the present weights and states; with a number, those that meet in that state."""
+    layers, readers = list(network.layers), network.connections.readers
+    for each in range(len(layers)) if number is None else {number - 1, *(reader for reader, _ in readers[number])}:
+        xs, z = network.read(each, state.states), state.states[each + 1]
+        layers[each] = plain_layer(layers[each], state.weights[each], xs, z, state.sample_weight)
+    return layers
+
+
+def _designs(network: LiftedNetwork, state: State, number: int) -> list[Design]:
+    """The regressions of a layer; those on the data are kept."""
+    if any(network.connections.reads[number]):
+        return designs_of(network.layers[number], network.read(number, state.states), state.sample_weight)
+    if number not in state.designs:
+        read = network.read(number, state.states)
+        state.designs[number] = designs_of(network.layers[number], read, state.sample_weight)
+    return state.designs[number]
+
+
+def _settled(before: float, after: float, tol: float) -> bool:
+    return before - after <= tol * abs(before)
+
+
+def _sentence(status: str, history: list[Record], tol: float) -> str:
+    sweeps = max(len(history) - 1, 0)
+    return {
+        "converged": f"converged: sweep {sweeps} lowered the objective by less than {tol:g} of itself",
+        "max_iter": f"max_iter: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
+        "stopped": f"stopped: interrupted after {sweeps} complete sweeps; the weights and states are the last ones reached",
+    }[status]

@@ -1,0 +1,79 @@
+"""Where an interrupted run left off: tensors in a safetensors file, with JSON beside them in its header and a checksum; no pickle.
+
+A file is written beside the old one and then renamed over it, so that a crash leaves one of the two whole. It names what its run was
+trained on, part by part (`identity.py`), and goes on with nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
+
+__all__ = ["Checkpoint"]
+
+_FORMAT, _VERSION = "liftednn-checkpoint", 2
+_CURE = "delete it to start anew"
+
+
+@dataclass
+class Checkpoint:
+    """A file that a run writes every `seconds`, and at its end; a run with the same settings, network and data goes on from there."""
+
+    path: str | Path
+    seconds: float = 60.0
+    _last: float = field(default_factory=time.monotonic, repr=False)
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= self.seconds
+
+    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write a run's state; `facts["identity"]` is what `load` must be given."""
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_tensors(self.path, f"{_FORMAT}-{_VERSION}", json.dumps(facts), whole)
+        self._last = time.monotonic()
+
+    def load(self, identity: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved, or None where there is no file. One of another run is refused, with the parts that differ."""
+        path = Path(self.path)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return None
+        facts, tensors = read_tensors(path, "checkpoint", _CURE, self._check_format)
+        there = facts.get("identity")
+        if not isinstance(there, dict):
+            raise ValueError(f"{path} is no whole checkpoint (it does not say what run it is of): {_CURE}")
+        self._check_same(there, identity)
+        return tensors, facts
+
+    def rebuilding(self) -> AbstractContextManager[None]:
+        """To take up in it what `load` gave: what does not fit the run is refused."""
+        return rebuilding(self.path, _CURE)
+
+    def _check_same(self, there: dict[str, Any], here: dict[str, str]) -> None:
+        other = [part for part in {**here, **there} if there.get(part) != here.get(part)]
+        if other:
+            both = "\n".join(f"{part}\n  there: {there.get(part)}\n  here:  {here.get(part)}" for part in other)
+            raise ValueError(
+                f"{self.path} belongs to a run with other {', '.join(other)}: give the same as there, or {_CURE}\n{both}"
+            )
+
+    def _check_format(self, given: str) -> None:
+        version = re.fullmatch(rf"{_FORMAT}-([1-9][0-9]{{0,8}})", given)
+        if version is None:
+            raise ValueError(f"{self.path} is not a checkpoint of liftednn: name another file")
+        if int(version[1]) != _VERSION:
+            writer = "a newer" if int(version[1]) > _VERSION else "an older"
+            raise ValueError(
+                f"{self.path} was written by {writer} liftednn (its format is {version[1]}, this one reads {_VERSION}): go on "
+                f"with that version, or {_CURE}"
+            )

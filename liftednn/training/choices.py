@@ -1,0 +1,261 @@
+"""Choices made from the data: how closely the states obey (lam), how small the weights stay (rho), how far the Gram
+matrices are trusted (damping), how large a batch is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine, Loss, Uncertainty
+from liftednn.blocks import designs_of, update_layer
+from liftednn.blocks.regressions import repeated
+from liftednn.data.sources import Once, Source, source_of
+from liftednn.data.validation import check_network, inputs, responses, row_weights
+from liftednn.functional import median_and_spread
+from liftednn.losses.regression import Bounded
+from liftednn.network import LiftedNetwork
+from liftednn.penalties import L2
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.runtime.threads import one_thread
+from liftednn.training.batch import curvatures, recursion
+from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
+
+__all__ = [
+    "automatic",
+    "batch_size",
+    "damping",
+    "first_passes",
+    "fitted_head",
+    "guarded",
+    "passes",
+    "probes",
+    "random_features",
+    "small",
+    "smoothed",
+    "with_loss",
+]
+
+# Rows that choices are made from, and that a head is fitted to.
+_ROWS = 4096
+# Taken for the number of rows where only a pass over the data could tell.
+_MANY = 50_000
+# Passes at most, and rows to see in all before they are fewer.
+_MOST, _SEEN = 200, 60_000
+# Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
+_SMALL = 1e7
+# lam against the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would undo the residual.
+_STIFFNESS = 100.0
+# A lam at which the X-step is linear to many digits.
+_STIFF = 1e8
+_SHRINKAGE = 6.5e-4
+# The width over which a kink of the loss is rounded off, as a share of the responses' spread.
+_SMOOTHING = 0.01
+# The same width where a first head is fitted.
+_LOOSE = 0.5
+# Scores up to this many are probed one output at a time: so few would make one random probe noisy.
+_EXACT = 256
+
+
+def batch_size(rows: int | None) -> int:
+    """A hundredth of the rows, from 50 to 500."""
+    return max(50, min(500, (rows or _MANY) // 100))
+
+
+def small(network: LiftedNetwork, size: int) -> bool:
+    """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
+    check_network(network)
+    operators = [layer.operator for layer in network.layers]
+    weights = sum(math.prod(operator.weight_shape) * operator.positions for operator in operators)
+    return 2 * size * weights <= _SMALL
+
+
+def passes(rows: int | None) -> int:
+    """Over the data: many where rows are few."""
+    return max(30, min(_MOST, _SEEN // (rows or _MANY)))
+
+
+def first_passes(rows: int | None) -> int:
+    """Over the data, for the first weights of a network that is then trained otherwise: three, more where rows are few."""
+    return max(3, min(_MOST, _SEEN // (rows or _MANY)))
+
+
+def damping(rows: int | None, width: int) -> float:
+    """d as a share of the mean diagonal of the inputs' Gram matrix: more where rows are few and directions many."""
+    return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
+
+
+@plain_arithmetic
+def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, sample_weight: Any = None) -> LiftedNetwork:
+    """The network with lam and rho chosen from the data, for `MiniBatch`; penalties other than `L2` stay as they are.
+
+    rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): it vanishes as rows grow. Inputs
+    scaled as a whole give the same predictions where a layer reads them alone, since its initial weights shrink with their spread
+    (`unit_of`); columns in units of their own should be standardised first. Responses may have any units: where the loss does not
+    change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
+    lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
+    A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
+    """
+    check_network(network)
+    source = source_of(x, y, sample_weight)
+    if isinstance(source, Once):
+        raise ValueError(
+            "an iterator would lose the rows that choices are made from: give some rows and responses instead"
+        )
+    with one_thread(small(network, batch_size(source.rows))):
+        return _chosen(network, source, seed)
+
+
+def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
+    raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
+    x = inputs(network, raw_x)
+    y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
+    network = with_loss(network, smoothed(network.loss, y, counts))
+    weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
+    scales = _scales(network, weights, x, counts)
+    hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
+    units, head = _units(network.loss, y, counts)
+    sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
+    rhos = [_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
+    layers = [
+        replace(layer, penalty=L2(rhos[owner])) if isinstance(layer.penalty, L2) else layer
+        for layer, owner in zip(network.layers, network.connections.owners, strict=True)
+    ]
+    chosen = LiftedNetwork(layers)
+    weights = fitted_head(chosen, weights, x, y, counts)
+    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
+    return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
+
+
+def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Tensor | None) -> list[float]:
+    """For each layer, the variance of its rows, summed over columns and the rows of a sample; for a w that layers share, their sum."""
+    states, found = network.propagate(weights, x), []
+    for number, layer in enumerate(network.layers):
+        rows, t = layer.operator.rows(network.read(number, states)), layer.operator.positions
+        found.append(t * _variance(rows, repeated(counts, t)))
+    owners = network.connections.owners
+    return [sum(scale for scale, other in zip(found, owners, strict=True) if other == owner) for owner in owners]
+
+
+def smoothed(loss: Loss, y: Tensor, counts: Tensor | None = None) -> Loss:
+    """The loss for mini-batches, from encoded responses y (n, p): a kink is rounded off over 1% of the least spread of a response."""
+    if not isinstance(loss, Bounded) or loss.curvature < torch.inf:
+        return loss
+    return loss.smoothed(_SMOOTHING * _spread(y, counts))
+
+
+def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
+    """What rho of the hidden layers and of the head are multiplied by, for responses of spread s instead of 1.
+
+    Scores of spread s need a head s times as large and hidden weights as before. The loss is then s^2 times as large if it is the squared
+    error or Huber's with delta ~ s, and s times if it is homogeneous: so much for hidden rho, and that over s^2 for the head's.
+    """
+    if not loss.invariant or not (loss.homogeneous or isinstance(loss, Bounded)):
+        return 1.0, 1.0
+    s = _size(loss, y.double(), counts)
+    size = s * loss.half / loss.scaled(1 / s).half if isinstance(loss, Bounded) else s**2
+    return size, size / s**2
+
+
+def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
+    """The spread of the responses that vary, to the next power of two: rho need not be known more closely, and responses that are
+    standardised, of which only a sample is seen, have 1; so have those that do not vary."""
+    smallest, greatest = reduce.ends(y)
+    varying = y[:, smallest < greatest]
+    if not varying.numel():
+        return 1.0
+    if isinstance(loss, Bounded):
+        found = float(median_and_spread(varying, counts)[1].mean())
+    else:
+        found = math.sqrt(_variance(varying, counts) / varying.shape[1])
+    return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
+
+
+def _spread(y: Tensor, counts: Tensor | None) -> float:
+    return float(median_and_spread(y, counts)[1].min())
+
+
+def with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
+    return LiftedNetwork([*network.layers[:-1], replace(network.layers[-1], divergence=loss)])
+
+
+def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool = True) -> LiftedNetwork:
+    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it at the first weights.
+
+    With `stiff`: a hidden layer's lam, as `automatic` chooses it, is 100 times the curvature of what the layer feels through the layers
+    after it. To be feared as much as the loss fears it, its uncertainty is made sqrt(100 curvature(D)) times smaller.
+    """
+    if uncertainty is None:
+        return network
+    first, *others = network.layers
+    curvature = first.divergence.curvature
+    # Where there is no curvature, the size stays: a kind that needs one refuses the layer by name.
+    size = (_STIFFNESS * curvature) ** -0.5 if others and stiff and curvature < torch.inf else 1.0
+    return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
+
+
+def _variance(state: Tensor, counts: Tensor | None) -> float:
+    """Summed over units, and no less than rounding leaves of states that do not vary."""
+    mean, variances = reduce.mean_and_variance(state, counts)
+    return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
+
+
+def random_features(
+    network: LiftedNetwork,
+    seed: int,
+    x: Tensor,
+    y: Tensor,
+    counts: Tensor | None,
+    fixed: Sequence[tuple[Tensor | None, Tensor | None]],
+) -> list[Affine]:
+    """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
+    start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(network, x, counts)), fixed)
+    weights = given_weights(network, start, x, [place for place, (w, _) in enumerate(fixed) if w is not None])
+    if any(part is not None for part in fixed[-1]):
+        return weights
+    few = None if counts is None else counts[:_ROWS]
+    return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)
+
+
+def fitted_head(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
+) -> list[Affine]:
+    """The weights with the last layer fitted, to a loose residual: a few steps, so of a loss that bends no more than the squared one."""
+    last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # where training begins, not where it ends
+    if isinstance(loss, Bounded):
+        last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
+    number, owners = len(network.layers) - 1, network.connections.owners
+    if owners.count(owners[number]) > 1:  # its w is another layer's, too
+        return weights
+    xs = network.read(number, network.propagate(weights, x))
+    step = update_layer(last, designs_of(last, xs, counts), xs, y, weights[-1], 1e-2, 12)
+    return [*weights[:-1], step.weights]
+
+
+def probes(like: Tensor, seed: int) -> Tensor:
+    """What `curvatures` sends backward from scores `like` (n, p): one probe of random signs, drawn on the CPU so that all devices
+    agree, or, where scores are few, one for each output, which leaves nothing to chance."""
+    n, p = like.shape
+    if n * p <= _EXACT:
+        return (math.sqrt(p) * torch.eye(p).to(like))[:, None].expand(p, n, p)
+    drawn = torch.randint(0, 2, like.shape, generator=torch.Generator().manual_seed(seed))
+    return (2 * drawn - 1).to(like)[None]
+
+
+def _stiff_curvatures(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int, units: float
+) -> list[float]:
+    """The curvatures in the limit of large lam, in units of the loss, where the probe is linear: in float64, since it is a difference of
+    near numbers."""
+    stiff = LiftedNetwork([*(replace(layer, lam=_STIFF * units) for layer in network.layers[:-1]), network.layers[-1]])
+    precise = [Affine(w.double(), b.double()) for w, b in weights]
+    _, preactivations = recursion(stiff, precise, x.double())
+    counts = None if counts is None else counts.double()
+    found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts, y.double())
+    neutral = float(found[-1])  # for a layer that feels nothing yet
+    return [float(c) if math.isfinite(c) else neutral for c in found]

@@ -1,0 +1,176 @@
+"""One step on a batch: the X-step once for every layer (batch.py), then the W-step once.
+
+With c the curvature in u of what comes after a layer, a step on W is one step of the ridge regression with the quadratic bound
+(c/2)|u - t|^2, pseudo-target t = u - pull / c, on running moments of the layer's inputs:
+
+    W <- W - rate * (pull' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1,   with momentum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine, regress
+from liftednn.blocks.regressions import repeated
+from liftednn.blocks.robust_term import RobustTerm
+from liftednn.network import LiftedNetwork, Weights
+from liftednn.training.geometry import Geometry
+from liftednn.training.model import LiftedModel, Model, Seen
+
+__all__ = ["Descent", "reach_of"]
+
+# The share of its size by which a step of rate 1 may move a layer's pre-activations.
+_TRUST = 0.3
+# A row this many times farther off than the mean one, in squares, counts for less.
+_REACH = 10.0
+
+
+def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
+    """The squared norm beyond which a row of whitened inputs is far off; None where all are 0."""
+    reach = _REACH * x.shape[1] * reduce.mean_square(x, counts)
+    return reach if float(reach) > 0 else None
+
+
+class Descent:
+    """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity. A w that
+    layers share is in it once.
+
+    geometries   one for every w, in the order of the layers that own it
+    reach        rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise
+                 move the weights by more than its own residual
+    model        what answers for rows, pulls and probes; None for the network's own sweeps
+    """
+
+    def __init__(
+        self,
+        network: LiftedNetwork,
+        weights: Weights,
+        geometries: list[Geometry],
+        momentum: float,
+        reach: Tensor | None = None,
+        model: Model | None = None,
+    ) -> None:
+        self.network, self.geometries, self.momentum, self.reach = network, geometries, momentum, reach
+        owners = network.connections.owners
+        self.members = [network.connections.sharing(owner) for owner in sorted(set(owners))]
+        parts = [
+            part for layers in self.members for part in (weights[layers[0]].w, *(weights[each].b for each in layers))
+        ]
+        self.shapes = [part.shape for part in parts]
+        self.values = torch.cat([part.reshape(-1) for part in parts])
+        self.velocity = torch.zeros_like(self.values)
+        self.rate = self.values.new_zeros(())
+        self.weights = self._views(self.values)
+        self.model: Model = LiftedModel(network, self.weights) if model is None else model
+        self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
+
+    @property
+    def terms(self) -> Sequence[RobustTerm | None]:
+        """Of layers whose rows are uncertain."""
+        return self.model.terms if isinstance(self.model, LiftedModel) else ()
+
+    def _parts(self, flat: Tensor) -> list[list[Tensor]]:
+        """For every w, itself and the intercepts of the layers that have it; they share their memory with a vector."""
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes])
+        views = iter([piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
+        return [[next(views) for _ in range(1 + len(layers))] for layers in self.members]
+
+    def _views(self, flat: Tensor) -> list[Affine]:
+        """Weights that share their memory with a vector."""
+        found: dict[int, Affine] = {}
+        for layers, (w, *intercepts) in zip(self.members, self._parts(flat), strict=True):
+            for each, b in zip(layers, intercepts, strict=True):
+                found[each] = Affine(w.T if self.network.connections.flips[each] else w, b)
+        return [found[number] for number in range(len(found))]
+
+    def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Nesterov's momentum on the preconditioned direction, all layers at once; row i counts `counts[i]` times. Returns the scores
+        before the step."""
+        seen = self.see(x, y, counts)
+        moves = [part for at in range(len(self.members)) for part in self._direction(at, seen)]
+        move = torch.cat([part.reshape(-1) for part in moves])
+        before = [w.clone() for w, *_ in self._parts(self.values)] if self.proxed else []
+        self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
+        self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
+        for at in self.proxed:
+            self._prox(at, before[at])
+        return seen.scores
+
+    def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Seen:
+        """What a batch says."""
+        return self.model.see(self.weights, x, y, counts, self._row_weights(x))
+
+    def _direction(self, at: int, seen: Seen) -> list[Tensor]:
+        layers = self.members[at]
+        rows, pulls = [seen.rows[each] for each in layers], [seen.pulls[each] for each in layers]
+        push = self.model.push(layers[0], self.weights, seen)
+        return self.geometries[at].direction(self.weights[layers[0]].w, rows, pulls, push)
+
+    def _prox(self, at: int, before: Tensor) -> None:
+        """The penalty's prox, and the velocity that the weights then have."""
+        geometry, w = self.geometries[at], self.weights[self.members[at][0]].w
+        step = (1 + self.momentum) * float(self.rate) * geometry.reach()  # as far as the gradient has gone in this step
+        w.copy_(geometry.layer.penalty_prox(w, step))
+        self._parts(self.velocity)[at][0].copy_(w - before)
+
+    def let_go(self, x: Tensor) -> None:
+        """Weigh no rows, if all that will come are x and none of them is out of reach."""
+        if self.reach is not None and bool((x.square().sum(1) <= self.reach).all()):
+            self.reach = None
+
+    def _row_weights(self, x: Tensor) -> Tensor | None:
+        return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
+
+    def refresh(self, x: Tensor, y: Tensor, probes: Tensor, counts: Tensor | None = None) -> None:
+        """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
+
+        Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
+        of a ReLU then no longer are what the curvature was measured with.
+        """
+        seen = self.see(x, y, counts)
+        found, extra = self.model.probe(self.weights, seen, y, probes, counts)
+        for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
+            rows = [seen.rows[each] for each in layers]
+            geometry.absorb(rows, [repeated(counts, self._positions(each)) for each in layers])
+            geometry.refresh([found[each] for each in layers], extra[layers[0]])
+            w, *intercepts = self._direction(at, seen)
+            excess = max(self._excess(each, w, b, seen, counts) for each, b in zip(layers, intercepts, strict=True))
+            if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
+                geometry.shorten(excess)
+
+    def _positions(self, number: int) -> int:
+        return self.network.layers[number].operator.positions
+
+    def _excess(self, number: int, w: Tensor, b: Tensor, seen: Seen, counts: Tensor | None) -> float:
+        """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
+        w = w.T if self.network.connections.flips[number] else w
+        motion = reduce.mean_square(regress(seen.rows[number], Affine(w, b)), repeated(counts, self._positions(number)))
+        return float((motion / reduce.mean_square(seen.images[number], counts)).sqrt()) / _TRUST
+
+    def restore(self, values: Tensor) -> None:
+        """Back to earlier values, at rest."""
+        self.values.copy_(values)
+        self.velocity.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next step depends on, by name."""
+        named = {"values": self.values, "velocity": self.velocity, "rate": self.rate} | self.model.state()
+        if self.reach is not None:
+            named["reach"] = self.reach
+        for layers, geometry in zip(self.members, self.geometries, strict=True):
+            named |= {f"{layers[0]}.{name}": part for name, part in geometry.state().items()}
+        return named
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """Take up a state that was saved; in place."""
+        self.values.copy_(named["values"])
+        self.velocity.copy_(named["velocity"])
+        self.rate.copy_(named["rate"])
+        self.reach = named["reach"].to(self.values) if "reach" in named else None
+        self.model.load(named)
+        for layers, geometry in zip(self.members, self.geometries, strict=True):
+            geometry.load({name: named[f"{layers[0]}.{name}"] for name in geometry.state()})

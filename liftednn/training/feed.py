@@ -1,0 +1,94 @@
+"""Batches as a trainer takes them: checked at the door, encoded, in the place where training happens, in whitened coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn.data.sources import Gathered, Memory, Source, as_tensor, check_weights
+from liftednn.data.validation import inputs, responses
+from liftednn.network import LiftedNetwork
+from liftednn.training.whitening import Coordinates
+
+__all__ = ["Feed"]
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+
+# Rows that are copied at a time.
+_ROWS = 8192
+
+
+@dataclass
+class Feed:
+    """Where a network's batches come from. `weighted` says whether rows have weights, once a sample has been taken."""
+
+    network: LiftedNetwork
+    source: Source
+    device: str | None
+    coordinates: Coordinates | None = None
+    weighted: bool = False
+    like: Tensor | None = None  # gives the precision of all batches, that of the sample
+
+    def checked(self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None) -> Batch:
+        """Rows, encoded responses and counts, where they are trained on; as `like` in precision and place, if given."""
+        rows = inputs(self.network, x)
+        rows = rows.to(self.device) if self.device else rows
+        rows = rows if like is None else rows.to(like)
+        if counts is not None:
+            counts = as_tensor(counts, "sample_weight").to(rows)
+            check_weights(counts, len(rows))
+        return rows, responses(self.network, y, rows), counts
+
+    def sample(self, count: int, seed: int) -> Batch:
+        """Some rows to begin with, in the coordinates they are given in."""
+        x, y, counts = self.checked(*self.source.sample(count, seed))
+        self.weighted, self.like = counts is not None, x[:0]
+        return x, y, counts
+
+    def enter(self, coordinates: Coordinates) -> None:
+        """From now on give rows in these coordinates; what is in memory is changed once, unless that would take too much of it."""
+        self.coordinates = coordinates
+        if isinstance(self.source, Gathered):
+            self._gather(self.source, coordinates)
+        elif isinstance(self.source, Memory):
+            x, y, counts = self.checked(self.source.x, self.source.y, self.source.counts)
+            self.source = replace(self.source, x=coordinates.inward(x), y=y, counts=counts)
+
+    def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
+        """A copy of all rows, made block by block, if it takes no more than there is to spare."""
+        network = coordinates.network
+        row = (
+            (network.in_width + network.layers[-1].operator.out_width)
+            * torch.finfo(source.sample(1, 0)[0].dtype).bits
+            // 8
+        )
+        if row * len(source.x) > source.spare:
+            return
+        whole: list[Tensor] = []
+        for chosen in torch.split(torch.arange(len(source.x)), _ROWS):
+            x, y, counts = self.checked(*source.at(chosen))
+            parts = [part for part in (coordinates.inward(x), y, counts) if part is not None]
+            whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
+            for place, part in zip(whole, parts, strict=True):
+                place[chosen[0] : chosen[-1] + 1] = part
+        self.source = Memory(whole[0], whole[1], whole[2] if len(whole) > 2 else None, source.total)
+
+    def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
+        """Those of pass `number`."""
+        batches = self.source.batches(size, seed, number)
+        return batches if isinstance(self.source, Memory) else self._streamed(batches)
+
+    def _streamed(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        assert self.coordinates is not None
+        for x, y, counts in batches:
+            if (counts is not None) != self.weighted:
+                raise ValueError(
+                    "some batches come with sample_weight and some without: give it with all, or with none"
+                )
+            if counts is None or bool((counts != 0).any()):  # a batch that counts for nothing is none
+                rows, targets, checked = self.checked(x, y, counts, self.like)
+                yield self.coordinates.inward(rows), targets, checked

@@ -1,0 +1,261 @@
+"""The geometries of mini-batch steps for a w that has groups, or that layers share; `Metric` is that of a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.blocks.regressions import repeated
+from liftednn.blocks.shared import Sylvester
+from liftednn.network import Layer, LiftedNetwork, States
+from liftednn.training.metric import Metric
+
+__all__ = ["Geometry", "Grouped", "SharedMetric", "geometries_of"]
+
+Free = tuple[bool, bool]
+
+
+class Geometry(Protocol):
+    """How a gradient in one w, and in the intercepts of the layers that have it, becomes a step; everything is renewed in place.
+
+    layer    the one that owns the w
+    proxed   whether a step on w ends with the penalty's prox
+    """
+
+    @property
+    def layer(self) -> Layer: ...
+
+    @property
+    def proxed(self) -> bool: ...
+
+    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+        """Let the rows of every layer into the moments, and forget some of the older ones."""
+
+    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+        """Factor anew for the curvature of every layer, and what must be added in w, (p, p)."""
+
+    def shorten(self, factor: float) -> None:
+        """Make every step shorter by this factor, until the next refresh."""
+
+    def reach(self) -> float:
+        """How far a step of rate 1 goes along the gradient in w, on average."""
+
+    def direction(
+        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+    ) -> list[Tensor]:
+        """What a step of rate 1 takes off w and the intercept of every layer."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load(self, named: dict[str, Tensor]) -> None: ...
+
+
+def geometries_of(
+    network: LiftedNetwork,
+    layers: Sequence[Layer],
+    states: States,
+    damping: float,
+    scale: Tensor | None = None,
+    counts: Tensor | None = None,
+    free: Sequence[Free] | None = None,
+) -> list[Geometry]:
+    """One for every w of a network, from the states of some samples.
+
+    layers   whose penalties are meant, in the coordinates that the inputs are given in
+    scale    of whitened inputs, which the first layer has
+    """
+    free, found = [(True, True)] * len(layers) if free is None else free, []
+    for owner in sorted(set(network.connections.owners)):
+        members = network.connections.sharing(owner)
+        flips = [network.connections.flips[each] for each in members]
+        rows = [network.layers[each].operator.rows(network.read(each, states)) for each in members]
+        weights = [repeated(counts, layers[each].operator.positions) for each in members]
+        moves = [(all(free[each][0] for each in members), free[each][1]) for each in members]
+        having = [layers[each] for each in members]
+        found.append(_geometry(having, rows, weights, moves, flips, damping, scale if owner == 0 else None))
+    return found
+
+
+def _geometry(
+    layers: Sequence[Layer],
+    rows: Sequence[Tensor],
+    counts: Sequence[Tensor | None],
+    free: Sequence[Free],
+    flips: Sequence[bool],
+    damping: float,
+    scale: Tensor | None,
+) -> Geometry:
+    """The rows of every layer that has the w, cut by groups where it has some."""
+    shape = layers[0].operator.weight_shape
+    if len(shape) == 3:
+        cut = zip(*(torch.split(part, shape[-1], 1) for part in rows), strict=True)
+        return Grouped([_single(layers, part, counts, free, flips, damping, None) for part in cut], shape)
+    return _single(layers, rows, counts, free, flips, damping, scale)
+
+
+def _single(
+    layers: Sequence[Layer],
+    rows: Sequence[Tensor],
+    counts: Sequence[Tensor | None],
+    free: Sequence[Free],
+    flips: Sequence[bool],
+    damping: float,
+    scale: Tensor | None,
+) -> Metric | SharedMetric:
+    parts = zip(layers, rows, counts, free, strict=True)
+    metrics = [Metric.of(layer, x, damping, scale, count, moves) for layer, x, count, moves in parts]
+    return metrics[0] if len(metrics) == 1 else SharedMetric(metrics, flips)
+
+
+class Grouped:
+    """A w of shape (g, q, p): each group has a geometry of its own."""
+
+    def __init__(self, groups: Sequence[Metric | SharedMetric], shape: tuple[int, ...]) -> None:
+        self.groups, self.shape, self.layer = groups, shape, groups[0].layer
+
+    @property
+    def proxed(self) -> bool:
+        return self.groups[0].proxed
+
+    def _cut(self, parts: Sequence[Tensor], width: int) -> list[tuple[Tensor, ...]]:
+        return list(zip(*(torch.split(part, width, 1) for part in parts), strict=True))
+
+    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+        for group, part in zip(self.groups, self._cut(rows, self.shape[-1]), strict=True):
+            group.absorb(part, counts)
+
+    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+        for group in self.groups:
+            group.refresh(curvatures)
+
+    def shorten(self, factor: float) -> None:
+        for group in self.groups:
+            group.shorten(factor)
+
+    def reach(self) -> float:
+        return sum(group.reach() for group in self.groups) / len(self.groups)
+
+    def direction(
+        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+    ) -> list[Tensor]:
+        parts = zip(self.groups, w, self._cut(rows, self.shape[-1]), self._cut(pulls, self.shape[-2]), strict=True)
+        moves = [group.direction(own, x, pull) for group, own, x, pull in parts]
+        intercepts = [torch.cat(each) for each in list(zip(*moves, strict=True))[1:]]
+        return [torch.stack([move[0] for move in moves]), *intercepts]
+
+    def state(self) -> dict[str, Tensor]:
+        groups = enumerate(self.groups)
+        return {f"{number}.{name}": part for number, group in groups for name, part in group.state().items()}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        for number, group in enumerate(self.groups):
+            group.load({name: named[f"{number}.{name}"] for name in group.state()})
+
+
+class SharedMetric:
+    """A w that several layers have, each with rows, a curvature c, t rows for a sample and an intercept of its own. The bound is that of
+    blocks/shared.py, with a = c t and gram + d I for gram.
+
+    left, right   the spectra's eigenvectors
+    inverse       1 over the sums of their eigenvalues, (q, p); one number for all where the penalty has a prox
+    """
+
+    def __init__(self, metrics: Sequence[Metric], flips: Sequence[bool]) -> None:
+        self.metrics, self.flips, self.layer = metrics, flips, metrics[0].layer
+        q, p = self.layer.operator.weight_shape[-2:]
+        mean = metrics[0].mean
+        self.right, self.left = (torch.eye(size, dtype=mean.dtype, device=mean.device) for size in (p, q))
+        self.inverse = mean.new_zeros(q, p)
+        self.turned = any(flips)
+
+    @property
+    def proxed(self) -> bool:
+        return self.metrics[0].proxed
+
+    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+        for metric, x, count in zip(self.metrics, rows, counts, strict=True):
+            metric.absorb([x], [count])
+
+    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+        """A layer that nothing arrives at adds no curvature; where all are such, w stays."""
+        for metric, curvature in zip(self.metrics, curvatures, strict=True):
+            metric.curvature.copy_(curvature)
+        sides = [self._side(flip) for flip in (False, True)]
+        if sides[0] is None and sides[1] is None:
+            self.inverse.zero_()
+            return
+        rho = 2 * (self.layer.penalty.ridge or 0.0)
+        right = (
+            torch.zeros(self.right.shape, dtype=torch.float64, device=self.right.device)
+            if sides[0] is None
+            else sides[0]
+        )
+        right.diagonal().add_(rho)
+        bound = Sylvester.of(right, sides[1])
+        if self.layer.penalty.ridge is None:
+            self.inverse.fill_(1 / max(bound.largest, 1e-12))
+            return
+        sums = bound.right[0][None] + (0.0 if bound.left is None else bound.left[0][:, None])
+        self.right.copy_(bound.right[1])
+        if bound.left is not None:
+            self.left.copy_(bound.left[1])
+        enough = sums > sums.shape[1] * torch.finfo(sums.dtype).eps * sums.max()
+        self.inverse.copy_(torch.where(enough, 1 / torch.where(enough, sums, 1.0), 0.0).expand_as(self.inverse))
+
+    def _side(self, flip: bool) -> Tensor | None:
+        """The sum of c t (gram + d I) over the layers that have w, or its transpose."""
+        total: Tensor | None = None
+        for metric, turned in zip(self.metrics, self.flips, strict=True):
+            if turned == flip and bool(metric.curvature.isfinite()):
+                assert metric.moments is not None
+                gram = metric.moments.gram.clone()
+                gram.diagonal().add_(metric.damped(gram))
+                part = float(metric.curvature) * metric.layer.operator.positions * gram
+                total = part if total is None else total + part
+        return total
+
+    def shorten(self, factor: float) -> None:
+        self.inverse.div_(factor)
+        for metric in self.metrics:
+            metric.curvature.mul_(factor)
+
+    def reach(self) -> float:
+        return float(self.inverse.mean())
+
+    def direction(
+        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+    ) -> list[Tensor]:
+        rho = 2 * (self.layer.penalty.ridge or 0.0)
+        gradient, intercepts = rho * w, []
+        for metric, flip, x, pull in zip(self.metrics, self.flips, rows, pulls, strict=True):
+            t, share = metric.layer.operator.positions, 1 / len(x)
+            b = reduce.product(pull, x.new_full((len(x),), share)) if metric.free[1] else pull.new_zeros(pull.shape[1])
+            part = torch.addr(reduce.product(pull, x, share), b, metric.mean, alpha=-1) * t
+            gradient = gradient + (part.T if flip else part)
+            intercepts.append(b / metric.curvature)
+        move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)
+        turned = [move.T if flip else move for flip in self.flips]
+        free = zip(self.metrics, turned, intercepts, strict=True)
+        return [move, *(b - own @ metric.mean if metric.free[1] else b for metric, own, b in free)]
+
+    def _solved(self, gradient: Tensor) -> Tensor:
+        if self.layer.penalty.ridge is None:
+            return gradient * self.inverse
+        inner = gradient @ self.right
+        inner = (self.left.T @ inner if self.turned else inner) * self.inverse
+        return (self.left @ inner if self.turned else inner) @ self.right.T
+
+    def state(self) -> dict[str, Tensor]:
+        own = {"right": self.right, "left": self.left, "scale": self.inverse}
+        metrics = enumerate(self.metrics)
+        return own | {f"{number}.{name}": part for number, metric in metrics for name, part in metric.state().items()}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        for name, part in {"right": self.right, "left": self.left, "scale": self.inverse}.items():
+            part.copy_(named[name])
+        for number, metric in enumerate(self.metrics):
+            metric.load({name: named[f"{number}.{name}"] for name in metric.state()})

@@ -1,0 +1,136 @@
+"""The weights that training starts from: given ones, checked, or random features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine
+from liftednn.data.sources import as_tensor
+from liftednn.data.validation import check_start
+from liftednn.network import LiftedNetwork
+
+__all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
+
+# What the first layer's initial pre-activations are multiplied by where the activation has no scale of its own: smaller ones learn better
+# features. An activation that saturates must start where it bends.
+_SPREAD = 0.3
+
+
+def given_weights(
+    network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor, frozen: Sequence[int] = ()
+) -> list[Affine]:
+    """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
+    pairs = pairs_of(weights, "weights")
+    if len(pairs) != len(network.layers):
+        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(pairs)}")
+    check_start(network, x)
+    start = [Affine(*(as_tensor(part, "a weight").to(x) for part in pair)) for pair in pairs]
+    for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
+        shape, units = layer.operator.weight_shape, (layer.operator.outputs,)
+        if w.shape != shape or b.shape != units:
+            raise ValueError(f"layer {place} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
+        if not bool(w.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+        if not layer.operator.bias and bool(b.any()):
+            raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
+        if network.connections.owners[place] == place and not bool(layer.penalty_value(w).isfinite()):
+            remedy = "give penalty.prox(w, 0.0), which satisfies it"
+            if place in frozen:
+                remedy = (
+                    "the layer is frozen (requires_grad=False, or fixed): let it be trained, or give it another penalty"
+                )
+            raise ValueError(f"the weights of layer {place} break the constraint {layer.penalty!r}: {remedy}")
+    network.check_shared(start)
+    return start
+
+
+def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Affine]:
+    """The weights, with those that must stay as they are in their place."""
+    kept = pairs_of(fixed, "fixed")
+    if len(kept) != len(weights):
+        raise ValueError(f"fixed has {len(kept)} entries for {len(weights)} layers: give a pair for each")
+    return [
+        Affine(
+            *(part if own is None else as_tensor(own, "fixed").to(part) for part, own in zip(pair, stay, strict=True))
+        )
+        for pair, stay in zip(weights, kept, strict=True)
+    ]
+
+
+def fixed_together(network: LiftedNetwork, fixed: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """What must stay as it is, with a w that is fixed in one layer fixed in all that share it."""
+    whole = list(fixed)
+    if len(whole) != len(network.layers):
+        return whole  # refused with the weights
+    connections = network.connections
+    for number, owner in enumerate(connections.owners):
+        for other in connections.sharing(owner):
+            w = whole[other][0]
+            if whole[number][0] is None and w is not None:
+                w = as_tensor(w, "fixed")
+                whole[number] = (w.T if connections.flips[number] != connections.flips[other] else w, whole[number][1])
+    return whole
+
+
+def pairs_of(given: Any, name: str) -> list[tuple[Any, Any]]:
+    """(w, b) for each layer, from whatever holds them."""
+    try:
+        return [(w, b) for w, b in given]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a sequence of pairs (w, b), one for each layer, got {error}") from error
+
+
+def random_weights(
+    network: LiftedNetwork, seed: int, x: Tensor, y: Tensor, counts: Tensor | None = None, unit: float = 1.0
+) -> list[Affine]:
+    """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
+
+    The head is constant, at the mean response, a point of every loss's domain; or near it, where the penalty does not allow 0.
+
+    unit   what the inputs are measured in, see `unit_of`: the first layer's weights are divided by it
+    """
+    check_start(network, x)
+    generator = torch.Generator().manual_seed(seed)
+    weights: list[Affine] = []
+    sums = sum(layer.operator.skips for layer in network.layers[:-1])
+    for index, layer in enumerate(network.layers[:-1]):
+        shape, b = layer.operator.weight_shape, x.new_zeros(layer.operator.outputs)
+        if network.connections.owners[index] < index:
+            weights.append(Affine(network.shared(index, weights), b))
+            continue
+        w = torch.randn(shape, generator=generator, dtype=torch.float64) * (2 / shape[-1]) ** 0.5
+        alone = network.connections.owners.count(index) == 1  # a w that other layers have too is in no unit of the data
+        w = w / unit if network.connections.reads[index] == (0,) and alone else w
+        w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
+        weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
+    return [*weights, _first_head(network, weights, x, y, counts)]
+
+
+def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None) -> Affine:
+    last, head = len(network.layers) - 1, network.layers[-1].operator
+    mean = reduce.mean(y, counts).to(y)
+    mean = head.targets(mean[None]).mean(0) if head.positions > 1 else mean
+    b = mean if head.bias else torch.zeros_like(mean)
+    if network.connections.owners[last] < last:
+        return Affine(network.shared(last, weights), b)
+    return Affine(network.layers[-1].penalty_prox(x.new_zeros(head.weight_shape), 0.0), b)
+
+
+def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> float:
+    """What the first layer's initial weights measure x (n, p) in: the root of the mean variance of its columns, over 0.3 where the
+    layer's activation is homogeneous.
+
+    Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
+    `counts[i]` times; 1 where nothing varies, to the precision of x.
+    """
+    mean, variances = reduce.mean_and_variance(x, counts)
+    variance = float(variances.mean())
+    varies = variance > (torch.finfo(x.dtype).eps * float(mean.abs().max())) ** 2
+    spread = _SPREAD if network.layers[0].divergence.homogeneous else 1.0
+    return math.sqrt(variance) / spread if varies else 1.0

@@ -1,0 +1,149 @@
+"""The geometry in which a mini-batch step on a layer's weights is taken (see training/descent.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.moments import Moments
+from liftednn.network import Layer
+from liftednn.solvers import Factor
+
+__all__ = ["Metric"]
+
+
+@dataclass
+class Metric:
+    """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed now and then.
+
+    damping     d as a share of the mean diagonal of gram
+    forget      what a refresh leaves of the older rows' weight
+    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; over the rows t that a sample has,
+                since means here are over all rows
+    free        whether w and b may move
+    """
+
+    layer: Layer
+    damping: float
+    mean: Tensor
+    inverse: Tensor
+    curvature: Tensor
+    shrinkage: Tensor
+    white: bool = False
+    free: tuple[bool, bool] = (True, True)
+    moments: Moments | None = None
+    forget: float = 0.8
+
+    @classmethod
+    def of(
+        cls,
+        layer: Layer,
+        x: Tensor,
+        damping: float,
+        scale: Tensor | None = None,
+        counts: Tensor | None = None,
+        free: tuple[bool, bool] = (True, True),
+    ) -> Metric:
+        """From rows x; with `scale`, of whitened rows, whose geometry stays."""
+        p = x.shape[1]
+        rho = 2 * (layer.penalty.ridge or 0.0) / layer.operator.positions
+        shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
+        # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
+        full = layer.penalty.ridge is not None or not layer.penalty.convex
+        shape = (p,) if scale is not None else (p, p) if full else ()
+        shape = (p, p) if shape and layer.uncertainty is not None else shape
+        white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
+        metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
+        metric.absorb([x], [counts])
+        return metric
+
+    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+        """Let rows into the moments, and forget some of the older ones."""
+        if self.white:
+            return
+        (x,), (count,) = rows, counts
+        fresh = Moments.of(x, x[:, :0], count)
+        fresh = fresh if self.free[1] else fresh.about_zero()
+        self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
+        self.mean.copy_(self.moments.mean_x)
+
+    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+        """Factor anew for this curvature, and what an uncertainty adds to it (p, p); in place, so that a recorded step sees it."""
+        (curvature,) = curvatures
+        self.curvature.copy_(curvature)
+        if bool(self.curvature.isinf()):
+            self.inverse.zero_()
+            return
+        if self.moments is None:
+            diagonal = self.curvature + self.shrinkage
+            if extra is None:
+                self.inverse.copy_(diagonal.reciprocal())
+            else:
+                whole = torch.diag(diagonal.expand(len(extra))).double() + extra.double()
+                self.inverse.copy_(Factor.of(whole, 1.0, 0.0, 0.0).inverse())
+            return
+        gram, c = self.moments.gram, float(curvature)
+        gram = gram if extra is None else gram + extra.double() / c
+        damping = self.damped(gram)
+        if self.inverse.ndim < 2:
+            largest = float(torch.linalg.eigvalsh(gram)[-1])
+            self.inverse.fill_(1 / (c * max(largest + damping, 1e-12)))
+        else:
+            rho = c * damping + float(self.shrinkage)
+            self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
+
+    def damped(self, gram: Tensor) -> float:
+        """d for a Gram matrix."""
+        assert self.moments is not None
+        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
+        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
+        return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
+
+    def shorten(self, factor: float) -> None:
+        """Make every step shorter by this factor, until the next refresh."""
+        self.inverse.div_(factor)
+        self.curvature.mul_(factor)
+
+    def state(self) -> dict[str, Tensor]:
+        parts = {"mean": self.mean, "inverse": self.inverse, "curvature": self.curvature}
+        if self.moments is not None:
+            parts |= {"weight": self.moments.weight, "mean_x": self.moments.mean_x, "xx": self.moments.xx}
+        return parts
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        for name in ("mean", "inverse", "curvature"):
+            getattr(self, name).copy_(named[name])
+        if self.moments is not None:
+            weight, mean, xx = (named[name].to(self.moments.xx) for name in ("weight", "mean_x", "xx"))
+            self.moments = replace(self.moments, weight=weight, mean_x=mean, xx=xx)
+
+    @property
+    def proxed(self) -> bool:
+        """Whether a step on w ends with the penalty's prox."""
+        return self.layer.penalty.ridge is None and self.free[0]
+
+    def reach(self) -> float:
+        """How far a step of rate 1 goes along the gradient of the mean over samples, on average."""
+        mean = self.inverse.diagonal().mean() if self.inverse.ndim == 2 else self.inverse
+        return float(mean) / self.layer.operator.positions
+
+    def direction(
+        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+    ) -> list[Tensor]:
+        """What a step of rate 1 takes off (w, b), on the layer's rows with its pull, and a push on w itself."""
+        (x,), (pull,) = rows, pulls
+        b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
+        if not self.free[0]:
+            return [torch.zeros_like(w), b / self.curvature]
+        w = reduce.product(pull, x, 1 / len(x), self.shrinkage * w)
+        if not self.white:
+            w.addr_(b, self.mean, alpha=-1)
+        if push is not None:
+            w.add_(push)
+        w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
+        b = b / self.curvature
+        return [w, b if self.white or not self.free[1] else b - w @ self.mean]

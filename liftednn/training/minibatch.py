@@ -1,0 +1,141 @@
+"""Mini-batch lifted training: the blocks of section 6, one step of each per batch.
+
+Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
+What is given up: the X-step lowers its block only where lam is large enough (see training/batch.py), and from one batch to the next
+nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward product per layer; a run
+that would diverge, or lose what it knew, is noticed, taken back and goes on with half the step, or ends there with a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from liftednn.blocks import Grains
+from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
+from liftednn.data.sources import source_of
+from liftednn.data.validation import check_device, check_network
+from liftednn.moments import Moments
+from liftednn.network import LiftedNetwork
+from liftednn.runtime.interrupt import Interruption, between_steps
+from liftednn.runtime.precision import plain_arithmetic
+from liftednn.runtime.threads import one_thread
+from liftednn.training import choices
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.guard import DivergenceError
+from liftednn.training.learning import settled
+from liftednn.training.monitor import Fit, Pass, Status
+from liftednn.training.run import Run
+from liftednn.training.shortcomings import shortcomings
+
+__all__ = ["Fit", "MiniBatch", "Pass"]
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Mini-batch descent. What is None is chosen from the data; `automatic` chooses the network's lam and rho.
+
+    max_iter     passes over the data
+    batch_size   rows per step; an iterable of batches brings its own
+    step         the first rate, decayed to 0 along a cosine over all passes
+    momentum     Nesterov's
+    damping      of the Gram matrices, as a share of their mean diagonal
+    keep         share of the inputs' variance that training sees; the directions that hold the rest get no weight
+    refresh      steps between two refreshes of the Gram matrices' factors
+    patience     stop after this many passes without a better validation score; None: never
+    seed         of the initial weights and the order of rows
+    device       where to train; None: where x is
+    refit        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    """
+
+    max_iter: int = 17
+    batch_size: int | None = None
+    step: float = 0.05
+    momentum: float = 0.9
+    damping: float | None = None
+    keep: float = 0.95
+    refresh: int = 60
+    patience: int | None = None
+    seed: int = 0
+    device: str | None = None
+    refit: Grains = None
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        for name in ("max_iter", "batch_size", "refresh", "patience"):
+            given = getattr(self, name)
+            if (given is not None or name in ("max_iter", "refresh")) and not (isinstance(given, int) and given >= 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {given}")
+        for name in ("step", "momentum", "keep", "damping"):
+            check_real(name, getattr(self, name), none=name == "damping")
+        check_seed(self.seed)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf and 0 < self.keep <= 1):
+            raise ValueError(
+                "step must be positive, damping non-negative and keep in (0, 1], "
+                f"got step={self.step}, damping={self.damping} and keep={self.keep}"
+            )
+
+    @plain_arithmetic
+    def run(
+        self,
+        network: LiftedNetwork,
+        x: Any,
+        y: Any = None,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        callback: Callable[[Pass], object] | None = None,
+        checkpoint: Checkpoint | None = None,
+        sample_weight: Any = None,
+        fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
+        moments: Moments | None = None,
+    ) -> Fit:
+        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y) or
+        (x, y, sample_weight); an iterator for a single pass.
+
+        weights         where to start; None for random features with a head fitted to a sample
+        validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
+        callback        called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
+        checkpoint      a file to write to and to go on from, if all else that is given here is the same
+        sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
+        fixed           for every layer, w and b that must stay as they are, None for what is trained
+        moments         of the inputs, where more is known of them than these rows tell
+        """
+        check_network(network)
+        if self.patience and validation is None:
+            raise ValueError("patience needs validation data: give validation=(x, y)")
+        check_callable("callback", callback)
+        check_pair("validation", validation)
+        check_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
+        check_kind("moments", moments, Moments, "Moments of the inputs")
+        source = source_of(x, y, sample_weight)
+        with one_thread(choices.small(network, self.batch_size or choices.batch_size(source.rows))):
+            return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
+
+    def _finish(self, run: Run, callback: Callable[[Pass], object] | None) -> Fit:
+        stopped, interrupted, diverged = False, False, ()
+        with between_steps() as asked:
+            try:
+                for record in run.passes(asked):
+                    if stopped := callback is not None and bool(callback(record)):
+                        break
+                else:
+                    asked()  # after the last step too
+            except DivergenceError as error:
+                diverged = error.args
+            except KeyboardInterrupt as pressed:
+                stopped = interrupted = True
+                run.settle()
+                if isinstance(pressed, Interruption):
+                    run.save()
+        ended: Status = "early" if run.out_of_patience else "max_iter"
+        status: Status = "stopped" if stopped else "diverged" if diverged else ended
+        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
+        result = run.monitor.sentence(status, run.halved, self.patience)
+        wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
+        return Fit(weights, run.monitor.history, status, result, final, diverged + wrong)

@@ -1,0 +1,208 @@
+"""What a mini-batch run reports: a record per pass, and the best weights on validation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine, Loss
+from liftednn.network import Evaluation, LiftedNetwork
+from liftednn.predict import feedforward
+from liftednn.training.learning import named_parameters, settled, with_parameters
+
+__all__ = ["Fit", "Monitor", "Pass", "Status"]
+
+Status = Literal["max_iter", "stopped", "early", "diverged"]
+
+# Scores, as numbers, that are kept before they are evaluated.
+_KEPT = 1 << 18
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the data. Loss and score are means over all its batches, objective and gaps over a few of them, each batch before
+    its own step.
+
+    `rate` is the step at its end, `halved` how often the step has been halved so far, `seconds` those of training so far,
+    set-up included and validation not; validation_* are None without validation data.
+    """
+
+    number: int
+    steps: int
+    objective: float
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+    validation_loss: float | None
+    validation_score: float | None
+    rate: float
+    halved: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
+    is wrong with them, and what to try."""
+
+    weights: list[Affine]
+    history: list[Pass]
+    status: Status
+    result: str
+    network: LiftedNetwork
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Tally:
+    """Loss and score over all batches of a pass. Scores are kept and evaluated many at a time: a step then costs no more for it.
+
+    sums   of the losses, of the rows' weights, of the scores of what was evaluated together times its rows, and of these rows
+    kept   scores, responses and row weights of the batches that are not in `sums` yet; `size` is how many scores
+    """
+
+    loss: Loss
+    sums: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    kept: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, scores: Tensor, y: Tensor, counts: Tensor | None) -> None:
+        self.kept.append((scores, y, counts))
+        self.size += scores.numel()
+        if self.size >= _KEPT:
+            self._evaluate()
+
+    def close(self) -> tuple[float, float]:
+        """Mean loss and mean score of the pass that ends."""
+        self._evaluate()
+        (loss, weight, score, rows), self.sums = self.sums, (0.0, 0.0, 0.0, 0)
+        return loss / weight if weight else math.nan, score / rows if rows else math.nan
+
+    def _evaluate(self) -> None:
+        if not self.kept:
+            return
+        scores, y, counts = self._together()
+        values, rows = self.loss.value(scores, y), len(scores)
+        total, weight = float(reduce.total(values, counts)), float(reduce.count(values, counts))
+        fresh = total, weight, self.loss.score(scores, y) * rows, rows
+        a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
+        self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
+
+    def _together(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        scores, y, counts = zip(*self.kept, strict=True)
+        return torch.cat(scores), torch.cat(y), None if counts[0] is None else torch.cat(counts)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is kept, by name."""
+        if not self.kept:
+            return {}
+        named = zip(("scores", "y", "counts"), self._together(), strict=True)
+        return {f"pass.{name}": part for name, part in named if part is not None}
+
+    def load(self, sums: Sequence[float], tensors: dict[str, Tensor], like: Tensor) -> None:
+        a, b, c, d = sums
+        scores, y, counts = (tensors.get(f"pass.{name}") for name in ("scores", "y", "counts"))
+        self.sums = (a, b, c, int(d))
+        if scores is not None and y is not None:
+            self.size = scores.numel()
+            self.kept = [(scores.to(like), y.to(like), None if counts is None else counts.to(like))]
+
+
+@dataclass
+class Monitor:
+    """`looks` are the batches evaluated in the present pass for its objective and gaps, `best` and `best_network` those of the best pass
+    on the validation data."""
+
+    network: LiftedNetwork
+    validation: tuple[Tensor, Tensor] | None
+    tally: Tally
+    history: list[Pass] = field(default_factory=list)
+    looks: list[Evaluation] = field(default_factory=list)
+    best: list[Affine] | None = None
+    best_pass: int = 0
+    best_network: LiftedNetwork | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps in the passes that are complete."""
+        return sum(record.steps for record in self.history)
+
+    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Pass:
+        """Close a pass that ends at `weights`."""
+        looks, self.looks = self.looks, []
+        penalty = sum(self.network.penalties(weights))
+        gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
+        closed = Pass(
+            len(self.history) + 1,
+            steps,
+            _mean([sum(look.terms) for look in looks]) + penalty,
+            gaps,
+            *self.tally.close(),
+            *self._validate(weights),
+            rate,
+            halved,
+            seconds,
+        )
+        self.history.append(closed)
+        return closed
+
+    def _validate(self, weights: list[Affine]) -> tuple[float | None, float | None]:
+        if self.validation is None:
+            return None, None
+        x, y = self.validation
+        scores = feedforward(self.network, weights, x)
+        loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
+        earlier = [record.validation_score for record in self.history if record.validation_score is not None]
+        if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
+            self.best, self.best_pass = weights, len(self.history) + 1
+            self.best_network = settled(self.network)
+        return loss, score
+
+    def sentence(self, status: Status, halved: int, patience: int | None) -> str:
+        """How the run has ended."""
+        done, best = len(self.history), self.best_pass
+        kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
+        shorter = f"; the step was halved {halved} times" if halved else ""
+        sentence = {
+            "max_iter": f"max_iter: all {done} passes done",
+            "stopped": f"stopped: interrupted after {done} complete passes",
+            "diverged": f"diverged: after {done} complete passes; the weights are the last good ones",
+            "early": f"early: no better validation score in {patience} passes",
+        }[status]
+        return sentence + kept + shorter
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON can; the best weights are kept apart."""
+        return {
+            "history": [asdict(record) for record in self.history],
+            "looks": self.looks,
+            "pass": self.tally.sums,
+            "best_pass": self.best_pass,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the best weights and activations, and of the present pass."""
+        parts = dict(enumerate(part for weights in self.best or [] for part in weights))
+        learned = {} if self.best_network is None else named_parameters(self.best_network, self.network)
+        return {f"best.{name}": part for name, part in (parts | learned).items()} | self.tally.state()
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
+        """Take up what `facts` and `state` kept, in the precision and place of `like`."""
+        names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
+        best = [tensors[name].to(like) for name in names if name in tensors]
+        self.history = [Pass(**{**record, "gaps": tuple(record["gaps"])}) for record in facts["history"]]
+        self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
+        self.tally.load(facts.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
+        self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
+        self.best_pass = facts["best_pass"]
+        self.best_network = with_parameters(self.network, tensors, "best.") if best else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

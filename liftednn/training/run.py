@@ -1,0 +1,238 @@
+"""A run of `MiniBatch` in progress: batches, steps, refreshes, and the way back where it diverges."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine
+from liftednn.data.identity import identify
+from liftednn.data.sources import Memory, Once, Source
+from liftednn.data.validation import check_trainable
+from liftednn.moments import Moments
+from liftednn.network import LiftedNetwork
+from liftednn.runtime.graphs import recorded
+from liftednn.training import choices
+from liftednn.training.batch import answer, descent_refusal
+from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.descent import Descent, reach_of
+from liftednn.training.feed import Feed
+from liftednn.training.geometry import geometries_of
+from liftednn.training.guard import DivergenceError, Watch
+from liftednn.training.initial import fixed_together, given_weights, pairs_of, with_fixed
+from liftednn.training.learning import Learner, as_tensors
+from liftednn.training.monitor import Monitor, Pass, Tally
+from liftednn.training.whitening import Coordinates
+
+if TYPE_CHECKING:
+    from liftednn.training.minibatch import MiniBatch
+
+__all__ = ["Run"]
+
+# Rows for the Gram matrix of the inputs.
+_ROWS = 8192
+# Rows that the hidden layers' first Gram matrices are from.
+_FEW = 4096
+_HALVINGS = 8
+_EARLY = (2, 5, 10, 20)
+_COUNTERS = ("taken", "per_pass", "halved", "seconds")
+
+
+class Run:
+    """A run in progress. The learned parameters of its `network` change in place; those given and handed out are copies."""
+
+    def __init__(
+        self,
+        settings: MiniBatch,
+        network: LiftedNetwork,
+        source: Source,
+        weights: Sequence[tuple[Tensor, Tensor]] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        checkpoint: Checkpoint | None = None,
+        fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
+        moments: Moments | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        check_trainable(network)
+        if refusal := descent_refusal(network):
+            raise ValueError(refusal)
+        self.settings, self.network, self.checkpoint = settings, network, checkpoint
+        self.feed = Feed(network, source, settings.device)
+        if isinstance(source, Once) and settings.max_iter > 1:
+            raise ValueError(
+                f"an iterator can be read only once, and max_iter is {settings.max_iter}: give max_iter=1, or an iterable that "
+                "starts anew each time, such as a DataLoader or a list"
+            )
+        self.size = settings.batch_size or choices.batch_size(source.rows)
+        self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
+        count = max(_ROWS, 8 * network.in_width)
+        x, y, counts = self.feed.sample(count, settings.seed)
+        self.fixed = (
+            [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
+        )
+        if checkpoint is not None:
+            known = f"{settings!r} in {x.dtype}"
+            self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
+        self.network = as_tensors(network, settings.refit, x)
+        stored = checkpoint.load(self.identity) if checkpoint is not None else None
+        self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
+        held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
+        self.monitor = Monitor(self.network, held, Tally(self.network.loss))
+        self.feed.enter(self.coordinates)
+        if isinstance(self.feed.source, Memory):
+            self.descent.let_go(self.feed.source.x)
+        self.taken, self.halved, self.watch = 0, 0, Watch(self.descent.network)
+        self.seconds = time.perf_counter() - started
+        if checkpoint is not None and stored:
+            with checkpoint.rebuilding():
+                self._resume(*stored)
+
+    def _damping(self, rows: int | None) -> float:
+        width, given = self.network.in_width, self.settings.damping
+        return choices.damping(rows, width) if given is None else given
+
+    def _prepare(
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor | None,
+        given: Sequence[tuple[Tensor, Tensor]] | None,
+        moments: Moments | None,
+        stored: dict[str, Tensor],
+    ) -> None:
+        """Weights to start from, whitened inputs, and the geometry of every layer, from a sample; coordinates as they are stored."""
+        few = None if counts is None else counts[:_FEW]
+        if given is None:
+            weights = choices.random_features(self.network, self.settings.seed, x, y, counts, self.fixed)
+        else:
+            weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
+        free = [(w is None, b is None) for w, b in self.fixed]
+        keep = self.settings.keep if given is None and all(free[0]) else 1.0
+        seen = Moments.of(x, x[:, :0], counts) if moments is None else moments
+        damping = self.damping if moments is None else self._damping(int(moments.weight))
+        self.coordinates = there = Coordinates.of(self.network, x, seen, damping, keep, free[0], stored)
+        inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
+        scale = there.whitening.scale if there.whitening else None
+        states = inner.propagate(start, rows)
+        geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)
+        reach = None if scale is None else reach_of(rows, few)
+        self.descent = Descent(inner, start, geometries, self.settings.momentum, reach)
+        plain, self.learner = self.descent.step, Learner(self.descent, self.settings.refit)
+        self.step = plain if self.descent.proxed else recorded(plain, x.device)
+        self.good = self.descent.values.clone()
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience, history = self.settings.patience, self.monitor.history
+        return patience is not None and len(history) - self.monitor.best_pass >= patience
+
+    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Pass]:
+        """One pass after another; `asked` is called after every step and may raise."""
+        started = time.perf_counter() - self.seconds
+        while len(self.monitor.history) < self.settings.max_iter and not self.out_of_patience:
+            before = self.monitor.steps
+            batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
+            for batch in itertools.islice(batches, self.taken - before, None):
+                self._advance(*batch, self.taken - before)
+                self.seconds = time.perf_counter() - started
+                asked()
+                if self.checkpoint is not None and self.checkpoint.due:
+                    self.save()
+            yield self._close(self.taken - before, started)
+            started = time.perf_counter() - self.seconds  # what the caller does in between is not ours
+
+    def _close(self, steps: int, started: float) -> Pass:
+        """The end of a pass."""
+        if not steps:
+            raise ValueError(
+                f"pass {len(self.monitor.history) + 1} gave no batches: the iterable must start anew each time"
+            )
+        if not bool(self.descent.values.square().sum().isfinite()):
+            self._go_back(math.nan)
+        self.per_pass, rate = steps, float(self.descent.rate)
+        self.seconds = time.perf_counter() - started
+        record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
+        self.save()
+        return record
+
+    def _advance(self, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
+        """One batch, number `within` of its pass: a refresh where it is due, then a step."""
+        if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+            self._refresh(x, y, counts)
+        looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
+        if within == 0 or within * looks >= len(self.monitor.looks) * expected:
+            self._look(x, y, counts)
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
+        self.descent.rate.fill_(
+            self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        )
+        self.learner.step(x, y, counts, self.taken)
+        self.monitor.tally.add(self.step(x, y, counts), y, counts)
+        self.taken += 1
+
+    def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
+        """Evaluate a batch for the objective and the gaps of its pass."""
+        inner, weights = self.descent.network, self.descent.weights
+        states = answer(inner, weights, x, y, None, self.descent.terms).states
+        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
+
+    def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
+        """Go back to the last good weights and activations if the run goes astray, and renew the geometry."""
+        inner, weights = self.descent.network, self.descent.weights
+        scores = inner.scores(weights, x)
+        if self.taken == 0:
+            self.watch.begin(scores, y)
+        verdict = self.watch.judge(scores, y)
+        if verdict == "away" or (verdict == "lost" and self.halved < _HALVINGS):
+            self._go_back(float(reduce.mean(inner.loss.value(scores, y))))
+        elif verdict == "good":
+            self.good = self.descent.values.clone()
+            self.learner.keep()
+        self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
+
+    def _go_back(self, loss: float) -> None:
+        self._restore()
+        self.halved += 1
+        if self.halved > _HALVINGS:
+            raise DivergenceError(
+                f"training diverged: the loss was {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did not help; "
+                "the weights are the last good ones: standardise the inputs, or give a smaller step or a larger damping"
+            )
+
+    def _restore(self) -> None:
+        self.descent.restore(self.good)
+        self.learner.restore()
+
+    def settle(self) -> None:
+        """Back to the last good weights and activations, should the present ones have run away."""
+        if not bool(self.descent.values.square().sum().isfinite()):
+            self._restore()
+
+    def outward(self) -> list[Affine]:
+        """The present weights, on the inputs as they are given."""
+        return with_fixed(self.coordinates.outward(self.descent.weights), self.fixed)
+
+    def save(self) -> None:
+        if self.checkpoint is None:
+            return
+        tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
+        tensors |= self.coordinates.state()
+        facts = {name: getattr(self, name) for name in _COUNTERS}
+        facts |= self.watch.facts() | self.monitor.facts()
+        self.checkpoint.save(tensors, facts | {"identity": self.identity})
+
+    def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.descent.load(tensors)
+        self.learner.load(tensors)
+        self.good.copy_(tensors["good"])
+        self.monitor.load(facts, tensors, self.good)
+        self.watch.load(facts)
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])

@@ -1,0 +1,116 @@
+"""What is wrong with a trained network, in sentences: judged on some of the rows that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.operators import Dense
+from liftednn.penalties import L2
+from liftednn.training.choices import fitted_head
+
+__all__ = ["shortcomings"]
+
+# Halvings of the step that need no mention, and the share of hidden units that may be constant.
+_HALVINGS, _DEAD = 2, 1 / 3
+# With fewer rows nothing can be said.
+_FEWEST = 40
+# The share by which losses must differ, and the standard errors by which the mean difference must exceed 0.
+_MARGIN, _ERRORS = 0.01, 2.0
+# rho of the heads that are compared: enough to be well-posed; that the rows judged are other ones makes up for the rest.
+_RHO = 1e-6
+
+
+def shortcomings(
+    network: LiftedNetwork,
+    weights: Sequence[Affine],
+    x: Tensor,
+    white: Tensor,
+    y: Tensor,
+    counts: Tensor | None,
+    halved: int,
+) -> tuple[str, ...]:
+    """Sentences that say what happened and what to try; none where all is well.
+
+    x, y, counts   some of the rows trained on, encoded responses, and how much rows count
+    white          the same rows in the coordinates of training, for a linear model
+    halved         how often the step was halved
+    """
+    found = []
+    if halved > _HALVINGS:
+        found.append(
+            f"the step was halved {halved} times, since training diverged or all predictions became the same: try another seed, "
+            "larger batches or a larger penalty"
+        )
+    if len(x) >= _FEWEST and bool((x != x[0]).any()):
+        found += [*_constant_units(network, weights, x), *_comparisons(network, weights, x, white, y, counts)]
+    return tuple(found)
+
+
+def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor) -> Iterator[str]:
+    """Not of layers whose penalty may have been asked to switch units off."""
+    states = zip(network.layers[:-1], network.propagate(weights, x)[1:], strict=True)
+    ends = [reduce.ends(z) for layer, z in states if layer.penalty.ridge is not None]
+    dead, units = sum(int((low == high).sum()) for low, high in ends), sum(layer.width for layer in network.layers[:-1])
+    if dead > _DEAD * units:
+        yield (
+            f"{dead} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try another "
+            "seed, larger batches, or the activation leaky_relu"
+        )
+
+
+def _comparisons(
+    network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, white: Tensor, y: Tensor, counts: Tensor | None
+) -> Iterator[str]:
+    """With the best constant, and with a linear model that was fitted to one half of the rows and is judged on the other."""
+    ours = network.loss.value(network.scores(weights, x), y)
+    constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, counts, len(x))
+    ours, constant = (_counted(part, counts) for part in (ours, constant))
+    own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
+    if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
+        yield (
+            f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
+            f"{theirs:.4g} on {len(x)} training rows): the inputs may tell nothing about the responses; otherwise try more "
+            "passes, a smaller penalty or another seed"
+        )
+        return
+    if not _is_plain(network):
+        return
+    half = len(x) // 2
+    linear = _counted(_heads_loss(network, white, y, counts, half), counts)[half:]
+    worse = ours[half:] - linear
+    excess, variance = reduce.mean_and_variance(worse)
+    theirs, own = (float(reduce.mean(part)) for part in (linear, ours[half:]))
+    certain = _ERRORS * (float(variance) / (len(worse) - 1)) ** 0.5
+    if float(excess) > max(certain, _MARGIN * theirs):
+        yield (
+            f"a linear model fitted to {half} other rows does better (loss {theirs:.4g} against {own:.4g} "
+            f"on {len(worse)} training rows): try more passes, a smaller penalty, another seed, or no hidden layer"
+        )
+
+
+def _is_plain(network: LiftedNetwork) -> bool:
+    """Whether a linear model is a fair comparison: hidden layers, all under squared norms and none with uncertain inputs."""
+    layers = network.layers
+    free = all(layer.penalty.ridge is not None and layer.uncertainty is None for layer in layers)
+    return free and len(layers) > 1
+
+
+def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, counts: Tensor | None, fitted: int) -> Tensor:
+    """The loss of each row, (n,), of a head on inputs x that is fitted to the first rows."""
+    last = network.layers[-1]
+    head = LiftedNetwork([Layer(Dense(x.shape[1], last.operator.out_width), last.divergence, L2(_RHO), last.lam)])
+    few = None if counts is None else counts[:fitted]
+    mean = reduce.mean(y[:fitted], few).to(y)
+    start = [Affine(x.new_zeros(len(mean), x.shape[1]), mean)]
+    return head.loss.value(head.scores(fitted_head(head, start, x[:fitted], y[:fitted], few), x), y)
+
+
+def _counted(values: Tensor, counts: Tensor | None) -> Tensor:
+    """In float64, times how much each row counts."""
+    return values.double() if counts is None else values.double() * counts
