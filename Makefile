@@ -9,9 +9,7 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo chromium test pytest coverage test-slow test-gpu baselines lint format bench bench-nnls bench-sweep bench-paper bench-memory bench-training \
-	bench-variants bench-streaming bench-gpu bench-estimators bench-init bench-robust bench-refit bench-constraints \
-	bench-regression bench-beyond figures clean
+.PHONY: setup demo chromium test pytest coverage test-slow test-gpu baselines lint format experiment experiments figures clean
 
 setup: $(VENV)/.ready
 
@@ -22,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python -m liftednn.experiments.demo
+	$(BIN)/python -m experiments demo
 
 # For the test of the report page in a browser, which is skipped without one.
 chromium:
@@ -58,56 +56,17 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-nnls bench-sweep
+# One experiment: make experiment NAME=nnls, or NAME="table1 --device cuda". Their names: python -m experiments --help
+experiment: setup
+	$(BIN)/python -m experiments $(NAME)
 
-bench-nnls: setup
-	$(BIN)/python -m benchmarks.nnls
+# All of them, small, to see that they run.
+experiments: setup
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_experiments_quick.py
 
-bench-sweep: setup
-	$(BIN)/python -m benchmarks.sweep
-
-bench-paper: setup
-	$(BIN)/python -m benchmarks.paper_model
-
-bench-memory: setup
-	$(BIN)/python -m benchmarks.memory
-
-bench-training: setup
-	$(BIN)/python -m benchmarks.training
-
-bench-variants: setup
-	$(BIN)/python -m benchmarks.variants
-
-bench-streaming: setup
-	$(BIN)/python -m benchmarks.streaming
-
-bench-gpu: setup
-	$(BIN)/python -m benchmarks.gpu
-	$(BIN)/python -m benchmarks.training cuda
-
-bench-estimators: setup
-	$(BIN)/python -m benchmarks.estimators
-
-bench-init: setup
-	$(BIN)/python -m benchmarks.init
-
-bench-robust: setup
-	$(BIN)/python -m benchmarks.robust
-
-bench-refit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.refit
-
-bench-constraints: setup
-	$(BIN)/python -m benchmarks.constraints
-
-bench-regression: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.regression
-
-# What standard networks find hard: all evidence tables, from what is stored where it is.
-bench-beyond: bench-robust bench-refit bench-constraints bench-regression
-
+# Every table of README and docs, and every picture whose figures are stored.
 figures: setup
-	$(BIN)/python -m benchmarks.figures
+	$(BIN)/python -m experiments figures
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

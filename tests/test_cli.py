@@ -547,7 +547,7 @@ print("loaded", sorted({"torch", "numpy", "pyarrow", "sklearn"} & set(sys.module
     assert done.stderr == "liftednn: Missing argument 'TABLE'. See liftednn --help\n"
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "init", "demo"])
+@pytest.mark.parametrize("command", ["fit", "predict", "init"])
 def test_help_gives_an_example(command: str) -> None:
     shown = CliRunner().invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0
@@ -559,13 +559,6 @@ def test_the_package_is_a_program_too() -> None:
     order = [sys.executable, "-m", "liftednn", "--version"]
     done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"liftednn {lnn.__version__}\n"
-
-
-def test_demo_runs_the_demonstration(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr("liftednn.experiments.demo.main", seen.append)
-    assert run("demo", "--out", tmp_path / "d.png").code == 0
-    assert seen == [[str(tmp_path / "d.png")]]
 
 
 @pytest.mark.slow

@@ -3,10 +3,7 @@ goes on."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from liftednn.cli import commands as cli
-from liftednn.experiments import arena, compare, contests, regimes, starts
-from liftednn.experiments.arena import Arena, Outcome
-from liftednn.experiments.batched import Together, train_together
-from liftednn.experiments.cells import versions
-from liftednn.experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import arena, compare, contests, regimes, starts
+from experiments.arena import Arena, Outcome
+from experiments.batched import Together, train_together
+from experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
+from experiments.datasets import Dataset
+from experiments.store import RESULTS, Store, existing
 
 
 def command(order: list[str]) -> int:
@@ -56,9 +53,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made_up(self: Arena) -> None:
     times: dict[str, Any] = {"start_seconds": dict.fromkeys(STARTS, 0.0) | {LIFTED: 0.4}}
-    arena.write(
-        self.file("times"), times | {"epoch_seconds": {"100": 0.2, "500": 0.1}, "versions": versions(clusters())}
-    )
+    self.store.add(times | {"epoch_seconds": {"100": 0.2, "500": 0.1}}, **self.fields("times"))
+
+
+def of(folder: Path, contest: Contest, **more: Any) -> Arena:
+    return Arena(arena.store_of(folder, "compare", contest, "cpu"), contest, **more)
 
 
 @pytest.mark.usefixtures("small")
@@ -120,7 +119,7 @@ def test_a_recipe_has_what_is_left_of_the_budget() -> None:
 @pytest.mark.usefixtures("small")
 def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
-    own = Arena(tmp_path, Contest("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
+    own = of(tmp_path, Contest("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
     for part in (*own.tuning(), *own.testing(), own.lifted_alone()):
         assert part.work()
         assert not part.work()
@@ -130,10 +129,10 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
         assert own.tested(start).recipes == own.chosen(start).recipes
         assert own.tested_small(start).recipes == (Recipe(1e-5, "constant", BATCH, 2),)
         assert {recipe.epochs for each in tried for recipe in each.recipes} == {2 if start == LIFTED else 4}
-        assert json.loads((own._stage_file("test", start)).read_text())["seeds"] == [0, 1]
+        assert own.value("test", start)["seeds"] == [0, 1]
     assert own.tested(LIFTED).mean > 0.7
     assert own.tested(LIFTED).seconds == pytest.approx(0.4 + 2 * 0.2)
-    alone = json.loads(own.file("alone").read_text())["scores"]
+    alone = own.value("alone")["scores"]
     assert set(alone) == {"phase", "through"}
     text = compare.table([own], "mnist")
     assert f"{own.tested('He').mean:.4f}" in text
@@ -146,7 +145,7 @@ def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
 ) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
     contest = Contest("california", (8,), epochs=2)
-    own = Arena(tmp_path, contest, seeds=2, choices=1)
+    own = of(tmp_path, contest, seeds=2, choices=1)
     for part in (*own.tuning(), *own.testing()):
         part.work()
     recipe, data = own.tested("He").recipes[1], contest.rows_of("test", 1, "cpu")
@@ -166,17 +165,16 @@ def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest
         return curve()
 
     monkeypatch.setattr(contests, "_loaded", loaded)
-    own = Arena(tmp_path, Contest("california", (8,), epochs=2), seeds=3, choices=2)
+    own = of(tmp_path, Contest("california", (8,), epochs=2), seeds=3, choices=2)
     for part in own.tuning():
         part.work()
     assert set(asked) == {0, 1, 2}
-    file = own._stage_file("tune", "He")
-    facts = json.loads(file.read_text())
+    facts = own.value("tune", "He")
     assert facts["seeds"] == [100, 200, 101, 201, 102, 202]
     best = {0: 1, 1: 0, 2: 4}
     for place, row in enumerate(facts["recipes"]):
         row["scores"] = [0.1 if best[seed % TUNING] == place else 9.0 for seed in facts["seeds"]]
-    file.write_text(json.dumps(facts))
+    own.store.add(facts, **own.fields("tune", "He"))
     expected = tuple(own.recipes("He")[best[split]] for split in range(3))
     assert tuple(own.chosen("He", split).recipes[0] for split in range(3)) == expected
     for part in own.testing():
@@ -243,7 +241,7 @@ def test_the_last_rows_of_an_epoch_are_trained_on_too() -> None:
 def test_low_precision_is_that_of_the_whole_training() -> None:
     data = clusters()
     contest = Contest("mnist", (8,), precision="bfloat16")
-    rows = Arena(Path(), contest)._cast(data)
+    rows = of(Path(), contest)._cast(data)
     networks = Together([[starts.he((6, 8, 4), 0, data)]], [1e-2], rows, schedules=["cosine"])
     assert networks.values.dtype == networks.move.dtype == torch.bfloat16
     before = float(networks.scores())
@@ -255,34 +253,32 @@ def test_low_precision_is_that_of_the_whole_training() -> None:
 @pytest.mark.parametrize("clock", ["own", "cpu"])
 def test_times_are_measured(tmp_path: Path, clock: Any) -> None:
     threads = torch.get_num_threads()
-    own = Arena(tmp_path, Contest("mnist", (8,), batches=(100, 500), clock=clock))
+    own = of(tmp_path, Contest("mnist", (8,), batches=(100, 500), clock=clock))
     own.measure()
-    times = json.loads(own.file("times").read_text())
+    times = own.value("times")
     assert set(times["epoch_seconds"]) == {"100", "500"}
     assert set(times["start_seconds"]) == set(STARTS)
     assert times["start_seconds"][LIFTED] > times["start_seconds"]["He"] > 0
-    assert times["versions"]["threads"] == str(2 if clock == "cpu" else threads)
+    assert own.machine("times")["threads"] == (2 if clock == "cpu" else threads)
     assert torch.get_num_threads() == threads
 
 
-def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
-    Arena(tmp_path, Contest("mnist", (8,))).check()
-    Arena(tmp_path, Contest("mnist", (8,))).check()
-    with pytest.raises(ValueError, match="holds figures with seeds 5, and these would have 3: name another folder"):
-        Arena(tmp_path, Contest("mnist", (8,)), seeds=3).check()
+def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
+    of(tmp_path, Contest("mnist", (8,))).check()
+    of(tmp_path, Contest("mnist", (8,))).check()
+    with pytest.raises(ValueError, match="mnist_8_17-epochs with seeds 5, and these would have 3: name another folder"):
+        of(tmp_path, Contest("mnist", (8,)), seeds=3).check()
 
 
-def test_what_a_file_was_written_without_has_its_default(tmp_path: Path) -> None:
-    own = Arena(tmp_path, Contest("mnist", (8,)))
+def test_what_a_record_was_written_without_has_its_default(tmp_path: Path) -> None:
+    own = of(tmp_path, Contest("mnist", (8,)))
+    fields = own.fields("contest")
+    del fields["inputs"], fields["cap"]
+    own.store.add({"seeds": 5, "choices": 2, "small": False}, **fields)
     own.check()
-    stored = json.loads(own.file("contest").read_text())
-    del stored["inputs"]
-    own.file("contest").write_text(json.dumps(stored))
-    own.check()
-    stored["clock"] = "cpu"
-    own.file("contest").write_text(json.dumps(stored))
-    with pytest.raises(ValueError, match="holds figures with clock cpu"):
-        own.check()
+    assert len(own.store.records) == 1
+    assert not of(tmp_path, Contest("mnist", (8,), cap=3)).has("contest")
+    assert not of(tmp_path, Contest("mnist", (8,), inputs=contests.ANY_INPUTS)).has("contest")
 
 
 @pytest.mark.usefixtures("small")
@@ -292,7 +288,7 @@ def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest
     wide = Dataset(1000 * wide.x, wide.y, 1000 * wide.x_test, wide.y_test)
     monkeypatch.setattr(contests, "_loaded", lambda name, split: wide)
     contest = Contest("mnist", (8,), epochs=2, inputs=contests.ANY_INPUTS)
-    own = Arena(tmp_path, contest, seeds=2, choices=1)
+    own = of(tmp_path, contest, seeds=2, choices=1)
     for part in (*own.tuning(), *own.testing()):
         part.work()
     own.check()
@@ -309,41 +305,35 @@ def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("small")
 def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
-    own = Arena(tmp_path, Contest("mnist", (8,), epochs=2), seeds=1, choices=1)
+    own = of(tmp_path, Contest("mnist", (8,), epochs=2), seeds=1, choices=1)
     for part in own.tuning():
         part.work()
     own.check()
-    times = json.loads(own.file("times").read_text())
-    times["epoch_seconds"]["100"] = 0.1
-    own.file("times").write_text(json.dumps(times))
-    with pytest.raises(ValueError, match=r"tune-xavier.json was chosen under other times, or among other recipes"):
+    times = own.value("times")
+    own.store.add(times | {"epoch_seconds": {"100": 0.1}}, **own.fields("times"))
+    with pytest.raises(ValueError, match=r"from Xavier was chosen under other times, or among other recipes"):
         own.check()
-    own.file("times").unlink()
-    with pytest.raises(ValueError, match=r"remove it, and the file of its test"):
-        own.check()
+    lines = [line for line in own.store.path.read_text().splitlines(True) if '"times"' not in line]
+    own.store.path.write_text("".join(lines))
+    with pytest.raises(ValueError, match=r"remove its lines of stage tune and test"):
+        of(tmp_path, own.contest, seeds=1, choices=1).check()
 
 
 @pytest.mark.parametrize("name", ["compare", "regimes"])
-def test_committed_folders_go_on(name: str, tmp_path: Path) -> None:
-    """Their files are of contests that the code still knows, and their tables are made from them."""
-    stored = Path(__file__).parents[1] / "results" / name
-    copied = shutil.copytree(stored, tmp_path / name)
-    sets = {data: compare.arenas(copied, data) for data in compare.CHOICES}
-    groups = sets if name == "compare" else regimes.arenas(copied, "cuda")
-    every = [own for group in groups.values() for own in group if own.file("contest").exists()]
-    assert len(every) == len(list(stored.glob("*/contest.json")))
+def test_committed_records_go_on(name: str) -> None:
+    """They are of contests that the code still knows, and nothing would be written or refused."""
+    stores = {store.device: store for store in existing(RESULTS, name)}
+    before = {device: store.path.read_bytes() for device, store in stores.items()}
+    sets = {data: compare.arenas(RESULTS, data, "cuda") for data in compare.CHOICES}
+    groups = sets if name == "compare" else regimes.arenas(RESULTS, "cuda")
+    every = [own for group in groups.values() for own in group if own.has("contest")]
+    assert len(every) == sum(len(store.find(stage="contest")) for store in stores.values())
     for own in every:
-        device = json.loads(own.file("contest").read_text())["device"]
-        replace(own, device=device).check()
-    if name == "regimes":
-        assert regimes.table(regimes.arenas(stored, "cuda")) == (stored / "regimes.md").read_text()
-        return
-    for data, group in sets.items():
-        if (stored / f"{data}.md").exists():
-            assert compare.table(group, data) == (stored / f"{data}.md").read_text()
+        own.check()
+    assert {device: store.path.read_bytes() for device, store in stores.items()} == before
 
 
-def test_every_contest_has_a_folder_of_its_own() -> None:
+def test_every_contest_has_a_title_of_its_own() -> None:
     every = [contest for all_ in regimes.REGIMES.values() for contest in all_]
     assert len({contest.title for contest in every}) == len(every)
 
@@ -354,7 +344,7 @@ def outcomes(**scores: list[float]) -> Any:
 
 
 def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
-    own = Arena(Path(), Contest("mnist", (8,)))
+    own = of(Path(), Contest("mnist", (8,)))
     rival, lead, deviations = own.standing(outcomes(Lifted=[0.9, 0.92], LSUV=[0.8, 0.84], other=[0.7, 0.71]))
     assert rival == "LSUV"
     assert lead == pytest.approx(0.09)
@@ -365,7 +355,7 @@ def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
 
 
 def test_where_seeds_are_splits_a_lead_is_told_in_deviations_of_the_differences() -> None:
-    own = Arena(Path(), Contest("california", (8,)))
+    own = of(Path(), Contest("california", (8,)))
     scores = {"Lifted": [1.0, 3.0, 5.0], "LSUV": [1.1, 3.2, 5.3], "other": [9.0, 9.0, 9.0]}
     rival, lead, deviations = own.standing(outcomes(**scores))
     assert rival == "LSUV"  # of errors, the least
@@ -376,7 +366,7 @@ def test_where_seeds_are_splits_a_lead_is_told_in_deviations_of_the_differences(
 @pytest.mark.parametrize(("deviations", "led"), [(2.1, True), (2.0, False), (-3.0, False), (math.nan, False)])
 def test_what_leads_by_two_deviations_is_tested(deviations: float, led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "standing", lambda self, outcome: arena.Standing("He", 0.1, deviations))
-    assert regimes.promising(Arena(Path(), Contest("mnist", (8,)))) is led
+    assert regimes.promising(of(Path(), Contest("mnist", (8,)))) is led
 
 
 @pytest.mark.parametrize("contest", [Contest("mnist", (8,)), Contest("california", (8,))], ids=["classes", "real"])
@@ -391,7 +381,7 @@ def test_a_recipe_that_runs_away_is_not_chosen(monkeypatch: pytest.MonkeyPatch) 
         Outcome((Recipe(rate, "constant", 100, 1),), [score], 1.0) for rate, score in ((1.0, 0.3), (9.0, math.nan))
     )
     monkeypatch.setattr(Arena, "tried", lambda self, start: [bad, good, bad])
-    own = Arena(Path(), Contest("mnist", (8,)), choices=1)
+    own = of(Path(), Contest("mnist", (8,)), choices=1)
     assert own.chosen("He").recipes == good.recipes
 
 
@@ -419,7 +409,7 @@ def test_trained_through_is_as_many_passes_as_epochs(tmp_path: Path, monkeypatch
         return plain(layout, seed, data, passes)
 
     monkeypatch.setattr(starts, "fenchel", counted)
-    Arena(tmp_path, Contest("mnist", (8,), epochs=7, passes=2), seeds=1).alone()
+    of(tmp_path, Contest("mnist", (8,), epochs=7, passes=2), seeds=1).alone()
     assert seen == [2, 7, 2, 2, 7, 7]
 
 
@@ -427,29 +417,28 @@ def test_quick_contests_have_few_epochs() -> None:
     for name in compare.CHOICES:
         [contest] = compare.contests(name, quick=True)
         recipes = contest.recipes(0.0, 1000.0, {100: 0.001})
-        assert {recipe.epochs for recipe in recipes} == {20}
+        assert {recipe.epochs for recipe in recipes} == {3}
 
 
 @pytest.mark.usefixtures("small")
-def test_only_settings_that_lead_are_tested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_settings_that_lead_are_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
     fast, slow = Contest("mnist", (8,), epochs=1), Contest("fashion", (8,), epochs=1)
     monkeypatch.setattr(regimes, "REGIMES", {"first": [fast], "second": [slow]})
     monkeypatch.setattr(regimes, "promising", lambda own: own.contest == fast)
-    assert regimes.regimes(tmp_path, seeds=2, choices=2) == 0
-    text = capsys.readouterr().out
-    assert text.strip() == (tmp_path / "regimes.md").read_text().strip()
-    assert (tmp_path / fast.title / "test-lifted.json").exists()
-    assert not (tmp_path / slow.title / "test-lifted.json").exists()
+    own = regimes.arenas(tmp_path, "cpu", (), 2, 2, regimes.REGIMES)
+    regimes.compute([each for all_ in own.values() for each in all_])
+    text, (led, other) = regimes.table(own), (own["first"][0], own["second"][0])
+    assert led.has("test", LIFTED)
+    assert not other.has("test", LIFTED)
     assert "2 settings, 1 with a lead" in text
-    assert regimes.regimes(tmp_path, only=["first"], seeds=2, choices=2) == 0
-    assert (tmp_path / "regimes.md").read_text().strip() == text.strip()
-    (tmp_path / slow.title / "tune-he.json").unlink()
-    own = regimes.arenas(tmp_path, seeds=2, choices=2)
-    assert "1 settings, 1 with a lead" in regimes.table(own)
-    assert "1 more are not whole yet" in regimes.table(own)
+    one = regimes.arenas(tmp_path, "cpu", ["first"], 2, 2, regimes.REGIMES)
+    regimes.compute(one["first"])
+    lines = led.store.path.read_text().splitlines(True)
+    led.store.path.write_text("".join(x for x in lines if not ('"fashion"' in x and '"He"' in x and '"tune"' in x)))
+    text = regimes.table(regimes.arenas(tmp_path, "cpu", (), 2, 2, regimes.REGIMES))
+    assert "1 settings, 1 with a lead" in text
+    assert "1 more are not whole yet" in text
 
 
 @pytest.mark.usefixtures("small")
@@ -458,7 +447,7 @@ def test_a_run_that_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
-    order = ["compare", "--data", "fashion", "--quick", "--out", str(tmp_path / "often")]
+    order = ["compare", "--only", "fashion", "--quick", "--results"]
     play = Arena._play
 
     def stopped(self: Arena, stage: Any, start: str) -> None:
@@ -467,36 +456,38 @@ def test_a_run_that_was_stopped_goes_on(
         play(self, stage, start)
 
     monkeypatch.setattr(Arena, "_play", stopped)
-    assert command(order) == 130
+    assert command([*order, str(tmp_path / "often")]) == 130
     assert "goes on from there" in capsys.readouterr().err
     monkeypatch.setattr(Arena, "_play", play)
-    assert command(order) == 0
-    assert command(["compare", "--data", "fashion", "--quick", "--out", str(tmp_path / "once")]) == 0
-    folder = next(path.name for path in (tmp_path / "once").iterdir() if path.is_dir())
-    for path in (tmp_path / "once" / folder).glob("t*st-*.json"):
-        assert path.read_text() == (tmp_path / "often" / folder / path.name).read_text()
+    assert command([*order, str(tmp_path / "often")]) == 0
+    assert command([*order, str(tmp_path / "once")]) == 0
+    once, often = (Store(tmp_path / name / "compare-cpu.jsonl").find(stage="test") for name in ("once", "often"))
+    assert [each[:2] for each in once] == [each[:2] for each in often]
 
 
-def test_a_quick_run_stays_out_of_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare, "do", lambda parts, out: False)
-    assert compare.compare(None, "fashion", quick=True) == 130
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["compare-quick"]
+def test_a_quick_run_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(compare, "run", lambda settings: seen.append(settings.results))
+    assert command(["compare", "--quick"]) == 0
+    assert seen[0] != RESULTS
+    assert not seen[0].exists()
+    assert command(["compare", "--quick", "--results", str(tmp_path)]) == 0
+    assert command(["compare"]) == 0
+    assert seen[1:] == [tmp_path, RESULTS]
 
 
 def test_wrong_orders_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="--data must be one of mnist, fashion"):
+    with pytest.raises(ValueError, match="--only takes mnist, fashion"):
         compare.contests("wine")
     with pytest.raises(ValueError, match="--seeds must be from 1 to 5"):
         compare.arenas(tmp_path, "uci", seeds=0)
     assert regimes.table(regimes.arenas(tmp_path)) == "No setting is whole yet.\n"
     with pytest.raises(ValueError, match="--only takes few epochs"):
         regimes.arenas(tmp_path, only=["none"])
-    assert command(["regimes", "--only", "none", "--out", str(tmp_path)]) == 2
+    assert command(["regimes", "--only", "none", "--results", str(tmp_path)]) == 2
     assert "--only takes" in capsys.readouterr().err
-    assert command(["compare", "--data", "wine"]) == 2
+    assert command(["compare", "--only", "wine", "--results", str(tmp_path)]) == 2
 
 
-def test_the_choices_of_the_command_line_are_those_of_the_experiment() -> None:
-    assert tuple(cli.Sets) == compare.CHOICES
+def test_random_weights_are_of_three_kinds() -> None:
     assert set(RANDOM) == {"Xavier", "He", "LSUV"}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from liftednn.experiments import datasets
-from liftednn.experiments.datasets import Dataset
+from experiments import datasets
+from experiments.datasets import Dataset
 
 DATA = Path(__file__).parents[1] / "data"
 UCI = {

@@ -11,31 +11,32 @@ import pytest
 import torch
 import typer
 
-from liftednn.cli import commands as cli
-from liftednn.experiments import demo, table1
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import demo
+from experiments.datasets import Dataset
+from experiments.settings import Settings
 
 
-def parsed(line: str) -> tuple[str, dict[str, Any]]:
-    """A command's name, and what it would be given."""
-    name, *rest = shlex.split(line)
-    group: Any = typer.main.get_command(cli.app)
-    return name, group.commands[name].make_context(name, rest).params
+def parsed(line: str) -> dict[str, Any]:
+    """What a command would be given."""
+    own: Any = typer.main.get_command(cli.app)
+    given: dict[str, Any] = own.make_context("experiments", shlex.split(line)).params
+    return given
 
 
 @pytest.mark.parametrize("line", demo.NEXT)
 def test_every_command_is_one(line: str) -> None:
-    parsed(line)
+    assert parsed(line)["name"] in cli.EXPERIMENTS | cli.PAGES
 
 
 def test_what_is_read_was_written_before() -> None:
     written = set()
-    for name, given in map(parsed, demo.NEXT):
-        if name == "table1":
-            written.add(table1.plan_of(quick=given["quick"]).out)
+    for given in map(parsed, demo.NEXT):
+        if given["name"] == "table1":
+            written.add(given["results"])
         else:
-            assert set(given.get("runs") or [given["run"]]) <= written
-    assert len(written) == 2
+            assert given["results"] in written
+    assert written == {Path("quick"), None}
 
 
 def synthetic() -> Dataset:
@@ -52,8 +53,8 @@ def test_it_tells_and_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "mnist", synthetic)
-    monkeypatch.setattr(demo, "_SIZES", (12, 8, 4))
-    demo.main([str(tmp_path / name)])
+    monkeypatch.setattr(demo, "_HIDDEN", (8,))
+    demo.run(Settings(out=tmp_path / name))
     told = " ".join(capsys.readouterr().out.split())
     assert "epoch 3 of 3 of Adam" in told
     assert "0.898 ± 0.005 lifted alone; standard network from Xavier 0.923 ± 0.005, from lifted 0.962 ± 0.003" in told

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures
+from experiments import __main__ as experiments
+from experiments import figures
 from liftednn.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +68,9 @@ def test_commands_and_files_that_are_named_exist(name: str) -> None:
     text, makefile = (ROOT / name).read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z-]+)", text):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"no make target {target}"
-    for path in re.findall(r"`((?:liftednn|docs|tests|benchmarks|examples|blocks|results|data)/[\w/.-]+)`", text):
+    for experiment in re.findall(r"python -m experiments ([a-z]\S*?)[` ]", text):
+        assert experiment in experiments.EXPERIMENTS | experiments.PAGES, f"no experiment {experiment}"
+    for path in re.findall(r"`((?:liftednn|docs|tests|experiments|examples|blocks|results|data)/[\w/.-]+)`", text):
         assert (ROOT / path).exists() or (ROOT / "liftednn" / path).exists(), f"no file {path}"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import peers
+from experiments import peers
 from liftednn.base import Affine
 
 SIZES = [5, 7, 6, 3]

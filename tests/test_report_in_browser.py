@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_report import EVIL, NETS, cell, made_up, store
+from records import kept
+from test_report import EVIL, NETS, cell, made_up
 
-from liftednn.experiments.report import report, summary
+from experiments import compare, regimes
+from experiments.report import report, summary, write
+from experiments.store import RESULTS, Store
 
 sync = pytest.importorskip("playwright.sync_api")
 
-RESULTS = Path(__file__).parents[1] / "results"
 OWN = Path(__file__).parents[1] / ".venv" / "chromium" / "chromium"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ADVICE = "no Chromium is here: put one into .venv with `make chromium`, or name one in LIFTEDNN_CHROMIUM"
@@ -43,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 
 class Made(NamedTuple):
-    run: Path
+    run: Store
     html: Path
 
 
@@ -51,10 +53,9 @@ class Made(NamedTuple):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The page of a made-up run."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "other").mkdir()
-    (folder / "other" / "o.md").write_text("# Other\n\nWords.\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n")
-    run = made_up(folder / "run")
-    return Made(run, report([run, folder / "other"], folder / "r.html"))
+    other = "# Other\n\nWords.\n\n## Under\n\n|  | a |\n| --- | --- |\n| x | **1** |\n"
+    run = made_up(folder / "run.jsonl")
+    return Made(run, write([run], [other], folder / "r.html"))
 
 
 @pytest.fixture
@@ -73,9 +74,8 @@ def opened(browser: Any, made: Made) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def whole(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page of the repository's own results, whose tables are as wide as tables get."""
-    folders = [RESULTS / name for name in ("table1", "compare", "regimes")]
     page = browser.new_page()
-    page.goto(report(folders, tmp_path_factory.mktemp("whole") / "r.html").as_uri())
+    page.goto(report(RESULTS, tmp_path_factory.mktemp("whole") / "r.html").as_uri())
     yield page
     page.close()
 
@@ -181,9 +181,8 @@ def test_nothing_is_wider_than_the_window_or_hard_to_read(opened: Any, width: in
 def test_no_name_is_run(browser: Any, tmp_path: Path) -> None:
     page, asked = browser.new_page(), []
     page.on("dialog", lambda dialog: asked.append(dialog.message) or dialog.dismiss())  # type: ignore[func-returns-value]
-    run = store(tmp_path / "run", cell("300", EVIL, 1e-5, 0, [0.1, 0.2]))
-    (run / "plan.json").write_text("{}")
-    out = report([run], tmp_path / "r.html")
+    run = kept(tmp_path / "run.jsonl", cell("300", EVIL, 1e-5, 0, [0.1, 0.2]))
+    out = write([run], [], tmp_path / "r.html")
     page.goto(out.as_uri())
     assert page.locator("#legend button").all_inner_texts() == [EVIL]
     assert asked == []
@@ -193,8 +192,7 @@ def test_no_name_is_run(browser: Any, tmp_path: Path) -> None:
 def test_a_page_without_table1_shows_the_others_alone(browser: Any, tmp_path: Path) -> None:
     page, wrong = browser.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    (tmp_path / "o.md").write_text("# Other\n\nWords.\n")
-    page.goto(report([tmp_path], tmp_path / "r.html").as_uri())
+    page.goto(write([], ["# Other\n\nWords.\n"], tmp_path / "r.html").as_uri())
     assert page.inner_text("#others p") == "Words."
     assert not page.locator("#choice").is_visible()
     assert not page.locator("#own").is_visible()
@@ -225,7 +223,7 @@ def test_no_table_is_cut_without_a_sign_and_verdicts_are_in_sight(whole: Any, wi
 
 
 def rows_with_a_lead() -> int:
-    texts = [path.read_text() for name in ("compare", "regimes") for path in (RESULTS / name).glob("*.md")]
+    texts = [*compare.texts(RESULTS), *regimes.texts(RESULTS)]
     return sum(len(re.findall(r"\| [+-]\S+ \| \**[+-][\d.]+\** \|$", text, flags=re.MULTILINE)) for text in texts)
 
 

@@ -15,7 +15,8 @@ from torch.nn import functional as fn
 from typer.testing import CliRunner
 
 import liftednn as lnn
-from benchmarks import constraints
+from experiments import constraints
+from experiments.store import Store
 from liftednn import LiftedClassifier, LiftedNetwork, LiftedRegressor
 from liftednn.base import Loss, Penalty
 from liftednn.cli import commands as cli
@@ -247,10 +248,10 @@ def test_help_names_every_penalty(command: str) -> None:
     assert [name for name in _NAMES if name not in shown] == []
 
 
-def test_cells_of_other_passes_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: list[str] = []
-    outcome = {"accuracy": 0.0, "violation": 0.0, "units": 0.0, "seconds": 0.0}
+def test_records_of_other_passes_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "constraints-cpu.jsonl")
     monkeypatch.setattr(constraints, "TRAININGS", {"l2": [L2(), L2()]})
-    for passes in (2, 4):
-        constraints.trainings(None, 2, passes, lambda key, work: keys.append(key) or outcome)  # type: ignore[arg-type, func-returns-value]
-    assert len(set(keys)) == 4
+    for passes, accuracy in ((2, 0.5), (4, 0.75)):
+        outcome = {"accuracy": accuracy, "violation": 0.0, "units": 0.0, "seconds": 0.0}
+        store.add(outcome, task="training", penalty="l2", passes=passes, seed=0)
+    assert [constraints.trainings(store, 1, passes)[0]["accuracy"] for passes in (2, 4)] == [0.5, 0.75]

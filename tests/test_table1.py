@@ -3,7 +3,6 @@ says what the files hold."""
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from dataclasses import replace
@@ -13,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from records import kept
 from torch import Tensor, nn
 
 import liftednn as lnn
-from liftednn.cli import commands as cli
-from liftednn.experiments import batched, cells, figure1, parts, rendering, search, starts, table1
-from liftednn.experiments.batched import Together, epoch_seconds, train_together
-from liftednn.experiments.cells import Plan
-from liftednn.experiments.datasets import Dataset
+from experiments import __main__ as cli
+from experiments import batched, cells, drawing, figure1, parts, rendering, search, starts, table1
+from experiments.batched import Together, epoch_seconds, train_together
+from experiments.cells import Plan
+from experiments.datasets import Dataset
+from experiments.settings import Settings
+from experiments.store import Store
 
 SIZES = (12, 8, 5, 4)
 
@@ -103,10 +105,10 @@ def test_a_batch_larger_than_the_data_is_the_data() -> None:
 @pytest.mark.gpu
 def test_the_recorded_step_is_the_plain_one() -> None:
     curves: dict[str, list[Tensor]] = {"cpu": [], "cuda": []}
-    for device, kept in curves.items():
+    for device, seen_there in curves.items():
         data = Dataset(*(part.to(device) for part in synthetic(dtype=torch.float64)))
         networks = Together([[starts.he(SIZES, s, data)] * 2 for s in (0, 1)], [1e-2, 1e-3], data)
-        train_together(networks, 3, 50, (0, 1), lambda epoch, seen, kept=kept: kept.append(seen.cpu()))  # type: ignore[misc]
+        train_together(networks, 3, 50, (0, 1), lambda epoch, seen, there=seen_there: there.append(seen.cpu()))  # type: ignore[misc]
     torch.testing.assert_close(curves["cpu"], curves["cuda"])
 
 
@@ -179,25 +181,21 @@ def test_a_phase_that_was_stopped_is_no_start(monkeypatch: pytest.MonkeyPatch) -
 
 
 def tiny(out: Path, **changes: Any) -> Plan:
-    plan = Plan(out, ((8,), (6, 5)), (1e-2, 1e-3), (1e-3,), (1e-2,), 2, 2, 50, 1, 5, 60, 150, True)
-    return replace(plan, **changes)
+    shape: Any = (((8,), (6, 5)), (1e-2, 1e-3), (1e-3,), (1e-2,), 2, 2, 50, 1, 5, 60, 150, True)
+    return replace(Plan(Store(out / "table1-cpu.jsonl"), *shape), **changes)
 
 
-def contents(out: Path) -> dict[str, Any]:
-    """All files by name, times aside."""
-
-    def without_times(facts: Any) -> Any:
-        return {k: v for k, v in facts.items() if "seconds" not in k}
-
-    return {str(p.relative_to(out)): without_times(json.loads(p.read_text())) for p in out.glob("**/*.json")}
+def contents(plan: Plan) -> list[Any]:
+    """All records, times aside."""
+    return [[fields, {k: v for k, v in value.items() if "seconds" not in k}] for fields, value, _ in plan.store.records]
 
 
 class Ticks:
-    """Counts steps and files, and is Ctrl-C at the chosen one."""
+    """Counts steps and writings, and is Ctrl-C at the chosen one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.last = 0, sys.maxsize
-        for place, name in ((Together, "step"), (cells, "write"), (search, "write")):
+        for place, name in ((Together, "step"), (Store, "add_all")):
             monkeypatch.setattr(place, name, self.counted(getattr(place, name)))
 
     def counted(self, work: Any) -> Any:
@@ -217,24 +215,22 @@ def test_kills_leave_what_one_run_leaves(
     # How many epochs fit into a phase depends on the clock; all else must not.
     monkeypatch.setattr(table1, "extra_epochs", lambda *given: 1)
     data, ticks, moments = synthetic(), Ticks(monkeypatch), random.Random(0)
-    assert table1.run(tiny(tmp_path / "once"), data) == 0
+    once, often = tmp_path / "once", tmp_path / "often"
+    table1.compute(tiny(once), data)
     total = ticks.count
     for _ in range(4):
         ticks.count, ticks.last = 0, moments.randint(1, total // 4)
-        assert table1.run(tiny(tmp_path / "often"), data) == 130
-        told = capsys.readouterr().err
-        assert "interrupted: " in told
-        assert "the same command goes on" in told
+        with pytest.raises(KeyboardInterrupt):
+            table1.compute(tiny(often), data)
+        assert "parts are done" in capsys.readouterr().err
     ticks.last = sys.maxsize
-    assert table1.run(tiny(tmp_path / "often"), data) == 0
-    once = contents(tmp_path / "once")
-    assert once == contents(tmp_path / "often")
+    table1.compute(tiny(often), data)
+    assert contents(tiny(once)) == contents(tiny(often))
     # 2 architectures: 5 trials, 2 timings, 2 seeds of 3 phases, 10 starts at 2 rates, more epochs, 4 starts as printed, 5 scaled.
-    assert len(once) == 1 + 2 * (5 + 2 + 2 * (3 + 10 * 2 + 1 + 4 + 5))
-    assert not list(tmp_path.glob("**/*.part"))
+    assert len(contents(tiny(once))) == 1 + 2 * (5 + 2 + 2 * (3 + 10 * 2 + 1 + 4 + 5))
     ticks.count = 0
-    assert table1.run(tiny(tmp_path / "often"), data) == 0
-    assert ticks.count == 1  # plan.json alone
+    table1.compute(tiny(often), data)
+    assert ticks.count == 0
 
 
 def test_a_scaled_reading_trains_at_its_own_rate(tmp_path: Path) -> None:
@@ -245,7 +241,8 @@ def test_a_scaled_reading_trains_at_its_own_rate(tmp_path: Path) -> None:
         plan, cells.Group((6,), "Xavier", starts.xavier, (), 0), rendering.SCALED, rendering.SCALE
     )
     group.compute(plan, data)
-    stored = cells.read(group.files(plan)[1e-5, 1])
+    stored = plan.store.get(kind="cell", rate=1e-5, seed=1)
+    assert stored is not None
     assert stored["parameters"]["rate"] == 1e-5
     assert stored["parameters"]["scale"] == 250
     assert group.done(plan)
@@ -254,74 +251,53 @@ def test_a_scaled_reading_trains_at_its_own_rate(tmp_path: Path) -> None:
     assert stored["accuracy"] == float(alone.scores())
 
 
-def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
-    cells.settle(tiny(tmp_path), synthetic())
+def test_a_store_of_another_plan_is_refused(tmp_path: Path) -> None:
+    cells.check_plan(tiny(tmp_path), synthetic())
     with pytest.raises(ValueError, match=r"holds figures with epochs 2, and these would have 3: name another folder"):
-        cells.settle(tiny(tmp_path, epochs=3), synthetic())
+        cells.check_plan(tiny(tmp_path, epochs=3), synthetic())
     with pytest.raises(ValueError, match=r"figures with trials 5, and these would have 1: name another folder"):
-        cells.settle(tiny(tmp_path, trials=1), synthetic())
+        cells.check_plan(tiny(tmp_path, trials=1), synthetic())
     with pytest.raises(ValueError, match="400 rows cannot be held back of 300"):
         search.split(tiny(tmp_path, held=400), synthetic())
 
 
-def test_a_plan_that_tells_no_trials_has_the_default_ones(tmp_path: Path) -> None:
-    cells.settle(tiny(tmp_path, trials=10), synthetic())
-    plan = cells.read(tmp_path / "plan.json")
-    assert plan.pop("trials") == 10
-    cells.write(tmp_path / "plan.json", plan)
+def test_a_plan_without_trials_has_the_default_ones(tmp_path: Path) -> None:
+    plan = tiny(tmp_path, trials=10)
+    plan.store.add({"epochs": 2, "batch": 50, "passes": 1, "rows": 300, "held": 60, "search_rows": 150}, kind="plan")
     with pytest.raises(ValueError, match="figures with trials 10, and these would have 3"):
-        cells.settle(tiny(tmp_path, trials=3), synthetic())
-    cells.settle(tiny(tmp_path, trials=10), synthetic())
+        cells.check_plan(tiny(tmp_path, trials=3), synthetic())
+    cells.check_plan(plan, synthetic())
 
 
-def test_a_file_that_is_not_whole_is_refused_in_words(tmp_path: Path) -> None:
-    plan, again = tiny(tmp_path), "remove it, and run the same command again"
-    made_up(tmp_path)
-    cells.write(tmp_path / "300" / "odd.json", {})
-    with pytest.raises(ValueError, match=r"odd.json is no figure of liftednn table1: name another folder"):
-        rendering.write_table(tmp_path)
-    cells.write(tmp_path / "300" / "odd.json", {"kind": "phase", "parameters": {"start": "He"}, "accuracy": 1})
-    with pytest.raises(ValueError, match=rf"odd.json is not whole, it lacks architecture, seed, .*: {again}"):
-        rendering.write_table(tmp_path)
-    (tmp_path / "300" / "odd.json").write_text("3")
-    with pytest.raises(ValueError, match=rf"odd.json is damaged: {again}"):
-        rendering.write_table(tmp_path)
-    cells.write(search.trial_file(plan, (8,), 0), {})
-    with pytest.raises(ValueError, match=r"trial0.json is not whole, it lacks lam, sweeps, accuracy_after_epoch"):
-        search.trial(plan, synthetic(), (8,), 1)
-    cells.write(cells.timing_file(plan, (8,), "adam"), {})
-    with pytest.raises(ValueError, match=r"timing-adam.json is not whole, it lacks epoch_seconds_alone"):
-        cells.Group((8,), "He", starts.he, (1e-2,), 1).compute(plan, synthetic())
+def test_a_group_needs_the_time_of_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no time of an epoch of 8: run table1, which measures it"):
+        cells.Group((8,), "He", starts.he, (1e-2,), 1).compute(tiny(tmp_path), synthetic())
 
 
-def test_cells_of_another_choice_or_damaged_ones_are_made_again(tmp_path: Path) -> None:
+def test_cells_of_another_choice_are_made_again(tmp_path: Path) -> None:
     plan, data = tiny(tmp_path), synthetic()
     cells.measure(plan, data, (8,), "adam")
     group = cells.Group((8,), "He", starts.he, (1e-2,), 1, settings={"lam": 1.0})
     assert not group.done(plan)
     group.compute(plan, data)
     assert group.done(plan)
-    assert not replace(group, settings={"lam": 2.0}).done(plan)
-    file = tmp_path / "8" / "he-1e-2-seed1.json"
-    stored = json.loads(file.read_text())
+    other = replace(group, settings={"lam": 2.0})
+    assert not other.done(plan)
+    other.compute(plan, data)
+    assert other.done(plan)
+    assert len([cell for cell in cells.cells(plan.store) if cell["kind"] == "cell"]) == 2  # the later ones count
+    stored, known = plan.store.find(kind="cell", seed=1)[0][1:]
     assert len(stored["curve"]) == 2
     assert stored["seconds_alone"] == pytest.approx(stored["epoch_seconds_alone"] + stored["start_seconds"])
-    assert stored["versions"]["torch"] == torch.__version__
-    cells.write(file, {})
-    assert not group.done(plan)
-    file.write_text("{")
-    assert not group.done(plan)
-    with pytest.raises(ValueError, match=r"he-1e-2-seed1.json is damaged: remove it"):
-        list(cells.cells(tmp_path))
+    assert known["torch"] == torch.__version__
 
 
 def test_the_time_of_a_phase_as_epochs(tmp_path: Path) -> None:
     plan = tiny(tmp_path, seeds=3)
     phase = cells.Group((8,), "Lifted (Fenchel)", starts.he, (1e-2,), 1, phase=True)
-    cells.write(cells.timing_file(plan, (8,), "adam"), {"epoch_seconds_alone": 0.5})
-    paths = [path for (rate, _), path in phase.files(plan).items() if rate is None]
-    for path, seconds in zip(paths, (1.2, 90.0, 1.3), strict=True):
-        cells.write(path, {"start_seconds": seconds})
+    plan.store.add({"epoch_seconds_alone": 0.5}, kind="timing", architecture="8", method="adam")
+    for seed, seconds in enumerate((1.2, 90.0, 1.3)):
+        plan.store.add({"start_seconds": seconds}, kind="phase", architecture="8", start=phase.name, seed=seed)
     assert cells.extra_epochs(plan, (8,), phase) == 3
 
 
@@ -329,11 +305,9 @@ def test_the_search_resumes_and_chooses_twice(tmp_path: Path) -> None:
     plan = tiny(tmp_path, trials=6)
     for number, lam in enumerate((0.01, 0.1, 1.0, 10.0, 100.0)):
         scores = {"accuracy_after_epoch": 0.9 - 0.1 * abs(number - 1), "accuracy_alone": 0.9 - 0.1 * abs(number - 3)}
-        facts = {"kind": "trial", "parameters": {"architecture": "8"}, "number": number, "lam": lam, "sweeps": 1}
-        cells.write(search.trial_file(plan, (8,), number), facts | scores)
+        plan.store.add({"lam": lam, "sweeps": 1, **scores}, kind="trial", architecture="8", number=number)
     search.trial(plan, synthetic(), (8,), 5)
-    stored = cells.read(search.trial_file(plan, (8,), 5))
-    past = [cells.read(search.trial_file(plan, (8,), number)) for number in range(5)]
+    *past, stored = plan.store.values(kind="trial")
     assert search.proposal(past) == search.proposal(past) == (stored["lam"], stored["sweeps"])
     assert stored["rows"] == 150
     assert stored["seconds"] > 0
@@ -352,43 +326,43 @@ def test_the_search_never_sees_the_test_rows(tmp_path: Path) -> None:
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(search, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'pip install "liftednn\[tune\]"'):
-        table1.run(tiny(tmp_path), synthetic())
+        table1.compute(tiny(tmp_path), synthetic())
 
 
-def store(out: Path, net: str, start: str, rate: float | None, seed: int, curve: list[float]) -> None:
-    """A made-up file, as a run would leave it."""
-    known = {"liftednn": "1", "torch": "2", "python": "3", "device": "cpu"}
+def figure(net: str, start: str, rate: float | None, seed: int, curve: list[float]) -> dict[str, Any]:
+    """A made-up record, as a run would leave it."""
+    known = {"liftednn": "1", "torch": "2", "python": "3", "processor": "x", "device": "cpu"}
     parameters: dict[str, Any] = {"architecture": net, "start": start}
     facts = {"accuracy": curve[-1], "seed": seed, "rows": 60_000, "versions": known, "start_seconds": 2.0}
     if rate is None:
-        cells.write(out / net / f"{start}-phase-{seed}.json", facts | {"kind": "phase", "parameters": parameters})
-        return
+        return facts | {"kind": "phase", "parameters": parameters}
     facts |= {"kind": "cell", "curve": curve, "seconds_alone": 19.0, "epoch_seconds_alone": 1.0}
     facts["group_training_seconds"] = 5.0
-    facts["parameters"] = parameters | {"rate": rate, "epochs": 17, "batch": 100}
-    cells.write(out / net / f"{start}-{rate}-{seed}.json", facts)
+    return facts | {"parameters": parameters | {"rate": rate, "epochs": 17, "batch": 100}}
 
 
-def store_trial(out: Path, number: int, **more: Any) -> None:
+def one_trial(number: int, **more: Any) -> dict[str, Any]:
     facts = {"kind": "trial", "parameters": {"architecture": "300"}, "number": number, "seed": 0, "rows": 50_000}
-    facts |= {"lam": 0.1234, "sweeps": 2, "accuracy_alone": 0.8, "accuracy_after_epoch": 0.9, "versions": {}}
-    cells.write(out / "search" / f"300-trial{number}.json", facts | more)
+    return facts | {"lam": 0.1234, "sweeps": 2, "accuracy_alone": 0.8, "accuracy_after_epoch": 0.9} | more
 
 
-def made_up(out: Path) -> None:
+def rendered(store: Store) -> str:
+    return rendering.table(list(cells.cells(store)))
+
+
+def made_up(folder: Path) -> Store:
+    facts = []
     for net in figure1.ARCHITECTURES:
         for seed in (0, 1):
-            store(out, net, rendering.ALONE, None, seed, [0.8])
-            store(out, net, "He", 1e-5, seed, [0.1, 0.5, 0.90 + 0.02 * seed])
-            store(out, net, rendering.EUCLIDEAN, 1e-5, seed, [0.8, 0.85, 0.95])
-            store(out, net, "Xavier" + rendering.LITERAL, 1e-5, seed, [0.1, 0.2, 0.3])
+            facts.append(figure(net, rendering.ALONE, None, seed, [0.8]))
+            facts.append(figure(net, "He", 1e-5, seed, [0.1, 0.5, 0.90 + 0.02 * seed]))
+            facts.append(figure(net, rendering.EUCLIDEAN, 1e-5, seed, [0.8, 0.85, 0.95]))
+            facts.append(figure(net, "Xavier" + rendering.LITERAL, 1e-5, seed, [0.1, 0.2, 0.3]))
+    return kept(folder / "table1-cpu.jsonl", *facts)
 
 
-def test_the_table_is_what_the_files_say(tmp_path: Path) -> None:
-    made_up(tmp_path)
-    store_trial(tmp_path, 0)
-    text = rendering.write_table(tmp_path)
-    assert (tmp_path / "table1.md").read_text() == text
+def test_the_table_is_what_the_records_say(tmp_path: Path) -> None:
+    text = rendered(kept(made_up(tmp_path).path, one_trial(0)))
     blank = "  |" * 5
     accuracy = "| 300 | 0.8000 ± 0.0000 [0.898 ± 0.005] |  |  |  |  | 0.9100 ± 0.0141 |  |  |  |  "
     accuracy += "| **0.9500 ± 0.0000** [0.962 ± 0.003] |  |  |"
@@ -402,30 +376,27 @@ def test_the_table_is_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
-    made_up(tmp_path)
+    path = made_up(tmp_path).path
     # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
-    store_trial(tmp_path, 0)
     told = "first weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
-    assert f"took 62 s: search 0 s, beside 1 of 1 trials whose time is not stored, {told}" in rendering.write_table(
-        tmp_path
-    )
-    store_trial(tmp_path, 0, seconds=3.0)
-    assert f"took 65 s: search 3 s, {told}" in rendering.write_table(tmp_path)
+    search_ = "search 0 s, beside 1 of 1 trials whose time is not stored"
+    assert f"took 62 s: {search_}, {told}" in rendered(kept(path, one_trial(0)))
+    assert f"took 65 s: search 3 s, {told}" in rendered(kept(path, one_trial(0, seconds=3.0)))
 
 
 def test_the_table_tells_how_close_the_random_columns_come(tmp_path: Path) -> None:
     """Distances of means; an average over seeds and columns, and a count."""
+    facts = []
     for rate in (1e-5, 1e-6):
-        store(tmp_path, "300", "Xavier", rate, 0, [0.1, 0.5, rendering.PAPER["300", "Xavier", rate].mean + 0.01])
-        store(tmp_path, "300", "Normal", rate, 0, [0.1, 0.5, rendering.PAPER["300", "Normal", rate].mean - 0.03])
-    text = rendering.write_table(tmp_path)
+        for name, gap in (("Xavier", 0.01), ("Normal", -0.03)):
+            facts.append(figure("300", name, rate, 0, [0.1, 0.5, rendering.PAPER["300", name, rate].mean + gap]))
+    text = rendered(kept(tmp_path / "t.jsonl", *facts))
     assert "| Adam, sigma = 0.1 | 0.0200, 1 of 2 | 0.0200, 1 of 2 |" in text
     assert "| as printed |" not in text
 
 
 def test_figures_of_fewer_rows_stand_without_the_paper_s(tmp_path: Path) -> None:
-    made_up(tmp_path)
-    few = [cell | {"rows": 6000} for cell in cells.cells(tmp_path) if cell["seed"] == 0]
+    few = [cell | {"rows": 6000} for cell in cells.cells(made_up(tmp_path)) if cell["seed"] == 0]
     text = rendering.table(few)
     assert "[0." not in text
     assert "batch 100; one seed; the best of a row in bold. Our Model" in text
@@ -438,43 +409,32 @@ def test_the_paper_s_table_is_whole() -> None:
     assert str(rendering.PAPER["300", "Xavier", 1e-5]) == "0.923 ± 0.005"
 
 
-def test_the_figure_is_drawn_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(FileNotFoundError, match=r"make it with  liftednn table1 --out"):
-        figure1.figure1(run, tmp_path / "f.png")
-    run.mkdir()
-    with pytest.raises(ValueError, match=r"no cells of 300 at rate 1e-5: make them with  liftednn table1"):
-        figure1.figure1(run, tmp_path / "f.png")
-    made_up(run)
+def test_the_figure_is_drawn_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"no cells of 300 at rate 1e-5: make them with  python -m experiments table1"):
+        figure1.figure1(Store(tmp_path / "none.jsonl"), tmp_path / "f.png")
+    run = made_up(tmp_path)
     curve = figure1.curves(run, "300", 1e-5)[0]
     assert curve.name == "He"
-    assert curve.mean == pytest.approx([0.1, 0.5, 0.91])
-    assert curve.deviation == pytest.approx([0, 0, 0.0141421], abs=1e-6)
+    assert curve.accuracy == [[0.1, 0.5, 0.9], [0.1, 0.5, 0.92]]
     assert curve.seconds == [2.0, 3.0, 4.0]
-    assert set(rendering.STYLES) == set(rendering.COLUMNS)
-    for told in ([dashes for _, dashes in rendering.STYLES.values()], figure1._MARKS.values()):
-        assert len(set(told)) == len(rendering.COLUMNS)  # grey print has nothing else to tell them apart
     assert figure1.figure1(run, tmp_path / "f.png") == [tmp_path / "f.png", tmp_path / "f.svg"]
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "Lifted (euclidean)" in (tmp_path / "f.svg").read_text()
-    monkeypatch.setattr(figure1, "find_spec", lambda name: None)
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'pip install "liftednn\[plot\]"'):
         figure1.figure1(run, tmp_path / "f.png")
 
 
-def test_plans_of_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = table1.plan_of(device="cuda")
+def test_plans_of_command_lines(tmp_path: Path) -> None:
+    whole = table1.plan_of(Settings(device="cuda", results=tmp_path))
     assert (len(whole.architectures), whole.seeds, whole.epochs, whole.trials) == (5, 5, 17, 10)
-    assert (whole.out, whole.search_rows) == (Path("results/table1"), None)
-    assert table1.plan_of().search_rows == 20_000
-    quick = table1.plan_of(quick=True, architectures="20,20-10")
-    assert (quick.out, quick.architectures, quick.epochs) == (Path("results/table1-quick"), ((20,), (20, 10)), 2)
+    assert (whole.store.path, whole.search_rows) == (tmp_path / "table1-cuda.jsonl", None)
+    assert table1.plan_of(Settings(results=tmp_path)).search_rows == 20_000
+    quick = table1.plan_of(Settings(quick=True, results=tmp_path, only=("20", "20-10")))
+    assert (quick.architectures, quick.epochs) == (((20,), (20, 10)), 2)
     for wrong in ("a", "300,", "300-0", "-3"):
-        with pytest.raises(ValueError, match="--architectures must be widths of hidden layers"):
-            table1.plan_of(architectures=wrong)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="needs a GPU and a torch built for it, and finds none here"):
-        table1.table1(whole, "cuda")
+        with pytest.raises(ValueError, match="--only takes widths of hidden layers"):
+            table1.plan_of(Settings(results=tmp_path, only=(wrong,)))
 
 
 def command(*arguments: object) -> Any:
@@ -485,23 +445,19 @@ def command(*arguments: object) -> Any:
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(table1, "mnist", lambda device: synthetic(1200))
-    order = ("--quick", "--architectures", "8", "--trials", 1, "--out", tmp_path / "run")
+    monkeypatch.setattr(table1, "small", lambda data, rows: data)
+    order = ("--quick", "--only", "8", "--results", tmp_path)
     assert command("table1", *order) == 0
     told = capsys.readouterr()
     assert "## Accuracy, rate 1e-5" in told.out
-    assert "1 of 14  8, search 1" in told.err
-    assert (tmp_path / "run" / "table1.md").read_text() in told.out
+    assert "1 of 15  8, search 1" in told.err
     assert command("table1", *order) == 0
-    assert capsys.readouterr().err == ""
-    assert command("figure1", tmp_path / "run", "--out", tmp_path / "f.png") == 2
+    again = capsys.readouterr()
+    assert (again.out, again.err) == (told.out, "")
+    assert command("figure1", "--results", tmp_path, "--out", tmp_path / "f.png") == 2
     assert "no cells of 300 at rate 1e-5" in capsys.readouterr().err
-    assert command("table1", *order[:-1], tmp_path / "run" / "table1.md") == 2
-    assert "table1.md is no folder and cannot be made one (File exists): name another" in capsys.readouterr().err
-    cells.write(tmp_path / "run" / "search" / "odd.json", {})
-    assert command("table1", *order) == 2
-    assert "odd.json is no figure of liftednn table1" in capsys.readouterr().err
     made_up(tmp_path / "made")
-    assert command("figure1", tmp_path / "made", "--out", tmp_path / "f.png") == 0
+    assert command("figure1", "--results", tmp_path / "made", "--out", tmp_path / "f.png") == 0
     assert (tmp_path / "f.svg").exists()
 
 
@@ -509,14 +465,25 @@ def test_ctrl_c_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(table1, "mnist", lambda device: synthetic(1200))
+    monkeypatch.setattr(table1, "small", lambda data, rows: data)
     Ticks(monkeypatch).last = 100
-    assert command("table1", "--quick", "--architectures", "8", "--trials", 1, "--out", tmp_path / "run") == 130
+    assert command("table1", "--quick", "--only", "8", "--results", tmp_path) == 130
     told = capsys.readouterr().err
-    assert "parts are done and stored in" in told
-    assert "no file was written" not in told
-    for wrong in (["--seeds", "0"], ["--architectures", "x"]):
-        assert command("table1", *wrong) == 2
-    assert command("figure1", tmp_path / "nothing", "--out", tmp_path / "f.png") == 2
+    assert "parts are done" in told
+    assert "what is done is stored, and the same command goes on" in told
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for wrong, words in (
+        (["table1", "--seeds", "0"], "--seeds"),
+        (["table1", "--only", "x"], "--only takes widths"),
+        (["table1", "--device", "cuda"], "needs a GPU and a torch built for it, and finds none here"),
+        (["tabel1"], "there is no experiment 'tabel1': the names are table1, compare"),
+        (["nnls", "--only", "x"], "nnls takes no --only: leave it out"),
+        (["figures", "--device", "cuda"], "figures runs on the CPU alone: leave out --device"),
+        (["figure1", "--results", str(tmp_path / "none")], "holds no table1: make it with"),
+        (["figure1", "--results", str(tmp_path), "--out", "f.gif"], "f.gif must end in .png"),
+    ):
+        assert command(*wrong) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,30 +1,12 @@
-"""The training benchmark: cells survive a crash and run once, times and tables are what the cells say, methods learn."""
+"""The training benchmark: times and tables are what the records say, methods learn."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.training import METHODS, Cells, Task, settings, summary, time_to, train
-
-
-def test_cells_run_once_and_survive_a_crash(tmp_path: Path) -> None:
-    path, runs = tmp_path / "cells.jsonl", []
-
-    def work(name: str) -> dict[str, object]:
-        runs.append(name)
-        return {"accuracy": [0.5], "seconds": [1.0], "settings": {}}
-
-    first = Cells(path)
-    for name in ("a", "b", "a"):
-        first(name, lambda name=name: work(name))  # type: ignore[misc]
-    path.write_text(path.read_text() + '{"key": "c", "accur')  # the line a crash cuts off
-    again = Cells(path)
-    assert set(again.done) == {"a", "b"}
-    again("b", lambda: work("b"))
-    again("c", lambda: work("c"))
-    assert runs == ["a", "b", "c"]
-    assert set(Cells(path, keep=False).done) == {"a", "b", "c"}
+from experiments.store import Store
+from experiments.training import METHODS, Task, settings, summary, time_to, train
 
 
 def test_the_time_to_a_goal_is_the_end_of_the_first_pass_that_reaches_it() -> None:
@@ -34,11 +16,12 @@ def test_the_time_to_a_goal_is_the_end_of_the_first_pass_that_reaches_it() -> No
 
 
 def test_the_summary_is_of_the_last_pass(tmp_path: Path) -> None:
-    cells = Cells(tmp_path / "cells.jsonl")
+    store = Store(tmp_path / "cells.jsonl")
     for seed, last in enumerate((0.9, 0.8, 0.7)):
         cell = {"accuracy": [0.95, last], "seconds": [1.0, 2.0 + seed], "settings": {}}
-        cells(f"mnist 300; Adam; seed {seed}", lambda cell=cell: cell)  # type: ignore[misc]
-    (row,) = summary(cells, "mnist 300")
+        store.add(cell, task="mnist 300", method="Adam", seed=seed)
+    store.add(cell, task="mnist 300", method="Adam", stage="choose", passes=2, settings={"rate": 1})
+    (row,) = summary(store, "mnist 300")
     assert (row["method"], row["seeds"], row["last"], row["seconds"]) == ("Adam", 3, 0.8, 3.0)
     assert row["spread"] == pytest.approx(0.2)
     assert row["mean"] == pytest.approx(0.8)

@@ -36,7 +36,6 @@ Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid
 Task = StrEnum("Task", "auto classification regression")
 Loss = StrEnum("Loss", "auto squared absolute huber quantile")
 Place = StrEnum("Place", "cpu cuda")
-Sets = StrEnum("Sets", "mnist fashion cifar10 adult uci california")
 Grain = StrEnum("Grain", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
@@ -179,99 +178,6 @@ def init(
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
     output.tell(trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json)
-
-
-@app.command(epilog="Example:  liftednn demo --out demo.png")
-def demo(out: Annotated[Path, typer.Option(help="Where to draw it.")] = Path("demo.png")) -> None:
-    """Train 784-300-10 on MNIST, lifted and standard, and draw it; a few minutes."""
-    from liftednn.experiments.demo import main as run
-
-    run([str(out)])
-
-
-@app.command(epilog="Example:  liftednn table1 --quick, or with a GPU:  liftednn table1 --device cuda")
-def table1(
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for figures and table; results/table1 if not given.")
-    ] = None,
-    device: Device = Place.cpu,
-    quick: Annotated[bool, typer.Option("--quick", help="A minute on a CPU, to see that all works.")] = False,
-    architectures: Annotated[str | None, typer.Option(help="As 300,300-100; by default the paper's five.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Of first weights and order of rows; by default 5.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Of the search for lam and sweeps; by default 10.")] = None,
-    literal: Annotated[
-        bool, typer.Option("--literal", help="Also other readings: SGD, as printed and as fits.")
-    ] = False,
-) -> None:
-    """Table 1 of the paper on MNIST, with the columns that it lacks. Every figure is a file: stop at any moment, and the same command
-    goes on."""
-    from liftednn.experiments import table1 as run
-
-    plan = run.plan_of(out, device.value, quick, architectures, seeds, trials, literal)
-    code = run.table1(plan, device.value, quick)
-    if code:
-        sys.exit(code)  # what was interrupted has said so itself, and its files stay
-
-
-@app.command(epilog="Example:  liftednn compare --data fashion --device cuda")
-def compare(
-    data: Annotated[Sets, typer.Option(help="What to compare on; uci is eight regression sets.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for figures and tables; results/compare if not given.")
-    ] = None,
-    device: Device = Place.cpu,
-    quick: Annotated[bool, typer.Option("--quick", help="Small and short, to see that all works.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, max=5, help="Of the test; by default 5.")] = None,
-) -> None:
-    """Standard networks from lifted and from random weights on other data, at a small rate and at a tuned one for the same total time.
-    Stop at any moment, and the same command goes on."""
-    from liftednn.experiments.compare import compare as run
-
-    code = run(out, data.value, device.value, quick, seeds)
-    if code:
-        sys.exit(code)
-
-
-@app.command(epilog="Example:  liftednn regimes --device cuda")
-def regimes(
-    out: Annotated[Path, typer.Option(help="The folder for figures and table.")] = Path("results/regimes"),
-    device: Device = Place.cpu,
-    only: Annotated[list[str] | None, typer.Option(help="A kind of setting, as 'few rows'; again for more.")] = None,
-) -> None:
-    """Where lifted weights help most at tuned settings and equal total time: tried on held-back rows, tested once with fresh seeds.
-    Hours without a GPU. Stop at any moment, and the same command goes on."""
-    from liftednn.experiments.regimes import regimes as run
-
-    code = run(out, device.value, only or ())
-    if code:
-        sys.exit(code)
-
-
-@app.command(epilog="Example:  liftednn figure1 results/table1 --out figure1.png")
-def figure1(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `liftednn table1` wrote.")],
-    out: Annotated[Path, typer.Option(help="The picture, .png; an .svg is written beside it.")] = Path("figure1.png"),
-) -> None:
-    """Figure 1 of the paper: test accuracy against epochs and against wall time, from the files of table1."""
-    from liftednn.experiments.figure1 import figure1 as draw
-
-    _check_place(out, ending=".png")
-    for path in draw(run, out):
-        typer.echo(str(path))
-
-
-@app.command(epilog="Example:  liftednn report results/table1 results/compare results/regimes --out report.html")
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of `table1`, `compare` and `regimes`, in any order.")
-    ],
-    out: Annotated[Path, typer.Option(help="The page, .html.")] = Path("report.html"),
-) -> None:
-    """One page to look through: tables beside the paper's, curves, the search, and what was run. It needs no network."""
-    from liftednn.experiments.report import report as write
-
-    _check_place(out, ending=".html")
-    typer.echo(str(write(runs, out)))
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,123 @@
+"""The experiments as a program: `python -m experiments NAME`; `python -m experiments --help` lists the names.
+
+What is stored is not run again: stop at any moment, and the same command goes on. Exit codes are those of the `liftednn` command.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from experiments.settings import Settings
+from experiments.store import RESULTS
+from liftednn.cli import output
+from liftednn.data.validation import check_device
+
+__all__ = ["EXPERIMENTS", "PAGES", "app", "main", "run"]
+
+# What is measured, and stored: a module with `run(settings)`. Its `TAKES` are the options, beyond the common ones, that it takes.
+EXPERIMENTS = {
+    "table1": "experiments.table1",
+    "compare": "experiments.compare",
+    "regimes": "experiments.regimes",
+    "training": "experiments.training",
+    "estimators": "experiments.estimators",
+    "initialisation": "experiments.initialisation",
+    "robust": "experiments.robust",
+    "refit": "experiments.refit",
+    "constraints": "experiments.constraints",
+    "regression": "experiments.regression",
+    "paper-model": "experiments.paper_model",
+    "nnls": "experiments.nnls",
+    "sweep": "experiments.sweep",
+    "memory": "experiments.memory",
+    "streaming": "experiments.streaming",
+    "gpu": "experiments.gpu",
+    "variants": "experiments.variants",
+}
+# What shows it: from the store alone, the demonstration apart.
+PAGES = {
+    "demo": "experiments.demo",
+    "figure1": "experiments.figure1",
+    "report": "experiments.report",
+    "figures": "experiments.figures",
+}
+
+Place = StrEnum("Place", "cpu cuda")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+# What typer raises for a wrong command line, wherever its version keeps it.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+@app.command(
+    epilog="Example:  python -m experiments table1 --quick, or with a GPU:  python -m experiments table1 --device cuda"
+)
+def _command(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join((*EXPERIMENTS, *PAGES))}.", metavar="NAME")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny, seconds, to see that all works; stored only where --results says.")
+    ] = False,
+    device: Annotated[Place, typer.Option(help="Where to compute.")] = Place.cpu,
+    results: Annotated[
+        Path | None, typer.Option(help="The folder of the store; by default the repository's results.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, where there is a choice.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A part alone: an architecture of table1, a set of compare, a kind of regimes. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture or the page, where one is made.")] = None,
+) -> None:
+    """Run an experiment, or show what is stored of all of them (demo, figure1, report, figures)."""
+    given = Settings(quick, device.value, results or RESULTS, seeds, tuple(only or ()), out)
+    if name in EXPERIMENTS:
+        check_device(device.value)
+    if quick and results is None and name in EXPERIMENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            run(name, replace(given, results=Path(folder)))
+    else:
+        run(name, given)
+
+
+def run(name: str, settings: Settings) -> None:
+    """Run one of `EXPERIMENTS` or `PAGES`."""
+    known = EXPERIMENTS | PAGES
+    if name not in known:
+        raise ValueError(f"there is no experiment {name!r}: the names are {', '.join(known)}")
+    module = import_module(known[name])
+    takes = getattr(module, "TAKES", ())
+    if settings.device != "cpu" and "device" not in takes:
+        raise ValueError(f"{name} runs on the CPU alone: leave out --device")
+    for option in ("seeds", "only", "out"):
+        if getattr(settings, option) and option not in takes:
+            raise ValueError(f"{name} takes no --{option}: leave it out")
+    module.run(settings)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line, and exit with its code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(given or ["--help"], prog_name="python -m experiments", standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except _UsageError as error:
+        code = output.fail(f"{error.format_message()} See python -m experiments --help", 2, False)
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        code = output.fail(str(error), 2, False)
+    if code == 130:
+        output.fail("interrupted: what is done is stored, and the same command goes on from there", 130, False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The tables of what standard networks find hard, in Markdown: from the stores of robust, refit, constraints and regression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments import constraints as constrained
+from experiments import refit as refits
+from experiments import regression as regressions
+from experiments import robust as robusts
+from experiments.store import RESULTS, open_store
+from experiments.tables import grid
+
+Row = dict[str, Any]
+
+
+def columns(title: str, found: Sequence[Row], names: Sequence[str], form: str = ".4g") -> list[str]:
+    """A table of some columns, the first under another name."""
+    body = [[_shown(row.get(name, ""), form) for name in names] for row in found]
+    return [*grid([title, *names[1:]], body), ""]
+
+
+def _shown(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, float) else str(value)
+
+
+def robust() -> list[str]:
+    """The cost of a block, then for each set the accuracy at every level of noise, and where the robust networks win and lose."""
+    store = open_store(RESULTS, "robust")
+    lines = columns(
+        "a W-step of 784-300 on MNIST", store.values(task="cost"), ("block", "rows", "seconds", "times ridge")
+    )
+    judged: list[Row] = []
+    for name in robusts.SIZES:
+        found = robusts.summary(store, name)
+        judged += robusts.verdicts(found)
+        own = [row | {"at": f"{row['noise']} {row['level']:g}"} for row in found]
+        methods = [key for key in own[0] if key not in ("set", "noise", "level", "spreads", "at")]
+        lines += columns(f"{name}, test accuracy, mean of 5 seeds", own, ("at", *methods), ".4f")
+    judged = [row | {"clean": f"{row['clean']:+.4f}"} for row in judged if row["against"] != row["ours"]]
+    return (
+        lines
+        + columns("by more than two deviations", judged, ("set", "ours", "against", "clean", "wins", "loses"))[:-1]
+    )
+
+
+def refit() -> list[str]:
+    """Errors of the fixed slopes, and by how much per cent learned ones change that of slope 0.01."""
+    found, learned = refits.summary(open_store(RESULTS, "refit")), ("learned, layer", "learned, unit")
+    body = [
+        [
+            row["set"],
+            *(f"{row[kind]:.4g}" for kind in ("ReLU", "slope 0.01", *learned)),
+            *(f"{row[f'{kind}: change %']:+.1f} ± {row[f'{kind}: sd %']:.1f}" for kind in learned),
+            *(f"{row[f'{kind}: median slope']:.3f}" for kind in learned),
+            *(f"{row[f'{kind} s']:.1f}" for kind in ("slope 0.01", *learned)),
+        ]
+        for row in found
+    ]
+    head = ["RMSE on test rows, mean of 5 splits", "ReLU", "slope 0.01", "learned, layer", "learned, unit"]
+    head += ["layer, %", "unit, %", "median slope, layer", "unit", "s, slope 0.01", "layer, s", "unit, s"]
+    return [*grid(head, body), "", *(f"{refits.verdict(found, kind)}  " for kind in learned)]
+
+
+def constraints() -> list[str]:
+    """What a block costs, and what trainings reach."""
+    store = open_store(RESULTS, "constraints")
+    cost = (
+        "shape",
+        "penalty",
+        "method",
+        "iterations",
+        "kkt",
+        "violation",
+        "times ridge, given",
+        "times ridge, forming",
+    )
+    steps = columns("a W-step on MNIST, 60,000 rows", store.values(task="step"), cost, ".2g")
+    reached = ("penalty", "accuracy", "sd", "violation", "units", "seconds")
+    return steps + columns("784-300-10, 5 seeds", constrained.trainings(store), reached)[:-1]
+
+
+def regression() -> list[str]:
+    """Clean sets, outliers, quantiles."""
+    found = regressions.tables(open_store(RESULTS, "regression"))
+    methods = [key for key in found["mean rank"] if key in found["clean"][0]]
+    body = [[row["set"], *(f"{row[who]:.4g} ± {row[f'{who} sd']:.2g}" for who in methods)] for row in found["clean"]]
+    body.append(["mean rank", *(f"{found['mean rank'][who]:.2f}" for who in methods)])
+    timed = [key.removesuffix(" s") for key in found["clean"][0] if key.endswith(" s")]
+    means = {who: sum(row[f"{who} s"] for row in found["clean"]) / len(found["clean"]) for who in timed}
+    body.append(["mean seconds", *(f"{means[who.split(',')[0]]:.2f}" for who in methods)])
+    lines = [*grid(["RMSE on test rows, mean of 5 splits", *methods], body), ""]
+    errors = ("set", "method", "rmse", "rmse sd", "mae", "mae sd")
+    lines += columns("a tenth of the training responses moved", found["outliers"], errors)
+    names = [key for key in found["quantiles"][0] if key.split()[0] in ("cover", "pinball")]
+    return lines + columns("quantiles on the test rows", found["quantiles"], ("set", "method", *names))[:-1]

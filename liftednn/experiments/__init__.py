@@ -1,1 +1,0 @@
-"""Experiments (sec. 7): data sets and the demonstration."""

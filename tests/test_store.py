@@ -1,0 +1,90 @@
+"""The store: what is there is not run again, a line that a crash has cut off is forgotten, and settings can be added later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.store import RESULTS, Store, existing, open_store
+
+
+def test_work_is_done_once_and_survives_a_crash(tmp_path: Path) -> None:
+    path, done = tmp_path / "deep" / "s-cpu.jsonl", list[str]()
+
+    def work(name: str) -> dict[str, Any]:
+        done.append(name)
+        return {"score": 0.5, "sizes": (3, 4)}
+
+    first = Store(path)
+    for name in ("a", "b", "a"):
+        assert first(lambda name=name: work(name), name=name) == {"score": 0.5, "sizes": [3, 4]}  # type: ignore[misc]
+    with path.open("a") as file:
+        file.write('{"name": "c", "val')  # the line a crash cuts off
+    again = Store(path)
+    assert [record.fields for record in again.records] == [{"name": "a"}, {"name": "b"}]
+    again(lambda: work("b"), name="b")
+    again(lambda: work("c"), name="c")
+    assert done == ["a", "b", "c"]
+    assert [record.fields["name"] for record in Store(path).records] == ["a", "b", "c"]
+
+
+def test_work_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted() -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    store = Store(tmp_path / "s.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        store(interrupted, name="a")
+    assert not store.path.exists()
+
+
+def test_of_two_records_with_the_same_name_the_later_one_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.jsonl")
+    for value in (1, 2):
+        store.add({"score": value}, name="a", sizes=(1, 2))
+    for each in (store, Store(store.path)):
+        assert each.values(name="a") == [{"score": 2}]
+        assert each.get(sizes=[1, 2]) == {"score": 2}
+    assert len(store.path.read_text().splitlines()) == 2  # lines are only ever added
+
+
+def test_a_field_that_a_record_lacks_has_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    Store(path).add({"score": 1}, name="a")
+    later = Store(path, defaults={"batch": 100})
+    assert later.get(name="a", batch=100) == {"score": 1}
+    assert later.get(name="a", batch=500) is None
+    assert later.get(name="a", stage=None) == {"score": 1}
+    later.add({"score": 2}, name="a", batch=500)
+    later.add({"score": 3}, name="a", batch=100)
+    assert later.values(name="a") == [{"score": 3}, {"score": 2}]
+    assert later.find(name="b") == []
+
+
+def test_a_line_that_is_no_record_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    whole = {"name": "a", "value": {}, "machine": {}}
+    for wrong in ("{", "3", '{"name": "a"}'):
+        path.write_text(json.dumps(whole) + "\n" + wrong + "\n")
+        with pytest.raises(ValueError, match=r"line 2 of .*s.jsonl is no record .*: remove the line"):
+            Store(path)
+
+
+def test_progress_tells_what_was_done(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = open_store(tmp_path, "nnls", tell=told.append)
+    for _ in range(2):
+        store(lambda: {"x": 1}, name="badly conditioned", rows=20)
+    assert [line.rsplit(":", 1)[0] for line in told] == ["nnls-cpu: badly conditioned, 20"]
+    assert [each.path.name for each in existing(tmp_path, "nnls")] == ["nnls-cpu.jsonl"]
+
+
+def test_the_repository_s_records_can_be_read() -> None:
+    paths = sorted(RESULTS.glob("*.jsonl"))
+    assert sum(len(Store(path).records) for path in paths) > 4000
+    for path in paths:
+        assert len(Store(path).records) == path.read_bytes().count(b"\n")
+    assert len(list(RESULTS.iterdir())) < 60
