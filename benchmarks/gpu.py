@@ -60,7 +60,7 @@ def adam(data: Dataset, batch: int) -> Callable[[], None]:
 
 def ours(data: Dataset, net: lnn.LiftedNetwork, batch: int) -> Run:
     with torch.no_grad():
-        return Run(lnn.MiniBatch(max_iter=PASSES, batch_size=batch), net, source_of(data.x, data.y))
+        return Run(lnn.MiniBatch(passes=PASSES, batch_size=batch), net, source_of(data.x, data.y))
 
 
 def engines(data: Dataset, batch: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def engines(data: Dataset, batch: int) -> dict[str, Any]:
 def measure(data: Dataset, batch: int, precision: str) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     net = network(data, precision == "bfloat16")
-    fit = lnn.MiniBatch(max_iter=PASSES, batch_size=batch).run(net, data.x, data.y)
+    fit = lnn.MiniBatch(passes=PASSES, batch_size=batch).run(net, data.x, data.y)
     run, other = ours(data, net, batch), adam(data, batch)
     passes = run.passes()
     next(passes)

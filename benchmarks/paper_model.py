@@ -34,7 +34,7 @@ def cell(name: str, architecture: str, activation: str, lam: float, seed: int, d
         stored: dict[str, Any] = json.loads(path.read_text())
         return stored
     network = lnn.LiftedNetwork.mlp(ARCHITECTURES[architecture], activation=activation, lam=lam, rho=1e-3)
-    bcd = lnn.BCD(max_iter=SWEEPS, tol=0.0, seed=seed, block_tol=1e-3)
+    bcd = lnn.BCD(passes=SWEEPS, tol=0.0, seed=seed, block_tol=1e-3)
     started = time.perf_counter()
     solution = bcd.run(network, data.x, data.y)
     spent = time.perf_counter() - started

@@ -97,7 +97,7 @@ def rising_lam() -> Iterator[None]:
     advance = Run._advance
 
     def rising(self: Run, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
-        share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
+        share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.passes
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
         assert isinstance(self.descent.model, model.LiftedModel)
@@ -187,7 +187,7 @@ def others() -> Iterator[dict[str, Any]]:
 
 def _last(split: Split, rho: float, **settings: Any) -> float:
     net = split.network(100, rho=rho)
-    return split.score(net, lnn.MiniBatch(max_iter=20, **settings).run(net, split.x, split.y).weights)
+    return split.score(net, lnn.MiniBatch(passes=20, **settings).run(net, split.x, split.y).weights)
 
 
 def main() -> None:

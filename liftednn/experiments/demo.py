@@ -24,8 +24,7 @@ from liftednn.experiments.datasets import Dataset, mnist
 from liftednn.experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from liftednn.experiments.starts import he
 from liftednn.runtime.files import beside, check_place
-from liftednn.training.bcd import Record
-from liftednn.training.minibatch import Pass
+from liftednn.training.result import Record
 
 __all__ = ["NEXT", "main"]
 
@@ -86,29 +85,29 @@ def _accuracy(scores: Tensor, y: Tensor) -> float:
     return float((scores.argmax(1) == y).double().mean())
 
 
-def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn.LiftedNetwork, lnn.Solution]:
+def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn.LiftedNetwork, lnn.Fit]:
     network = lnn.LiftedNetwork.mlp(_SIZES, activation=name, lam=lam, rho=1e-3)
 
     def say(record: Record) -> None:
         kkt = max(record.kkt.values(), default=0.0)
         console.print(
-            f"{name:>13} sweep {record.sweep}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
+            f"{name:>13} sweep {record.number}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
             f"train accuracy {record.score:.4f}  kkt {kkt:.0e}  {record.seconds:5.1f} s"
         )
 
-    return network, lnn.BCD(max_iter=_SWEEPS).run(network, data.x, data.y, callback=say)
+    return network, lnn.BCD(passes=_SWEEPS).run(network, data.x, data.y, callback=say)
 
 
 def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(_SIZES, activation="fenchel_relu"), data.x, data.y)
 
-    def say(record: Pass) -> None:
+    def say(record: Record) -> None:
         console.print(
             f"   mini-batch pass {record.number:2d}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
             f"train accuracy {record.score:.4f}  {record.seconds:5.1f} s"
         )
 
-    return lnn.MiniBatch(max_iter=_PASSES).run(network, data.x, data.y, callback=say)
+    return lnn.MiniBatch(passes=_PASSES).run(network, data.x, data.y, callback=say)
 
 
 def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Console) -> dict[str, list[float]]:
@@ -126,7 +125,7 @@ def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Conso
 
 
 def _summary(
-    runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Solution]], curves: dict[str, list[float]], data: Dataset
+    runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Fit]], curves: dict[str, list[float]], data: Dataset
 ) -> Table:
     table = Table(title=f"{named(_SIZES)} on MNIST, test accuracy, one seed")
     for column in (
@@ -161,7 +160,7 @@ def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], ou
 
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for (name, history), colour in zip(histories.items(), ("#0072B2", "#D55E00"), strict=True):
-        sweeps = [record.sweep for record in history]
+        sweeps = [record.number for record in history]
         axes[0].semilogy(sweeps, [record.objective for record in history], "o-", color=colour, label=name)
         axes[1].plot(sweeps, [record.score for record in history], "o-", color=colour, label=name)
     for (name, curve), colour in zip(
