@@ -345,9 +345,11 @@ def linear_states(phi: lnn.Activation) -> lnn.LiftedNetwork:
         [
             lnn.Layer(Dense(6, 5), identity, name="a"),
             lnn.Layer(Dense(6, 5), phi, reads=("x0",)),
-            lnn.Layer(Sum(Dense(5, 5)), identity, name="b", reads=("x2", "a"), key="w", transposed=True),
-            lnn.Layer(Sum(Dense(5, 5), (True, True), (False, False)), identity, reads=("a", "b"), key="w"),
-            lnn.Layer(Residual(Dense(5, 5)), SquaredError(), key="w", transposed=True),
+            lnn.Layer(Sum(Dense(5, 5)), identity, name="b", reads=("x2", "a"), key="w"),
+            lnn.Layer(
+                Sum(Dense(5, 5), (True, True), (False, False)), identity, reads=("a", "b"), key="w", transposed=True
+            ),
+            lnn.Layer(Residual(Dense(5, 5)), SquaredError(), key="w"),
         ]
     )
 

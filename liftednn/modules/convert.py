@@ -72,7 +72,8 @@ def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
     )
     names = () if reads == (number,) else tuple(f"x{state}" for state in reads)
     key = graph.key(use)
-    return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed and bool(key))
+    first = next(other for other in graph.uses if graph.key(other) == key) if key else use  # it has its w as it is
+    return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed != first.transposed)
 
 
 def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
