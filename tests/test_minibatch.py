@@ -438,7 +438,7 @@ def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"max_iter": 0}, "at least 1"),
+        ({"passes": 0}, "at least 1"),
         ({"batch_size": 0}, "at least 1"),
         ({"momentum": 1.0}, "momentum must be in"),
         ({"step": 0.0}, "step must be positive"),
