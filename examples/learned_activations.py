@@ -49,7 +49,7 @@ def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: G
     activation = lnn.activations.FenchelLeakyReLU(start)
     network = lnn.LiftedNetwork.mlp([x.shape[1], 3, y.shape[1]], activation, "squared")
     network = lnn.automatic(network, x, y, seed)
-    run = Run(lnn.MiniBatch(max_iter=passes, batch_size=50, seed=seed, refit=refit), network, source_of(x, y))
+    run = Run(lnn.MiniBatch(passes=passes, batch_size=50, seed=seed, learn_activation=refit), network, source_of(x, y))
     curve = Curve([start], [])
     with torch.no_grad():
         for record in run.passes():

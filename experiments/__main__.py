@@ -32,7 +32,7 @@ EXPERIMENTS = {
     "estimators": "experiments.estimators",
     "initialisation": "experiments.initialisation",
     "robust": "experiments.robust",
-    "refit": "experiments.refit",
+    "learn_activation": "experiments.refit",
     "constraints": "experiments.constraints",
     "regression": "experiments.regression",
     "paper-model": "experiments.paper_model",

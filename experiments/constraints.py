@@ -117,7 +117,7 @@ def training(
     network = LiftedNetwork.mlp([data.x.shape[1], units, 10], "fenchel_relu").with_penalty(penalties)
     network = lnn.automatic(network, data.x, data.y, seed)
     started = time.perf_counter()
-    fit = lnn.MiniBatch(max_iter=passes, seed=seed).run(network, data.x, data.y)
+    fit = lnn.MiniBatch(passes=passes, seed=seed).run(network, data.x, data.y)
     seconds = time.perf_counter() - started
     scores = lnn.predict.feedforward(network, fit.weights, data.x_test)
     smaller, _ = network.prune(fit.weights)

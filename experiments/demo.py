@@ -23,8 +23,7 @@ from experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from experiments.settings import Settings
 from experiments.starts import he
 from liftednn.runtime.files import check_place
-from liftednn.training.bcd import Record
-from liftednn.training.minibatch import Pass
+from liftednn.training.result import Record
 
 __all__ = ["NEXT", "TAKES", "run"]
 
@@ -89,29 +88,29 @@ def _accuracy(scores: Tensor, y: Tensor) -> float:
     return float((scores.argmax(1) == y).double().mean())
 
 
-def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn.LiftedNetwork, lnn.Solution]:
+def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn.LiftedNetwork, lnn.Fit]:
     network = lnn.LiftedNetwork.mlp(sizes(_HIDDEN, data), activation=name, lam=lam, rho=1e-3)
 
     def say(record: Record) -> None:
         kkt = max(record.kkt.values(), default=0.0)
         console.print(
-            f"{name:>13} sweep {record.sweep}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
+            f"{name:>13} sweep {record.number}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
             f"train accuracy {record.score:.4f}  kkt {kkt:.0e}  {record.seconds:5.1f} s"
         )
 
-    return network, lnn.BCD(max_iter=_SWEEPS).run(network, data.x, data.y, callback=say)
+    return network, lnn.BCD(passes=_SWEEPS).run(network, data.x, data.y, callback=say)
 
 
 def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes(_HIDDEN, data), activation="fenchel_relu"), data.x, data.y)
 
-    def say(record: Pass) -> None:
+    def say(record: Record) -> None:
         console.print(
             f"   mini-batch pass {record.number:2d}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
             f"train accuracy {record.score:.4f}  {record.seconds:5.1f} s"
         )
 
-    return lnn.MiniBatch(max_iter=_PASSES).run(network, data.x, data.y, callback=say)
+    return lnn.MiniBatch(passes=_PASSES).run(network, data.x, data.y, callback=say)
 
 
 def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Console) -> dict[str, list[float]]:
@@ -129,7 +128,7 @@ def _standard(starts: dict[str, list[lnn.Affine]], data: Dataset, console: Conso
 
 
 def _summary(
-    runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Solution]], curves: dict[str, list[float]], data: Dataset
+    runs: dict[str, tuple[lnn.LiftedNetwork, lnn.Fit]], curves: dict[str, list[float]], data: Dataset
 ) -> Table:
     table = Table(title=f"{named(sizes(_HIDDEN, data))} on MNIST, test accuracy, one seed")
     for column in (
@@ -159,7 +158,7 @@ def _summary(
 def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], out: Path) -> None:
     figure, ((objective, score, test),) = drawing.new_figure(12, 3.6, 1, 3)
     for name, history in histories.items():
-        sweeps = [record.sweep for record in history]
+        sweeps = [record.number for record in history]
         drawing.line(objective, name, sweeps, [[record.objective for record in history]])
         drawing.line(score, name, sweeps, [[record.score for record in history]])
     for name, curve in curves.items():

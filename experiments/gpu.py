@@ -72,7 +72,7 @@ def adam(data: Dataset, batch: int, size: Size) -> Callable[[], None]:
 
 def ours(data: Dataset, net: lnn.LiftedNetwork, batch: int, passes: int) -> Run:
     with torch.no_grad():
-        return Run(lnn.MiniBatch(max_iter=passes, batch_size=batch), net, source_of(data.x, data.y))
+        return Run(lnn.MiniBatch(passes=passes, batch_size=batch), net, source_of(data.x, data.y))
 
 
 def engines(data: Dataset, batch: int, size: Size) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def measure(data: Dataset, batch: int, precision: str, size: Size) -> dict[str, 
     device, hidden = data.x.device.type, size.hidden
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     net = network(data, precision == "bfloat16", hidden)
-    fit = lnn.MiniBatch(max_iter=size.passes, batch_size=batch).run(net, data.x, data.y)
+    fit = lnn.MiniBatch(passes=size.passes, batch_size=batch).run(net, data.x, data.y)
     run, other = ours(data, net, batch, size.passes), adam(data, batch, size)
     passes = run.passes()
     next(passes)

@@ -43,7 +43,7 @@ def minibatch(task: Task) -> Iterator[Scorer]:
         network = lnn.LiftedNetwork.mlp(task.sizes, activation="fenchel_relu")
         network = lnn.automatic(network, task.x, task.y, task.seed)
         step, batch = task.settings.get("step", lnn.MiniBatch.step), task.settings.get("batch")
-        trainer = lnn.MiniBatch(max_iter=task.passes, seed=task.seed, step=step, batch_size=batch)
+        trainer = lnn.MiniBatch(passes=task.passes, seed=task.seed, step=step, batch_size=batch)
         run = Run(trainer, network, source_of(task.x, task.y))
         for _ in run.passes():
             yield _lifted(network, run.outward())

@@ -33,7 +33,7 @@ SWEEPS = 10
 def measure(network: str, activation: str, lam: float, seed: int, data: Dataset, sweeps: int) -> dict[str, Any]:
     """One training run."""
     net = lnn.LiftedNetwork.mlp((ARCHITECTURES | QUICK)[network], activation=activation, lam=lam, rho=1e-3)
-    bcd = lnn.BCD(max_iter=sweeps, tol=0.0, seed=seed, block_tol=1e-3)
+    bcd = lnn.BCD(passes=sweeps, tol=0.0, seed=seed, block_tol=1e-3)
     started = time.perf_counter()
     solution = bcd.run(net, data.x, data.y)
     spent = time.perf_counter() - started

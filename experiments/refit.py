@@ -28,8 +28,8 @@ SMALL = ("friedman",)
 KINDS: dict[str, dict[str, Any]] = {
     "ReLU": {"activation": "relu"},
     "slope 0.01": {"activation": "leaky_relu"},
-    "learned, layer": {"activation": "leaky_relu", "refit": "layer"},
-    "learned, unit": {"activation": "leaky_relu", "refit": "unit"},
+    "learned, layer": {"activation": "leaky_relu", "learn_activation": "layer"},
+    "learned, unit": {"activation": "leaky_relu", "learn_activation": "unit"},
 }
 # What the others are compared with.
 FIXED = "slope 0.01"

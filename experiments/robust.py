@@ -67,7 +67,7 @@ ROBUST = ("lifted, noise", "lifted, ball", "lifted, box")
 
 def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Sequential:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes, activation="fenchel_relu"), data.x, data.y, seed)
-    fit = lnn.MiniBatch(max_iter=passes, seed=seed).run(guarded(network, kind), data.x, data.y)
+    fit = lnn.MiniBatch(passes=passes, seed=seed).run(guarded(network, kind), data.x, data.y)
     return lnn.init.to_module(network, fit.weights)
 
 

@@ -140,7 +140,7 @@ def fitted_head(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
 def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, sweeps: int) -> list[Affine]:
     """The paper's phase: the jointly convex divergence of ReLU, full-batch block-coordinate descent, so many sweeps."""
     network = LiftedNetwork.mlp(sizes, activation="relu", loss=_loss(data), lam=lam, rho=_RHO)
-    solution = BCD(max_iter=sweeps, tol=0.0, seed=seed).run(network, data.x, data.y)
+    solution = BCD(passes=sweeps, tol=0.0, seed=seed).run(network, data.x, data.y)
     return _whole(solution.weights, solution.status)
 
 

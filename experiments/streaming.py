@@ -36,7 +36,7 @@ def pass_time(rows: int, hidden: int = 300, size: int = 3000) -> dict[str, Any]:
     x, y = data.x[:rows], data.y[:rows]
     net = lnn.automatic(lnn.LiftedNetwork.mlp([784, hidden, 10], activation="fenchel_relu"), x, y)
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(max_iter=8, batch_size=BATCH), net, source_of(x, y))
+        run = Run(lnn.MiniBatch(passes=8, batch_size=BATCH), net, source_of(x, y))
         ends = [run.seconds, *(record.seconds for record in run.passes())]
     median = statistics.median(after - before for before, after in pairwise(ends[1:]))
     width = run.descent.network.in_width
@@ -80,7 +80,7 @@ def peak_memory(rows: int, folder: Path, start: float) -> dict[str, Any]:
     net = lnn.LiftedNetwork.mlp([WIDTH, 100, 2], activation="fenchel_relu")
     peaks, started = [0.0], time.perf_counter()
     with _watched(peaks):
-        lnn.MiniBatch(max_iter=1, batch_size=BATCH).run(lnn.automatic(net, x, y), x, y)
+        lnn.MiniBatch(passes=1, batch_size=BATCH).run(lnn.automatic(net, x, y), x, y)
     return {
         "rows": rows,
         "file_MiB": path.stat().st_size >> 20,

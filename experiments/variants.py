@@ -100,7 +100,7 @@ def rising_lam() -> Iterator[None]:
     advance = Run._advance
 
     def rising(self: Run, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
-        share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.max_iter
+        share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.passes
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
         assert isinstance(self.descent.model, model.LiftedModel)
@@ -179,7 +179,7 @@ def try_set(split: Split, name: str, passes: int) -> dict[str, Any]:
 
 def _last(split: Split, passes: int, rho: float, **settings: Any) -> float:
     net = split.network(100, rho=rho)
-    return split.score(net, lnn.MiniBatch(max_iter=passes, **settings).run(net, split.x, split.y).weights)
+    return split.score(net, lnn.MiniBatch(passes=passes, **settings).run(net, split.x, split.y).weights)
 
 
 def compute_sets(store: Store, sets: Sequence[tuple[str, int | None]], passes: int, quick: bool) -> None:

@@ -4,10 +4,11 @@ from .estimators import LiftedClassifier, LiftedRegressor
 from .moments import Moments
 from .network import Layer, LiftedNetwork
 from .saving import Saved, load, save
-from .training.bcd import BCD, Solution
+from .training.bcd import BCD
 from .training.checkpoint import Checkpoint
 from .training.choices import automatic
-from .training.minibatch import Fit, MiniBatch
+from .training.minibatch import MiniBatch
+from .training.result import Fit, Record
 
 __all__ = [
     "BCD",
@@ -26,8 +27,8 @@ __all__ = [
     "Moments",
     "Operator",
     "Penalty",
+    "Record",
     "Saved",
-    "Solution",
     "activations",
     "automatic",
     "functional",

@@ -47,7 +47,7 @@ class Recipe:
     passes        over the data
     initial       for the initial weights of a network that is then trained otherwise, not for a model: fewer passes
     seed          of the choices, the random weights and the order of rows
-    device, batch_size, refit   as `MiniBatch` has them
+    device, batch_size, learn_activation   as `MiniBatch` has them
     """
 
     lam: float | list[float] | None = None
@@ -59,7 +59,7 @@ class Recipe:
     seed: int = 0
     device: str | None = None
     batch_size: int | None = None
-    refit: Grains = None
+    learn_activation: Grains = None
 
     def network(self, given: LiftedNetwork, source: Source, y: Any, counts: Any = None) -> LiftedNetwork:
         """The network that is trained, with lam, rho and the loss's rounding chosen where they are open.
@@ -84,11 +84,11 @@ class Recipe:
     def trainer(self, rows: int | None) -> MiniBatch:
         """`rows` to train on; None where only a pass could tell."""
         return MiniBatch(
-            max_iter=self._passes(rows) if self.passes is None else self.passes,
+            passes=self._passes(rows) if self.passes is None else self.passes,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
-            refit=self.refit,
+            learn_activation=self.learn_activation,
         )
 
     def _passes(self, rows: int | None) -> int:

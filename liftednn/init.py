@@ -34,7 +34,7 @@ from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
 from liftednn.runtime.precision import plain_arithmetic
-from liftednn.training.minibatch import Fit
+from liftednn.training.result import Fit
 
 __all__ = ["from_module", "lifted_", "to_module"]
 
@@ -55,10 +55,10 @@ def lifted_(
     lam: float | Sequence[float] | Tensor | NDArray[Any] | Literal["auto"] = "auto",
     penalty: str | Penalty | Sequence[str | Penalty] = "l2",
     robust: float | str | Uncertainty | None = None,
-    sweeps: int | Literal["auto"] = "auto",
+    passes: int | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
     report: bool = False,
-    refit: Literal["auto"] | None = "auto",
+    learn_activation: Literal["auto"] | None = "auto",
 ) -> Module:
     """Fill the module's Linear layers with lifted weights, trained on rows x and responses y; returns the module.
 
@@ -75,10 +75,11 @@ def lifted_(
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
-    sweeps   passes over the data; "auto": 3, and where lam is chosen too more on fewer than 20,000 rows, at most 200
+    passes   over the data; "auto": 3, and where lam is chosen too more on fewer than 20,000 rows, at most 200
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
-    refit    "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
+    learn_activation
+             "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
              requires_grad=False, and those of a PReLU that the module uses twice
 
     The module may add tensors, and use a weight several times (see `from_module`), but no bias that is to be trained.
@@ -94,7 +95,7 @@ def lifted_(
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
     _check_biases(graph)
-    refits = slopes.grains(graph, refit)
+    refits = slopes.grains(graph, learn_activation)
     place, seed = _place(graph, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(graph, x, y, place)
     source = source_of(x, y)
@@ -103,11 +104,11 @@ def lifted_(
         lam=numbers_of(lam),
         penalty=penalty,
         uncertainty=uncertainty_of(robust),
-        passes=_passes(sweeps),
+        passes=_passes(passes),
         initial=True,
         seed=seed,
         device=str(place),
-        refit=refits,
+        learn_activation=refits,
     )
     at_hand = few[1] if y is None else y
     named = named_loss(loss, at_hand) if isinstance(loss, str) else loss
@@ -151,16 +152,16 @@ def _place(graph: Graph, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _passes(sweeps: Any) -> int | None:
+def _passes(given: Any) -> int | None:
     """An integer of Python, of numpy or of torch, or None for "auto"."""
-    if isinstance(sweeps, str) and sweeps == "auto":
+    if isinstance(given, str) and given == "auto":
         return None
     try:
-        passes = operator.index(sweeps)
+        passes = operator.index(given)
     except TypeError:
         passes = 0
     if passes < 1:
-        raise ValueError(f"sweeps must be 'auto' or an integer of at least 1, got {sweeps}")
+        raise ValueError(f"passes must be 'auto' or an integer of at least 1, got {given}")
     return passes
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,7 @@ from liftednn import activations, losses, operators, penalties, robust
 from liftednn.base import Affine, Divergence, Operator, Penalty
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
-from liftednn.training.bcd import Record
-from liftednn.training.monitor import Pass
+from liftednn.training.result import Record
 
 __all__ = ["Saved", "load", "save"]
 
@@ -41,7 +40,7 @@ _KEYS = {"layers", "states", "history", "notes"}
 _ROOMS = (activations, losses, penalties, operators, robust)
 _OWN: dict[str, type] = {
     **{name: kind for room in _ROOMS for name in room.__all__ if isinstance(kind := getattr(room, name), type)},
-    **{kind.__name__: kind for kind in (Layer, Record, Pass)},
+    **{kind.__name__: kind for kind in (Layer, Record)},
 }
 
 
@@ -61,7 +60,7 @@ def save(
     network: LiftedNetwork,
     weights: Sequence[tuple[Tensor, Tensor]],
     states: Sequence[Tensor] | None = None,
-    history: Sequence[Record | Pass] = (),
+    history: Sequence[Record] = (),
     notes: dict[str, Any] | None = None,
 ) -> None:
     """Write a network and its weights to `path`, replacing a file that is there.
@@ -84,7 +83,7 @@ def save(
 def _facts_of(
     network: LiftedNetwork,
     states: Sequence[Tensor] | None,
-    history: Sequence[Record | Pass],
+    history: Sequence[Record],
     notes: dict[str, Any] | None,
     tensors: dict[str, Tensor],
 ) -> str:
@@ -109,7 +108,7 @@ def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
         return _rebuilt(facts, known, tensors)
 
 
-def _rebuilt(facts: dict[str, Any], known: dict[str, type], tensors: dict[str, Tensor]) -> Saved:
+def _rebuilt(facts: dict[str, Any], known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Saved:
     if set(facts) != _KEYS:
         raise ValueError(f"its facts should be {sorted(_KEYS)}, and are {sorted(facts)}: {_CURE}")
     network = LiftedNetwork([_decode(layer, known, tensors) for layer in facts["layers"]])
@@ -177,11 +176,17 @@ def _check_format(path: str | Path, given: str) -> None:
         )
 
 
-def _known(classes: Sequence[type]) -> dict[str, type]:
+def _known(classes: Sequence[type]) -> dict[str, Callable[..., Any]]:
     for given in classes:
         if _OWN.get(given.__name__, given) is not given:
             raise ValueError(f"the class {given.__name__} has the name of one of liftednn: rename it")
-    return {**_OWN, **{given.__name__: given for given in classes}}
+    return {**_OWN, "Record": _record, "Pass": _record, **{given.__name__: given for given in classes}}
+
+
+def _record(**fields: Any) -> Record:
+    """A record, also as earlier versions wrote it: `Pass` for one of mini-batches, `sweep` for the number of a full one."""
+    number = fields.pop("sweep", fields.pop("number", None))
+    return Record(number=number, **fields)
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -231,7 +236,7 @@ def _encode_object(value: Any, where: str, tensors: dict[str, Tensor]) -> dict[s
     return {"!class": kind.__name__, **parts}
 
 
-def _decode(value: Any, known: dict[str, type], tensors: dict[str, Tensor]) -> Any:
+def _decode(value: Any, known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_decode(item, known, tensors) for item in value]
     if not isinstance(value, dict):
@@ -249,7 +254,7 @@ def _decode(value: Any, known: dict[str, type], tensors: dict[str, Tensor]) -> A
     return known[value["!class"]](**items)
 
 
-def _decode_marked(value: dict[str, Any], known: dict[str, type], tensors: dict[str, Tensor]) -> Any:
+def _decode_marked(value: dict[str, Any], known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Any:
     """What JSON cannot say."""
     if len(value) == 1:
         ((mark, held),) = value.items()

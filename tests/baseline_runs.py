@@ -83,16 +83,16 @@ def trained(net: lnn.LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], hi
 def swept(net: lnn.LiftedNetwork, y: Tensor | None = None, sweeps: int = 2, **options: Any) -> Values:
     """Full-batch training."""
     given = {name: options.pop(name) for name in ("weights", "sample_weight") if name in options}
-    trainer = lnn.BCD(max_iter=sweeps, tol=0.0, **{"block_iter": 30, **options})
+    trainer = lnn.BCD(passes=sweeps, tol=0.0, **{"block_iter": 30, **options})
     solution = trainer.run(net, X, responses(net.loss) if y is None else y, **given)
     values = trained(solution.network, solution.weights, solution.history)
-    return values | {f"x{index}": state for index, state in enumerate(solution.states[1:-1], 1)}
+    return values | {f"x{index}": state for index, state in enumerate((solution.states or [])[1:-1], 1)}
 
 
 def batched(net: lnn.LiftedNetwork, y: Any = None, x: Any = X, passes: int = 2, **options: Any) -> Values:
     """Mini-batch training."""
     given = {name: options.pop(name) for name in ("weights", "sample_weight", "fixed", "validation") if name in options}
-    trainer = lnn.MiniBatch(**{"max_iter": passes, "batch_size": 20, "refresh": 4, **options})
+    trainer = lnn.MiniBatch(**{"passes": passes, "batch_size": 20, "refresh": 4, **options})
     rows = responses(net.loss) if y is None and isinstance(x, Tensor) else y
     fit = trainer.run(net, x, rows, **given)
     values = trained(fit.network, fit.weights, fit.history)
@@ -135,7 +135,7 @@ def pruned() -> Values:
 def stored() -> Values:
     """A fit that is saved, loaded, and continued."""
     net = automatic("fenchel_leaky_relu")
-    fit = lnn.MiniBatch(max_iter=1, batch_size=20).run(net, X, REAL)
+    fit = lnn.MiniBatch(passes=1, batch_size=20).run(net, X, REAL)
     with tempfile.TemporaryDirectory() as folder:
         lnn.save(path := Path(folder) / "model.safetensors", fit.network, fit.weights, history=fit.history)
         saved = lnn.load(path)
@@ -144,7 +144,7 @@ def stored() -> Values:
 
 def resumed() -> Values:
     """A run that is stopped after its first pass and continued from its checkpoint."""
-    net, trainer = automatic(), lnn.MiniBatch(max_iter=2, batch_size=20)
+    net, trainer = automatic(), lnn.MiniBatch(passes=2, batch_size=20)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = lnn.Checkpoint(Path(folder) / "run.safetensors")
         trainer.run(net, X, REAL, checkpoint=checkpoint, callback=lambda record: True)
@@ -159,7 +159,7 @@ def module(*middle: nn.Module, outputs: int = 2) -> nn.Sequential:
 
 def filled(made: nn.Module, y: Tensor, **options: Any) -> Values:
     """lifted_ on a module."""
-    lifted_(made, X, y, **{"sweeps": 2, **options})
+    lifted_(made, X, y, **{"passes": 2, **options})
     return {name: part.detach() for name, part in made.state_dict().items()} | {"scores": made(NEW)}
 
 
@@ -337,9 +337,9 @@ RUNS: dict[str, Callable[[], Values]] = {
     "bcd/probabilities": lambda: swept(network("relu", "softmax"), y=SHARES),
     "bcd/sample_weight": lambda: swept(network("relu", "softmax"), sample_weight=COUNTS),
     "bcd/warm_start": lambda: swept(net := network(), weights=known(net)),
-    "bcd/refit_layer": lambda: swept(network("fenchel_leaky_relu"), refit="layer"),
-    "bcd/refit_unit": lambda: swept(network(act.Scaled()), refit="unit", sample_weight=COUNTS),
-    "bcd/refit_bounds": lambda: swept(network(act.FenchelClip(-20.0, 20.0)), refit="unit"),
+    "bcd/refit_layer": lambda: swept(network("fenchel_leaky_relu"), learn_activation="layer"),
+    "bcd/refit_unit": lambda: swept(network(act.Scaled()), learn_activation="unit", sample_weight=COUNTS),
+    "bcd/refit_bounds": lambda: swept(network(act.FenchelClip(-20.0, 20.0)), learn_activation="unit"),
     "joint/softmax": lambda: swept(network("relu", "softmax", hidden=(6, 4)), joint=True, sweeps=1),
     "joint/noise": lambda: swept(network("relu", hidden=(6, 4), uncertainty=robust.Noise(0.2)), joint=True, sweeps=1),
     **every(batched, "minibatch", "activation", without(EUCLIDEAN, "relu_l1", "leaky", "maxpool") | FENCHEL),
@@ -356,8 +356,10 @@ RUNS: dict[str, Callable[[], Values]] = {
     "minibatch/patience": lambda: batched(automatic(), **HALF, validation=(X[40:], -REAL[40:]), passes=4, patience=1),
     "minibatch/rolled_back": lambda: batched(automatic(), step=20.0, refresh=1),
     "minibatch/warm_start": lambda: batched(net := automatic(), weights=known(net)),
-    "minibatch/refit_layer": lambda: batched(automatic(act.FenchelLeakyReLU(0.2)), refit="layer", batch_size=10),
-    "minibatch/refit_unit": lambda: batched(automatic(act.Scaled()), refit="unit", batch_size=10),
+    "minibatch/refit_layer": lambda: batched(
+        automatic(act.FenchelLeakyReLU(0.2)), learn_activation="layer", batch_size=10
+    ),
+    "minibatch/refit_unit": lambda: batched(automatic(act.Scaled()), learn_activation="unit", batch_size=10),
     "minibatch/loader": lambda: batched(automatic(), x=loader()),
     "minibatch/iterator": lambda: batched(automatic(), x=iter([*loader()]), passes=1),
     "minibatch/saved": stored,
@@ -387,7 +389,7 @@ RUNS: dict[str, Callable[[], Values]] = {
     "regressor/quantile": lambda: fitted(regressor(loss=losses.Quantile(0.9)), REAL),
     "regressor/warm_start": lambda: fitted_again(regressor(warm_start=True), REAL),
     "regressor/partial_fit": lambda: continued(regressor(), REAL),
-    "regressor/refit": lambda: fitted(regressor(activation="tanh", refit="unit"), REAL),
+    "regressor/refit": lambda: fitted(regressor(activation="tanh", learn_activation="unit"), REAL),
     "cli/classes": lambda: command("label"),
     "cli/real": lambda: command("strength", "--loss", "huber", "--validation", "0.2"),
 }

@@ -13,7 +13,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn import losses
 from liftednn.activations import fenchel
-from liftednn.training.bcd import Record
+from liftednn.training.result import Record
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -105,7 +105,7 @@ def test_fenchel_activations_learn_what_is_not_linear(name: str) -> None:
     y = (x[:, 0] * x[:, 1] > 0).long()
     linear = lnn.BCD(block_tol=1e-8).run(lnn.LiftedNetwork.mlp([2, 2], rho=1e-4), x, y)
     network = lnn.LiftedNetwork.mlp([2, 4, 2], activation=getattr(act, name)(), lam=0.3, rho=1e-4)
-    history = lnn.BCD(max_iter=4, tol=0, block_iter=20).run(network, x, y).history
+    history = lnn.BCD(passes=4, tol=0, block_iter=20).run(network, x, y).history
     assert history[-1].loss < linear.history[-1].loss
     assert history[-1].loss < history[0].loss
 
@@ -124,8 +124,8 @@ def test_joint_and_cyclic_descents_agree_where_both_are_allowed() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6, 5])
     worst, _ = rises(network, y, lnn.BCD(joint=True, block_tol=1e-6, block_iter=5000), X, sweeps=3)
     assert worst <= 1e-6
-    joint = lnn.BCD(max_iter=1, joint=True, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
-    cyclic = lnn.BCD(max_iter=1, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
+    joint = lnn.BCD(passes=1, joint=True, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
+    cyclic = lnn.BCD(passes=1, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
     assert joint <= cyclic * (1 + 1e-6)
 
 
@@ -140,9 +140,9 @@ def test_joint_descent_without_smoothness_rises_at_no_block(activation: lnn.Acti
 
 def test_history_starts_with_random_features_and_a_fitted_head() -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), "relu", [6])
-    solution = lnn.BCD(max_iter=3, tol=0).run(network, X, y)
+    solution = lnn.BCD(passes=3, tol=0).run(network, X, y)
     first, last = solution.history[0], solution.history[-1]
-    assert [record.sweep for record in solution.history] == [0, 1, 2, 3]
+    assert [record.number for record in solution.history] == [0, 1, 2, 3]
     assert first.gaps == (0.0,)
     assert list(first.kkt) == ["w1"]
     assert set(last.kkt) == {"x1", "w0", "w1"}
@@ -156,7 +156,7 @@ def test_history_starts_with_random_features_and_a_fitted_head() -> None:
 
 def test_same_seed_same_result_other_seed_another() -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), "fenchel_relu", [6])
-    one, two, other = (lnn.BCD(max_iter=2, seed=seed).run(network, X, y) for seed in (1, 1, 2))
+    one, two, other = (lnn.BCD(passes=2, seed=seed).run(network, X, y) for seed in (1, 1, 2))
     assert all(torch.equal(a.w, b.w) and torch.equal(a.b, b.b) for a, b in zip(one.weights, two.weights, strict=True))
     assert not torch.equal(one.weights[0].w, other.weights[0].w)
 
@@ -164,25 +164,26 @@ def test_same_seed_same_result_other_seed_another() -> None:
 def test_given_weights_are_where_it_starts() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6])
     weights = [(draw(6, 4), draw(6)), (draw(2, 6), draw(2))]
-    solution = lnn.BCD(max_iter=0).run(network, X, y, weights=weights)
+    solution = lnn.BCD(passes=0).run(network, X, y, weights=weights)
     assert torch.equal(solution.weights[0].w, weights[0][0])
+    assert solution.states is not None
     torch.testing.assert_close(solution.states[1], (X @ weights[0][0].T + weights[0][1]).relu())
 
 
 def test_arrays_labels_and_integer_pixels_are_taken_as_they_come() -> None:
     network = lnn.LiftedNetwork.mlp([4, 6, 3])
     pixels = np.arange(80, dtype=np.uint8).reshape(20, 4)
-    solution = lnn.BCD(max_iter=1).run(network, pixels, np.arange(20) % 3)
+    solution = lnn.BCD(passes=1).run(network, pixels, np.arange(20) % 3)
     assert solution.weights[0].w.dtype == torch.float32
 
 
 def test_it_says_how_it_ended() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6])
-    assert lnn.BCD(max_iter=2, tol=0).run(network, X, y).result.startswith("max_iter: all 2 sweeps done")
-    converged = lnn.BCD(max_iter=500, tol=1e-2).run(network, X, y)
+    assert lnn.BCD(passes=2, tol=0).run(network, X, y).result.startswith("finished: all 2 sweeps done")
+    converged = lnn.BCD(passes=500, tol=1e-2).run(network, X, y)
     assert converged.status == "converged"
     assert converged.result.startswith("converged: sweep")
-    stopped = lnn.BCD(max_iter=9).run(network, X, y, callback=lambda record: record.sweep == 1)
+    stopped = lnn.BCD(passes=9).run(network, X, y, callback=lambda record: record.number == 1)
     assert (stopped.status, len(stopped.history)) == ("stopped", 2)
 
 
@@ -190,10 +191,10 @@ def test_interrupting_returns_the_best_so_far() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6])
 
     def interrupt(record: Record) -> None:
-        if record.sweep == 2:
+        if record.number == 2:
             raise KeyboardInterrupt
 
-    solution = lnn.BCD(max_iter=9, tol=0).run(network, X, y, callback=interrupt)
+    solution = lnn.BCD(passes=9, tol=0).run(network, X, y, callback=interrupt)
     assert solution.status == "stopped"
     assert "interrupted after 2 complete sweeps" in solution.result
     assert network.objective(solution.weights, solution.states) == pytest.approx(
@@ -243,7 +244,7 @@ def test_bad_weights_are_refused(weights: list, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_iter": -1}, "max_iter"),
+        ({"passes": -1}, "passes"),
         ({"tol": -1.0}, "tol"),
         ({"block_tol": 0.0}, "block_tol"),
         ({"block_iter": 0}, "block_iter"),
@@ -271,7 +272,7 @@ def test_what_cannot_be_trained_is_refused_in_words(activation: lnn.Activation, 
 @pytest.mark.parametrize("name", ["relu", "fenchel_relu", "hardtanh", "sigmoid"])
 def test_cuda_gives_what_the_cpu_gives(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), name, [6, 5])
-    bcd = lnn.BCD(max_iter=2, tol=0, block_tol=1e-8, block_iter=2000)
+    bcd = lnn.BCD(passes=2, tol=0, block_tol=1e-8, block_iter=2000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cpu, gpu = (bcd.run(network, X.to(device), y.to(device)) for device in ("cpu", "cuda"))
@@ -291,7 +292,7 @@ def test_units_of_a_feature_do_not_matter_in_float32() -> None:
 def test_constrained_weights_on_fewer_rows_than_columns_in_float32(penalty: lnn.Penalty) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(50, 2), losses.SquaredError(), penalty)])
     x = draw(20, 50, dtype=torch.float32)
-    history = lnn.BCD(max_iter=2).run(network, x, x[:, :2].abs()).history
+    history = lnn.BCD(passes=2).run(network, x, x[:, :2].abs()).history
     assert np.isfinite(history[-1].objective)
 
 
@@ -299,12 +300,12 @@ def test_a_unit_without_weights_does_no_harm() -> None:
     network = lnn.LiftedNetwork.mlp([4, 5, 4, 3], activation="leaky_relu")
     weights = [(draw(5, 4), draw(5)), (draw(4, 5), draw(4)), (draw(3, 4), draw(3))]
     weights[1][0][2] = 0
-    assert np.isfinite(lnn.BCD(max_iter=1).run(network, X, LABELS, weights=weights).history[-1].objective)
+    assert np.isfinite(lnn.BCD(passes=1).run(network, X, LABELS, weights=weights).history[-1].objective)
 
 
 def test_a_bounded_function_may_saturate() -> None:
     network = lnn.LiftedNetwork.mlp([4, 8, 3], activation=act.Monotone(torch.tanh, torch.atanh))
-    history = lnn.BCD(max_iter=1).run(network, 20 * X.float(), LABELS).history
+    history = lnn.BCD(passes=1).run(network, 20 * X.float(), LABELS).history
     assert np.isfinite(history[-1].objective)
 
 

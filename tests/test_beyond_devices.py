@@ -12,7 +12,7 @@ import liftednn as lnn
 from liftednn import losses, penalties, robust
 from liftednn.base import Uncertainty
 from liftednn.training.choices import guarded
-from liftednn.training.minibatch import Fit
+from liftednn.training.result import Fit
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PENALTIES = [penalties.Orthogonal(), penalties.LowRank(2), penalties.Ball(1.0, "spectral"), penalties.NonNegative()]
@@ -25,12 +25,14 @@ def rows() -> tuple[Tensor, Tensor]:
     return x, x[:, 0].abs() + 0.5 * x[:, 1]
 
 
-def trained(device: str, loss: Any = "squared", kind: Any = None, penalty: Any = None, refit: Any = None) -> Fit:
+def trained(
+    device: str, loss: Any = "squared", kind: Any = None, penalty: Any = None, learn_activation: Any = None
+) -> Fit:
     x, y = (part.to(device) for part in rows())
     network = lnn.LiftedNetwork.mlp([6, 5, 1], lnn.activations.FenchelLeakyReLU(0.1), loss)
     network = network if penalty is None else network.with_penalty([penalty, "l2"])
     network = guarded(lnn.automatic(network, x, y), kind)
-    return lnn.MiniBatch(max_iter=8, refit=refit).run(network, x, y)
+    return lnn.MiniBatch(passes=8, learn_activation=learn_activation).run(network, x, y)
 
 
 def check(device: str, **asked: Any) -> Fit:
@@ -58,7 +60,7 @@ def test_constrained_weights(device: str, penalty: lnn.Penalty) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("refit", ["layer", "unit"])
 def test_learned_slopes(device: str, refit: str) -> None:
-    phi = check(device, refit=refit).network.hidden[0]
+    phi = check(device, learn_activation=refit).network.hidden[0]
     assert isinstance(phi, lnn.activations.FenchelLeakyReLU)
     assert not torch.allclose(torch.as_tensor(phi.alpha).double().cpu(), torch.tensor(0.1).double())
 
@@ -71,4 +73,4 @@ def test_losses_of_regression(device: str, loss: lnn.Loss) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_slopes_under_uncertain_inputs(device: str) -> None:
-    check(device, kind=robust.Noise(0.1), refit="unit")
+    check(device, kind=robust.Noise(0.1), learn_activation="unit")

@@ -118,7 +118,7 @@ def test_predictions_are_those_of_the_python_interface(run: Any, shelf: Path, tm
     encoding = tables.Encoding.of(table, "label")
     x, y = encoding.inputs(table), encoding.targets(table)
     network = lnn.automatic(lnn.LiftedNetwork.mlp([encoding.width, 20, 3], activation="fenchel_relu"), x, y, 0)
-    fit = lnn.MiniBatch(max_iter=15, device="cpu").run(network, x, y)
+    fit = lnn.MiniBatch(passes=15, device="cpu").run(network, x, y)
     scores = lnn.predict.feedforward(network, fit.weights, encoding.inputs(tables.read(shelf / "new.csv")))
     labels = [encoding.classes[place] for place in scores.argmax(1).tolist()]
     assert pd.read_csv(tmp_path / "p.csv")["label"].tolist() == labels
@@ -236,7 +236,7 @@ def test_fit_drops_units_that_do_not_matter(run: Any, shelf: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_init_takes_the_options_of_fit(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "strength", "--hidden", "6", "--activation", "leaky_relu", "--out", tmp_path / "w.safetensors"]
-    more = ["--loss", "huber", "--penalty", "nonnegative", "--refit", "unit", "--passes", "20", "--json"]
+    more = ["--loss", "huber", "--penalty", "nonnegative", "--learn-activation", "unit", "--passes", "20", "--json"]
     told = json.loads(run("init", shelf / "real.csv", *order, *more).out)
     scope: dict[str, Any] = {}
     exec(told["python"], scope)

@@ -111,7 +111,7 @@ def test_mini_batches_learn(name: str) -> None:
     make, y = CASES[name]
     x = CODES if name == "autoencoder" else X
     network = lnn.automatic(make(act.FenchelReLU()), x, y)
-    fit = lnn.MiniBatch(max_iter=20, batch_size=30).run(network, x, y)
+    fit = lnn.MiniBatch(passes=20, batch_size=30).run(network, x, y)
     assert fit.history[-1].score > 0.85
     assert tied(network, fit.weights)
 
@@ -148,7 +148,7 @@ def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str
 def test_a_network_is_saved_and_comes_back(name: str, tmp_path: Path) -> None:
     network = CASES[name][0](act.FenchelReLU())
     x = X[:20]
-    weights = lnn.BCD(max_iter=0).run(network, x, CASES[name][1][:20]).weights
+    weights = lnn.BCD(passes=0).run(network, x, CASES[name][1][:20]).weights
     lnn.save(tmp_path / "model", network, weights)
     saved = lnn.load(tmp_path / "model", classes=[Pointwise, Halves, Grouped])
     assert saved.network == network
@@ -158,7 +158,7 @@ def test_a_network_is_saved_and_comes_back(name: str, tmp_path: Path) -> None:
 
 def test_a_file_whose_shared_weights_differ_is_refused(tmp_path: Path) -> None:
     network = autoencoder(act.ReLU())
-    weights = lnn.BCD(max_iter=0).run(network, CODES, CODES).weights
+    weights = lnn.BCD(passes=0).run(network, CODES, CODES).weights
     weights[1] = lnn.Affine(2 * weights[1].w, weights[1].b)
     with pytest.raises(ValueError, match="layers 0 and 1 share the key 'w', but their weights differ"):
         lnn.save(tmp_path / "model", network, weights)
@@ -169,10 +169,10 @@ def test_a_file_whose_shared_weights_differ_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["residual", "recurrent", "shaped"])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(name: str, tmp_path: Path) -> None:
     network = lnn.automatic(CASES[name][0](act.FenchelReLU()), X, Y)
-    whole = lnn.MiniBatch(max_iter=4).run(network, X, Y)
+    whole = lnn.MiniBatch(passes=4).run(network, X, Y)
     path = lnn.Checkpoint(tmp_path / "run")
-    lnn.MiniBatch(max_iter=4).run(network, X, Y, checkpoint=path, callback=lambda record: len(record.gaps) > 0)
-    again = lnn.MiniBatch(max_iter=4).run(network, X, Y, checkpoint=path)
+    lnn.MiniBatch(passes=4).run(network, X, Y, checkpoint=path, callback=lambda record: len(record.gaps) > 0)
+    again = lnn.MiniBatch(passes=4).run(network, X, Y, checkpoint=path)
     assert len(again.history) == 4
     for a, b in zip(whole.weights, again.weights, strict=True):
         torch.testing.assert_close(a.w, b.w, rtol=0, atol=0)
@@ -181,7 +181,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(name: str, tmp
 @pytest.mark.parametrize("name", ["recurrent", "shaped"])
 def test_the_lifted_rule_ends_below_the_feed_forward_one(name: str) -> None:
     network = CASES[name][0](act.ReLU())
-    weights = lnn.BCD(max_iter=2).run(network, X[:60], Y[:60]).weights
+    weights = lnn.BCD(passes=2).run(network, X[:60], Y[:60]).weights
     scores = lnn.predict.lifted(network, weights, X[:5])
     for label in range(2):
         y = network.loss.encode(torch.full((5,), label), 2).double()
@@ -297,8 +297,8 @@ def test_images_may_be_given_in_their_shape() -> None:
         [lnn.Layer(Pointwise(2, 3, 4, 2), act.FenchelReLU()), lnn.Layer(Dense(12, 2), SoftmaxCrossEntropy())]
     )
     images = draw(3, 30, 2, 4, 4)
-    fit = lnn.MiniBatch(max_iter=2).run(network, images, Y[:30])
-    flat = lnn.MiniBatch(max_iter=2).run(network, images.flatten(1), Y[:30])
+    fit = lnn.MiniBatch(passes=2).run(network, images, Y[:30])
+    flat = lnn.MiniBatch(passes=2).run(network, images.flatten(1), Y[:30])
     assert fit.history[-1].loss == flat.history[-1].loss
     scores = lnn.predict.feedforward(network, fit.weights, images)
     torch.testing.assert_close(scores, network.scores(fit.weights, images.flatten(1)))
@@ -310,7 +310,7 @@ def test_images_may_be_given_in_their_shape() -> None:
 
 def test_a_recursion_reads_states_in_any_order_before_it() -> None:
     network = recurrent(act.Tanh())
-    weights = lnn.BCD(max_iter=0).run(network, X, Y).weights
+    weights = lnn.BCD(passes=0).run(network, X, Y).weights
     states, u = recursion(network, weights, X)
     (w0, b0), (w1, b1), (w2, b2), (w3, b3), (w4, b4) = weights
     first = torch.tanh(X @ w0.T + b0)
@@ -332,7 +332,7 @@ def test_rescaling_is_for_chains() -> None:
 def test_a_tied_autoencoder_learns_at_every_scale(size: float) -> None:
     x = size * CODES
     network = lnn.automatic(autoencoder(act.FenchelReLU()), x, x)
-    assert lnn.MiniBatch(max_iter=30, batch_size=30).run(network, x, x).history[-1].score > 0.9
+    assert lnn.MiniBatch(passes=30, batch_size=30).run(network, x, x).history[-1].score > 0.9
 
 
 @pytest.mark.parametrize("square", [True, False])
@@ -345,9 +345,9 @@ def test_a_penalty_that_looks_at_rows_holds_for_the_first_of_those_that_share(sq
         lnn.Layer(Dense(out, 3), SquaredError(), pen.Mask(mask.clone()), key="w", transposed=True),
     ]
     network, x = lnn.LiftedNetwork(layers), draw(0, 40, 3)
-    weights = lnn.BCD(max_iter=1).run(network, x, x).weights
-    lnn.BCD(max_iter=1).run(network, x, x, weights)
-    fit = lnn.MiniBatch(max_iter=1).run(network, x, x, weights)
+    weights = lnn.BCD(passes=1).run(network, x, x).weights
+    lnn.BCD(passes=1).run(network, x, x, weights)
+    fit = lnn.MiniBatch(passes=1).run(network, x, x, weights)
     assert bool((fit.weights[0].w[mask == 0] == 0).all())
     lnn.save(tmp_path / "model", network, weights)
     assert lnn.load(tmp_path / "model").network.connections == network.connections
@@ -373,19 +373,19 @@ def test_a_prox_is_found_for_smooth_readers_beside_rough_ones() -> None:
 def test_inputs_that_are_all_0_leave_a_shared_w_where_it_is() -> None:
     zeros, penalty = torch.zeros(50, 6, dtype=torch.float64), pen.L1(1e-3)
     layers = [replace(layer, penalty=penalty) for layer in autoencoder(act.FenchelReLU()).layers]
-    assert lnn.MiniBatch(max_iter=1).run(lnn.LiftedNetwork(layers), zeros, zeros).status == "max_iter"
+    assert lnn.MiniBatch(passes=1).run(lnn.LiftedNetwork(layers), zeros, zeros).status == "finished"
 
 
 def test_a_w_that_is_fixed_in_one_layer_is_fixed_in_all_that_share_it() -> None:
     network, w = autoencoder(act.FenchelReLU()), draw(5, 4, 6)
-    fit = lnn.MiniBatch(max_iter=1).run(network, CODES, CODES, fixed=[(w, None), (None, None)])
+    fit = lnn.MiniBatch(passes=1).run(network, CODES, CODES, fixed=[(w, None), (None, None)])
     assert torch.equal(fit.weights[0].w, w)
     assert torch.equal(fit.weights[1].w, w.T)
 
 
 def test_the_lifted_rule_takes_any_names() -> None:
     network = lnn.LiftedNetwork([lnn.Layer(Dense(6, 4), RELU, name="x3"), lnn.Layer(Dense(4, 2), lnn.losses.Split())])
-    weights = lnn.BCD(max_iter=1).run(network, X[:30], draw(2, 30, 2).relu()).weights
+    weights = lnn.BCD(passes=1).run(network, X[:30], draw(2, 30, 2).relu()).weights
     assert lnn.predict.lifted(network, weights, X[:3]).shape == (3, 2)
 
 
@@ -399,12 +399,12 @@ def test_units_of_several_positions_share_what_is_learned() -> None:
     leaky = act.FenchelLeakyReLU(0.2)
     network = lnn.LiftedNetwork([lnn.Layer(Halves(3, 2), leaky), lnn.Layer(Dense(4, 2), SquaredError())])
     with pytest.raises(ValueError, match="several positions or groups, whose units share one parameter: give 'layer'"):
-        lnn.BCD(refit="unit").run(network, X, draw(1, 300, 2))
+        lnn.BCD(learn_activation="unit").run(network, X, draw(1, 300, 2))
 
 
 def test_a_shared_penalty_counts_once() -> None:
     network = autoencoder(act.FenchelReLU())
-    weights = lnn.BCD(max_iter=0).run(network, CODES, CODES).weights
+    weights = lnn.BCD(passes=0).run(network, CODES, CODES).weights
     assert network.penalties(weights) == (pytest.approx(1e-4 * float(weights[0].w.square().sum())), 0.0)
 
 
@@ -414,8 +414,8 @@ def test_a_gpu_learns_the_same(name: str) -> None:
     make, y = CASES[name]
     x = CODES if name == "autoencoder" else X
     network = lnn.automatic(make(act.FenchelReLU()), x, y)
-    here, there = (lnn.MiniBatch(max_iter=2, device=device).run(network, x, y) for device in ("cpu", "cuda"))
+    here, there = (lnn.MiniBatch(passes=2, device=device).run(network, x, y) for device in ("cpu", "cuda"))
     assert there.history[-1].loss == pytest.approx(here.history[-1].loss, rel=1e-6)
-    bcd = lnn.BCD(max_iter=1)
+    bcd = lnn.BCD(passes=1)
     full = [bcd.run(make(act.ReLU()), x.to(device), y.to(device)) for device in ("cpu", "cuda")]
     assert full[1].history[-1].objective == pytest.approx(full[0].history[-1].objective, rel=1e-4)

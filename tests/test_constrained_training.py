@@ -105,7 +105,7 @@ def test_after_every_block_the_constraint_holds_and_the_objective_has_not_risen(
 @EVERY
 def test_after_every_mini_batch_step_the_constraint_holds(name: str) -> None:
     net = lnn.automatic(network(CONSTRAINTS[name], act.FenchelReLU()), X, Y)
-    run = Run(lnn.MiniBatch(max_iter=2, batch_size=50), net, source_of(X, Y))
+    run = Run(lnn.MiniBatch(passes=2, batch_size=50), net, source_of(X, Y))
     seen: list[float] = []
     records = list(run.passes(lambda: seen.append(broken(net, run.outward()))))
     assert len(seen) == 20
@@ -116,13 +116,13 @@ def test_after_every_mini_batch_step_the_constraint_holds(name: str) -> None:
 def test_an_orthogonal_network_learns_by_mini_batches() -> None:
     net = lnn.LiftedNetwork.mlp([64, 40, 10], "fenchel_relu").with_penalty("orthogonal")
     assert [type(layer.penalty) for layer in net.layers] == [pen.Orthogonal, pen.L2]
-    fit = lnn.MiniBatch(max_iter=15, batch_size=50).run(lnn.automatic(net, X, Y), X, Y)
+    fit = lnn.MiniBatch(passes=15, batch_size=50).run(lnn.automatic(net, X, Y), X, Y)
     assert fit.history[-1].score > 0.97
 
 
 def test_an_orthogonal_network_learns_by_sweeps() -> None:
     net = lnn.LiftedNetwork.mlp([64, 10, 10], "fenchel_relu").with_penalty("orthogonal", 1e-4)
-    history = lnn.BCD(max_iter=5, block_iter=40).run(net, X, Y).history
+    history = lnn.BCD(passes=5, block_iter=40).run(net, X, Y).history
     assert history[-1].score > history[0].score + 0.2
 
 
@@ -136,7 +136,7 @@ def test_random_weights_obey_from_the_start(name: str) -> None:
 def test_given_weights_that_break_the_constraint_are_refused() -> None:
     net = lnn.LiftedNetwork.mlp([64, 20, 10], "fenchel_relu").with_penalty("orthogonal")
     free = lnn.BCD().init(net.with_penalty("l2"), X, Y).weights
-    for trainer in (lnn.BCD(max_iter=1), lnn.MiniBatch(max_iter=1)):
+    for trainer in (lnn.BCD(passes=1), lnn.MiniBatch(passes=1)):
         with pytest.raises(ValueError, match=r"layer 0 break the constraint Orthogonal.*: give penalty.prox\(w, 0.0\)"):
             trainer.run(net, X, Y, weights=free)
         trainer.run(net, X, Y, weights=[lnn.Affine(pen.Orthogonal().prox(free[0].w, 0.0), free[0].b), free[1]])
@@ -144,7 +144,7 @@ def test_given_weights_that_break_the_constraint_are_refused() -> None:
 
 def test_a_head_can_be_orthogonal_too() -> None:
     net = lnn.LiftedNetwork.mlp([64, 20, 10], "fenchel_relu").with_penalty([pen.L2(), pen.Orthogonal(5.0)])
-    for fit in (lnn.BCD(max_iter=2).run(net, X, Y), lnn.MiniBatch(max_iter=3).run(net, X, Y)):
+    for fit in (lnn.BCD(passes=2).run(net, X, Y), lnn.MiniBatch(passes=3).run(net, X, Y)):
         assert violation(pen.Orthogonal(5.0), fit.weights[1].w) < 1e-6
         assert fit.history[-1].score > 0.8
 

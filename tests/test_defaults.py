@@ -137,7 +137,7 @@ def test_all_entry_points_train_the_same_network(loss: str, options: dict[str, A
         assert_alike(estimator.network, other.network)
     assert (estimator.network.layers[0].uncertainty is not None) == ("robust" in options)
     assert replace(estimator.trainer, device="cpu") == command.trainer
-    assert replace(lifted.trainer, refit=None) == first.trainer
+    assert replace(lifted.trainer, learn_activation=None) == first.trainer
 
 
 @pytest.mark.parametrize("loss", ["softmax", "huber", "absolute"])
@@ -222,7 +222,7 @@ def test_sweeps_have_nothing_chosen() -> None:
     ],
 )
 def test_passes_are_chosen_by_rows_and_purpose(options: dict[str, Any], passes: int) -> None:
-    assert Recipe(**options).trainer(1000).max_iter == passes
+    assert Recipe(**options).trainer(1000).passes == passes
 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute", "squared"])

@@ -69,8 +69,8 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"early_stopping": True},
     {"activation": "tanh"},
-    {"activation": "leaky_relu", "refit": "unit"},
-    {"activation": "softplus", "refit": "layer"},
+    {"activation": "leaky_relu", "learn_activation": "unit"},
+    {"activation": "softplus", "learn_activation": "layer"},
     {"activation": "hardsigmoid", "prediction": "lifted"},
     {"penalty": "l1"},
     {"penalty": "orthogonal"},
@@ -288,7 +288,7 @@ def module(case: Case) -> None:
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.PReLU())]
     made = nn.Sequential(*layers[:-1]).to(torch.float64 if case.kind == "float64" else torch.float32)
     robust = case.options.get("robust")
-    lnn.init.lifted_(made, x, y, sweeps=case.passes, penalty=case.options.get("penalty", "l2"), robust=robust)
+    lnn.init.lifted_(made, x, y, passes=case.passes, penalty=case.options.get("penalty", "l2"), robust=robust)
     with torch.no_grad():
         rows = torch.from_numpy(np.ascontiguousarray(x).astype(np.float64)).to(made[0].weight)
         check_finite(made(rows).numpy(), (case.rows, widths[-1]))
@@ -302,13 +302,13 @@ def network(case: Case, widths: list[int], activation: str) -> Any:
 def minibatch(case: Case) -> None:
     x, (y, widths), counts = inputs(case), sizes(case), weights(case)
     net = lnn.automatic(network(case, widths, "fenchel_relu"), x, y, sample_weight=counts)
-    fit = lnn.MiniBatch(max_iter=case.passes, seed=case.seed).run(net, x, y, sample_weight=counts)
+    fit = lnn.MiniBatch(passes=case.passes, seed=case.seed).run(net, x, y, sample_weight=counts)
     check_finite(predict.feedforward(fit.network, fit.weights, x).numpy(), (case.rows, widths[-1]))
 
 
 def bcd(case: Case) -> None:
     x, (y, widths) = inputs(case), sizes(case)
-    trainer = lnn.BCD(max_iter=case.passes, block_iter=20, joint=bool(case.seed % 3))
+    trainer = lnn.BCD(passes=case.passes, block_iter=20, joint=bool(case.seed % 3))
     net = network(case, widths, "relu" if case.seed % 5 else "hardtanh")
     fit = trainer.run(net, x, y, sample_weight=weights(case))
     check_finite(predict.feedforward(net, fit.weights, x).numpy(), (case.rows, widths[-1]))

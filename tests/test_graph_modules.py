@@ -147,7 +147,7 @@ def test_lifted_weights_lower_the_loss(name: str) -> None:
     cost: Any = fn.mse_loss if y.is_floating_point() else fn.cross_entropy
     before, held = float(cost(scores(module), y)), list(module.parameters())
     torch.manual_seed(0)
-    assert lifted_(module, X, y, sweeps=10) is module
+    assert lifted_(module, X, y, passes=10) is module
     assert float(cost(scores(module), y)) < 0.8 * before
     assert all(now is then for now, then in zip(module.parameters(), held, strict=True))
 
@@ -306,10 +306,10 @@ def test_a_bias_that_is_used_twice_is_read_but_not_filled() -> None:
     with pytest.raises(
         ValueError, match=r"module\.a: Linear.* has a bias that the module uses several times.*bias=False"
     ):
-        lifted_(module, X, LABELS, sweeps=1)
+        lifted_(module, X, LABELS, passes=1)
     assert all(torch.equal(kept[name], part) for name, part in module.state_dict().items())
     module.a.bias.requires_grad_(False)
-    lifted_(module, X, LABELS, sweeps=1)
+    lifted_(module, X, LABELS, passes=1)
     assert torch.equal(module.a.bias, kept["a.bias"])
     assert not torch.equal(module.a.weight, kept["a.weight"])
 
@@ -319,7 +319,7 @@ def test_frozen_parts_stay_where_weights_are_tied(frozen: str) -> None:
     module, y = Autoencoder(), torch.tanh(X)
     module.get_parameter(frozen).requires_grad_(False)
     kept = copy.deepcopy(module)
-    lifted_(module, X, y, sweeps=5)
+    lifted_(module, X, y, passes=5)
     for name, part in module.named_parameters():
         assert torch.equal(part, kept.get_parameter(name)) == (name == frozen), name
 
@@ -330,7 +330,7 @@ def test_rows_are_flattened_and_a_weight_used_once_may_be_transposed() -> None:
     with torch.no_grad():
         before = module.a.weight.clone()
     images = X.reshape(-1, 2, 3)
-    lifted_(module, images, LABELS, sweeps=10)
+    lifted_(module, images, LABELS, passes=10)
     assert not torch.equal(module.a.weight, before)
     assert float(fn.cross_entropy(scores(module, images), LABELS)) < 0.6
 
@@ -408,7 +408,7 @@ def test_a_written_module_is_copied_saved_and_printed() -> None:
 def test_a_written_module_is_filled_and_may_be_part_of_another() -> None:
     module = nn.Sequential(written(), nn.ReLU(), nn.Linear(2, 2)).double()
     before = float(fn.cross_entropy(scores(module), LABELS))
-    lifted_(module, X, LABELS, sweeps=10)
+    lifted_(module, X, LABELS, passes=10)
     assert float(fn.cross_entropy(scores(module), LABELS)) < 0.9 * before
     network, weights = from_module(module)
     close(network.scores(weights, X), scores(module))

@@ -26,7 +26,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 X, Y, WEIGHTS = draw(40, 3), torch.arange(40) % 2, torch.arange(40) / 40 + 0.5
-NETWORK, TRAINER = lnn.LiftedNetwork.mlp([3, 4, 2]), lnn.MiniBatch(max_iter=1)
+NETWORK, TRAINER = lnn.LiftedNetwork.mlp([3, 4, 2]), lnn.MiniBatch(passes=1)
 START = [lnn.Affine(draw(4, 3), draw(4)), lnn.Affine(draw(2, 4), draw(2))]
 FIXED = [(None, None), (None, torch.zeros(2))]
 MOMENTS = Moments.of(X, X[:, :0])

@@ -21,8 +21,8 @@ import liftednn as lnn
 from liftednn.init import lifted_
 from liftednn.losses import Matching
 from liftednn.training.choices import first_passes
-from liftednn.training.minibatch import Pass
 from liftednn.training.monitor import Monitor
+from liftednn.training.result import Record
 
 # Few passes, given lam and frozen layers end worse than a linear model, and lifted_ says so; it is looked at below.
 pytestmark = pytest.mark.filterwarnings("ignore:lifted_")
@@ -45,7 +45,7 @@ def accuracy(module: nn.Module, x: Tensor = X[TEST], y: Tensor = Y[TEST]) -> flo
 
 def filled(module: nn.Module, *data: Any, seed: int = 7, **options: Any) -> nn.Module:
     torch.manual_seed(seed)
-    return lifted_(module, *data, **{"sweeps": 5, **options})  # by itself it takes 42 passes over so few rows
+    return lifted_(module, *data, **{"passes": 5, **options})  # by itself it takes 42 passes over so few rows
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -120,7 +120,7 @@ def test_real_responses_are_fitted(outputs: int) -> None:
     x_test, y_test = regression(seed=1)
     module = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, outputs))
     y, y_test = (y, y_test) if outputs == 2 else (y[:, 0], y_test[:, :1])
-    filled(module, x, y, sweeps=20)
+    filled(module, x, y, passes=20)
     assert r_squared(module(x_test), y_test) > 0.85
 
 
@@ -156,7 +156,7 @@ def test_real_responses_behind_an_activation_have_its_own_loss() -> None:
     x, y = regression()
     rates = torch.sigmoid(y)
     module = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 2), nn.Sigmoid())
-    filled(module, x, rates, sweeps=20)
+    filled(module, x, rates, passes=20)
     assert r_squared(module(x), rates) > 0.85
 
 
@@ -310,7 +310,7 @@ def test_frozen_parameters_stay_and_the_others_learn(names: list[str]) -> None:
     for name in names:
         module.get_parameter(name).requires_grad_(False)
     kept = copy.deepcopy(module)
-    filled(module, X[ROWS], Y[ROWS], sweeps=5)
+    filled(module, X[ROWS], Y[ROWS], passes=5)
     for name, part in module.named_parameters():
         assert torch.equal(part, kept.get_parameter(name)) == (name in names), name
         assert part.requires_grad == (name not in names)
@@ -321,7 +321,7 @@ def test_a_frozen_first_layer_in_double_and_half_is_exact() -> None:
     first, last = nn.Linear(64, 40, dtype=torch.float16).requires_grad_(False), nn.Linear(40, 10)
     kept = copy.deepcopy(first)
     module = nn.Sequential(first, nn.ReLU(), last)
-    filled(module, X[ROWS], Y[ROWS], sweeps=5)
+    filled(module, X[ROWS], Y[ROWS], passes=5)
     assert same(first, kept)
     assert accuracy(copy.deepcopy(module).float()) > GOOD
 
@@ -337,7 +337,7 @@ def test_a_module_that_is_frozen_altogether_is_returned_with_a_warning() -> None
 
 def test_lam_may_be_given() -> None:
     automatic = filled(digits(), X[ROWS], Y[ROWS])
-    loose, each = (filled(digits(), X[ROWS], Y[ROWS], sweeps="auto", lam=lam) for lam in (10.0, [10.0, 10]))
+    loose, each = (filled(digits(), X[ROWS], Y[ROWS], passes="auto", lam=lam) for lam in (10.0, [10.0, 10]))
     assert same(loose, each)
     assert not same(loose, automatic)
     assert accuracy(loose) > GOOD
@@ -355,8 +355,8 @@ def test_few_rows_have_more_passes(rows: int | None, passes: int) -> None:
 )
 @pytest.mark.thin(3)
 def test_numbers_of_numpy_and_torch_are_numbers(lam: Any) -> None:
-    expected = filled(digits(), X[ROWS], Y[ROWS], lam=1.0, sweeps=2)
-    assert same(filled(digits(), X[ROWS], Y[ROWS], lam=lam, sweeps=np.int64(2)), expected)
+    expected = filled(digits(), X[ROWS], Y[ROWS], lam=1.0, passes=2)
+    assert same(filled(digits(), X[ROWS], Y[ROWS], lam=lam, passes=np.int64(2)), expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], str]] = {
@@ -394,8 +394,8 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     ),
     "words": (lambda: (digits(), (X, ["a"] * len(X)), {}), "y cannot be read as numbers"),
     "out of range": (lambda: (nn.Sequential(nn.Linear(64, 1), nn.Tanh()), (X, Y.float()), {}), "must lie from -1 to 1"),
-    "sweeps": (lambda: (digits(), (X, Y), {"sweeps": 0}), "sweeps must be 'auto' or an integer of at least 1, got 0"),
-    "half a sweep": (lambda: (digits(), (X, Y), {"sweeps": 1.5}), "an integer of at least 1, got 1.5"),
+    "passes": (lambda: (digits(), (X, Y), {"passes": 0}), "passes must be 'auto' or an integer of at least 1, got 0"),
+    "half a sweep": (lambda: (digits(), (X, Y), {"passes": 1.5}), "an integer of at least 1, got 1.5"),
     "lam": (lambda: (digits(), (X, Y), {"lam": -1.0}), "lam must be positive, got -1.0"),
     "lams": (lambda: (digits(), (X, Y), {"lam": [1.0]}), "lam has 1 entries for 2 hidden layers"),
     "lam, a word": (lambda: (digits(), (X, Y), {"lam": "large"}), "lam must be 'auto', a number"),
@@ -436,7 +436,7 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def press(*_: object) -> Pass:
+    def press(*_: object) -> Record:
         os.kill(os.getpid(), signal.SIGINT)
         return record(*_)
 
@@ -459,7 +459,7 @@ def test_the_report_is_printed_and_logged(capsys: pytest.CaptureFixture, caplog:
     with torch.no_grad():
         before = float(nn.functional.cross_entropy(module(X[ROWS]), Y[ROWS]))
     with caplog.at_level(logging.INFO, logger="liftednn.init"):
-        filled(module, X[ROWS], Y[ROWS], sweeps="auto", report=True)
+        filled(module, X[ROWS], Y[ROWS], passes="auto", report=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [record.getMessage() for record in caplog.records if record.name == "liftednn.init"]
     with torch.no_grad():
@@ -485,7 +485,7 @@ def test_the_report_names_its_score(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_nothing_is_printed_unasked(capsys: pytest.CaptureFixture) -> None:
-    filled(digits(), X[ROWS], Y[ROWS], sweeps=1)
+    filled(digits(), X[ROWS], Y[ROWS], passes=1)
     assert capsys.readouterr().out == ""
 
 

@@ -27,7 +27,7 @@ def test_mini_batches(factor: float) -> None:
 
     def scores(rows: Tensor) -> Tensor:
         network = lnn.automatic(lnn.LiftedNetwork.mlp([6, 20, 10, 2], "fenchel_relu", "softmax"), rows, y)
-        fit = lnn.MiniBatch(max_iter=5).run(network, rows, y)
+        fit = lnn.MiniBatch(passes=5).run(network, rows, y)
         return fit.network.scores(fit.weights, rows)
 
     torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
@@ -40,7 +40,7 @@ def test_lifted_initialisation(factor: float) -> None:
 
     def scores(rows: Tensor) -> Tensor:
         torch.manual_seed(0)
-        filled = lnn.init.lifted_(copy.deepcopy(module), rows, y, sweeps=5)
+        filled = lnn.init.lifted_(copy.deepcopy(module), rows, y, passes=5)
         return filled(rows).detach()
 
     torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
@@ -67,7 +67,7 @@ def test_raw_pixels_score_as_scaled_ones_do() -> None:
     for factor in (1e-3, 1.0, 255.0, 1e3):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
-        lnn.init.lifted_(module, factor * x[:1200], y[:1200], sweeps=10)
+        lnn.init.lifted_(module, factor * x[:1200], y[:1200], passes=10)
         found[factor] = float((module(factor * x[1200:]).argmax(1) == y[1200:]).double().mean())
     assert min(found.values()) > max(found.values()) - 0.02
     assert min(found.values()) > 0.9

@@ -54,7 +54,7 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
     x, y, weights = drawn(activation)
     y = y + torch.linspace(-1, 1, len(x), dtype=torch.float64)[:, None] * x[:, :2]
     network = lnn.LiftedNetwork.mlp([5, 4, 2], activation, "squared", lam=1e4)
-    run = Run(lnn.MiniBatch(refit=per), network, source_of(x, y), weights)
+    run = Run(lnn.MiniBatch(learn_activation=per), network, source_of(x, y), weights)
     run.descent.rate.fill_(1e-4)
     (name,), (phi,) = activation.learned, run.network.hidden
     before = getattr(phi, name).clone()
@@ -77,7 +77,7 @@ def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: 
     (name,) = activation.learned
     wrong = type(activation)(**{**vars(activation), name: 2.5 * getattr(activation, name)})
     network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 4, 2], wrong, "squared"), x, y)
-    fit = lnn.MiniBatch(max_iter=40, batch_size=20, refit=per).run(network, x, y, weights, fixed=weights)
+    fit = lnn.MiniBatch(passes=40, batch_size=20, learn_activation=per).run(network, x, y, weights, fixed=weights)
     assert torch.equal(fit.weights[0].w, weights[0][0])
     assert bool((learned(fit.network.hidden[0]) / learned(activation)).log().abs().max() < 0.06)
 
@@ -88,7 +88,7 @@ def test_a_loss_of_bounded_slope_recovers_a_planted_slope_too(loss: str) -> None
     """Scaled by the curvature of a rounded kink, which few residuals meet, steps would be far too short."""
     x, y = planted()
     network = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.01), smoothed(losses.named(loss), y))
-    fit = lnn.MiniBatch(max_iter=60, batch_size=50, refit="layer").run(lnn.automatic(network, x, y), x, y)
+    fit = lnn.MiniBatch(passes=60, batch_size=50, learn_activation="layer").run(lnn.automatic(network, x, y), x, y)
     assert fit.history[-1].score > 0.97
     assert float(slopes(fit.network.hidden[0])) == pytest.approx(ALPHA, abs=0.05)
 
@@ -106,14 +106,16 @@ def test_batches_and_the_exact_block_stop_at_the_same_limits(planted_beyond: Any
     u = x @ weights[0][0].T + weights[0][1]
     assert float(learned(start.refit(u, planted_beyond(u)))) == pytest.approx(limit)
     network = lnn.LiftedNetwork.mlp([5, 4, 2], start, "squared", lam=1e4)
-    fit = lnn.MiniBatch(max_iter=10, batch_size=20, step=0.5, refit="layer").run(network, x, y, weights, fixed=weights)
+    fit = lnn.MiniBatch(passes=10, batch_size=20, step=0.5, learn_activation="layer").run(
+        network, x, y, weights, fixed=weights
+    )
     assert float(learned(fit.network.hidden[0])) == pytest.approx(limit)
 
 
 def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(1e-5), "squared")
-    run = Run(lnn.MiniBatch(refit="layer"), network, source_of(x, y))
+    run = Run(lnn.MiniBatch(learn_activation="layer"), network, source_of(x, y))
     run.descent.rate.fill_(0.05)
     run.learner.step(run.coordinates.inward(x), y, None, 0)
     assert 0 < float(learned(run.network.hidden[0])) <= 1.25e-5
@@ -125,7 +127,7 @@ def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
 def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
-    run = Run(lnn.MiniBatch(refit="unit", batch_size=50), network, source_of(x, y))
+    run = Run(lnn.MiniBatch(learn_activation="unit", batch_size=50), network, source_of(x, y))
     next(run.passes())
     kept = (run.descent.values.clone(), learned(run.network.hidden[0]).clone(), run.learner.means.clone())
     run._refresh(run.coordinates.inward(x), y, None)
@@ -143,7 +145,7 @@ def test_a_checkpoint_has_the_slopes_to_go_back_to(tmp_path: Path) -> None:
 
     def run() -> Run:
         return Run(
-            lnn.MiniBatch(refit="unit", batch_size=20),
+            lnn.MiniBatch(learn_activation="unit", batch_size=20),
             network,
             source_of(x, y),
             checkpoint=lnn.Checkpoint(tmp_path / "r"),
@@ -165,12 +167,12 @@ def regressor(**options: Any) -> Any:
 @pytest.mark.parametrize("name", ["leaky_relu", "tanh"])
 def test_a_warm_start_keeps_what_was_learned_where_no_more_is(name: str) -> None:
     x, y = (part.numpy() for part in planted(300))
-    model = regressor(activation=name, refit="unit", max_iter=5, warm_start=True).fit(x, y)
+    model = regressor(activation=name, learn_activation="unit", max_iter=5, warm_start=True).fit(x, y)
     (before,) = model.network_.hidden
     for _ in range(2):
-        model.set_params(refit=None, max_iter=1).fit(x, y)
+        model.set_params(learn_activation=None, max_iter=1).fit(x, y)
         assert model.network_.hidden == [before]
-    (after,) = pickle.loads(pickle.dumps(model)).set_params(refit="unit").fit(x, y).network_.hidden
+    (after,) = pickle.loads(pickle.dumps(model)).set_params(learn_activation="unit").fit(x, y).network_.hidden
     assert type(after) is type(before)
     assert 0 < float((learned(after) / learned(before)).log().abs().max()) < 0.5
     assert clone(model).fit(x, y).network_.hidden != [before]
@@ -178,18 +180,18 @@ def test_a_warm_start_keeps_what_was_learned_where_no_more_is(name: str) -> None
 
 def test_a_warm_start_refuses_another_activation_than_it_has_learned() -> None:
     x, y = (part.numpy() for part in planted(300))
-    model = regressor(activation="leaky_relu", refit="unit", max_iter=2, warm_start=True).fit(x, y)
+    model = regressor(activation="leaky_relu", learn_activation="unit", max_iter=2, warm_start=True).fit(x, y)
     before = model.network_.hidden
     changes: list[dict[str, Any]] = [
         {"activation": "tanh"},
         {"activation": FenchelLeakyReLU(0.5)},
-        {"activation": "leaky_relu", "refit": None, "divergence": "euclidean"},
+        {"activation": "leaky_relu", "learn_activation": None, "divergence": "euclidean"},
     ]
     for change in changes:
         with pytest.raises(ValueError, match=r"asked for FenchelLeakyReLU\(alpha=0.01\) and has learned .* fit anew"):
             model.set_params(**change).fit(x, y)
         assert model.network_.hidden == before
-    model.set_params(activation="tanh", divergence="fenchel", refit="unit", warm_start=False).fit(x, y)
+    model.set_params(activation="tanh", divergence="fenchel", learn_activation="unit", warm_start=False).fit(x, y)
     assert isinstance(model.network_.hidden[0], Scaled)
     with pytest.raises(ValueError, match="layer 0 takes w"):
         model.set_params(hidden_layer_sizes=(8,), warm_start=True).fit(x, y)
@@ -199,7 +201,7 @@ def test_a_warm_start_that_has_learned_nothing_may_go_on_otherwise() -> None:
     x, y = (part.numpy() for part in planted(300))
     model = regressor(activation="relu", max_iter=2, warm_start=True).fit(x, y)
     assert model.set_params(divergence="euclidean").fit(x, y).network_.hidden == [lnn.activations.ReLU()]
-    model.set_params(divergence="fenchel", activation=FenchelLeakyReLU(0.5), refit="layer").fit(x, y)
+    model.set_params(divergence="fenchel", activation=FenchelLeakyReLU(0.5), learn_activation="layer").fit(x, y)
     assert 0.3 < float(learned(model.network_.hidden[0])) < 0.8
 
 
@@ -252,7 +254,7 @@ def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
     x, y = planted(300)
     given, still = (FenchelLeakyReLU(torch.full(shape, 0.1, dtype=torch.float64)) for shape in ((), (3,)))
     network = lnn.LiftedNetwork.mlp([5, 4, 3, 3], [given, still], "squared")
-    run = Run(lnn.MiniBatch(refit=[per, None], batch_size=50), network, source_of(x, y))
+    run = Run(lnn.MiniBatch(learn_activation=[per, None], batch_size=50), network, source_of(x, y))
     live, kept, versions = run.network.hidden[0], settled(run.network), [phi.alpha._version for phi in (given, still)]  # type: ignore[union-attr]
     theirs, own = {given: 1, network: 2}, {live: 3, run.network: 4}
     next(run.passes())
@@ -268,7 +270,7 @@ def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
 def test_what_a_run_hands_out_stays_as_it_is() -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
-    run = Run(lnn.MiniBatch(refit="unit", batch_size=50), network, source_of(x, y), validation=(x, y))
+    run = Run(lnn.MiniBatch(learn_activation="unit", batch_size=50), network, source_of(x, y), validation=(x, y))
     next(run.passes())
     best = run.monitor.best_network
     assert best is not None
@@ -281,16 +283,29 @@ def test_what_a_run_hands_out_stays_as_it_is() -> None:
 def test_without_hidden_layers_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = planted(50)
     network = lnn.LiftedNetwork.mlp([5, 3], loss="squared")
-    sentence = "refit learns the activations of hidden layers, and the network has none: leave refit=None"
-    for trainer in (lnn.MiniBatch(refit="layer"), lnn.BCD(refit="unit")):
+    sentence = "learn_activation is for hidden layers, and the network has none: leave learn_activation=None"
+    for trainer in (lnn.MiniBatch(learn_activation="layer"), lnn.BCD(learn_activation="unit")):
         with pytest.raises(ValueError, match=sentence):
             trainer.run(network, x, y)
     with pytest.raises(ValueError, match=sentence):
-        lnn.LiftedRegressor((), "leaky_relu", refit="unit").fit(x.numpy(), y.numpy())
+        lnn.LiftedRegressor((), "leaky_relu", learn_activation="unit").fit(x.numpy(), y.numpy())
     table = tmp_path / "table.csv"
     np.savetxt(table, torch.cat([x, y[:, :1]], 1).numpy(), "%.4f", ",", header="a,b,c,d,e,y", comments="")
     with pytest.raises(SystemExit) as ended:
-        main(["fit", str(table), "--target", "y", "--hidden", "0", "--refit", "unit", "--out", f"{table}.safetensors"])
+        main(
+            [
+                "fit",
+                str(table),
+                "--target",
+                "y",
+                "--hidden",
+                "0",
+                "--learn-activation",
+                "unit",
+                "--out",
+                f"{table}.safetensors",
+            ]
+        )
     assert ended.value.code == 2
     assert "the network has none" in " ".join(capsys.readouterr().err.split())
 

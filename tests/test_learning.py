@@ -74,7 +74,7 @@ def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: 
     x, y = planted(80, dtype=dtype)
     counts = torch.rand(80, generator=torch.Generator().manual_seed(1)) + 0.1
     network = lnn.LiftedNetwork.mlp([5, 6, 4, 3], activation, "squared", lam=0.5, rho=1e-3)
-    bcd = lnn.BCD(refit=per)
+    bcd = lnn.BCD(learn_activation=per)
     state = bcd.init(network, x, y, sample_weight=counts)
     before, changed = network.objective(state.weights, state.states, state.sample_weight), False
     names: list[str] = []
@@ -98,7 +98,7 @@ def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: 
 def test_the_solution_has_the_network_as_refitted(tmp_path: Path) -> None:
     x, y = planted(200)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(), "squared", rho=1e-4)
-    solution = lnn.BCD(max_iter=5, refit="unit").run(network, x, y)
+    solution = lnn.BCD(passes=5, learn_activation="unit").run(network, x, y)
     (phi,) = solution.network.hidden
     assert isinstance(phi, FenchelLeakyReLU)
     assert isinstance(phi.alpha, Tensor)
@@ -111,7 +111,7 @@ def test_the_solution_has_the_network_as_refitted(tmp_path: Path) -> None:
     scores = lnn.predict.feedforward(solution.network, solution.weights, x)
     assert torch.equal(lnn.predict.feedforward(saved.network, saved.weights, x), scores)
     assert torch.allclose(to_module(saved.network, saved.weights)(x), scores)
-    plain = lnn.BCD(max_iter=5).run(network, x, y)
+    plain = lnn.BCD(passes=5).run(network, x, y)
     assert plain.network is network
     assert last < plain.history[-1].objective
 
@@ -127,7 +127,7 @@ def test_states_known_a_full_batch_finds_the_slope_at_once() -> None:
     weights = [(drawn[1], 0.3 * drawn[2]), (drawn[3], torch.zeros(3, dtype=torch.float64))]
     for start in (0.1, 0.6):
         network = lnn.LiftedNetwork.mlp([5, 2, 3], FenchelLeakyReLU(start), "squared", lam=0.1, rho=1e-7)
-        solution = lnn.BCD(max_iter=150, tol=0.0, refit="layer", block_tol=1e-7).run(network, x, y, weights)
+        solution = lnn.BCD(passes=150, tol=0.0, learn_activation="layer", block_tol=1e-7).run(network, x, y, weights)
         assert float(slopes(solution.network.hidden[0])) == pytest.approx(ALPHA, abs=1e-2)
 
 
@@ -139,7 +139,7 @@ def test_a_planted_slope_is_recovered_from_data(start: float) -> None:
     runs = []
     for seed in range(3):
         network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(start), "squared"), x, y, seed)
-        runs.append(lnn.MiniBatch(max_iter=60, batch_size=50, refit="layer", seed=seed).run(network, x, y))
+        runs.append(lnn.MiniBatch(passes=60, batch_size=50, learn_activation="layer", seed=seed).run(network, x, y))
     best = min(runs, key=lambda fit: fit.history[-1].loss)
     assert best.history[-1].score > 0.999
     assert float(slopes(best.network.hidden[0])) == pytest.approx(ALPHA, abs=1e-2)
@@ -151,7 +151,7 @@ def test_planted_slopes_of_units_are_recovered_in_float32() -> None:
     runs = []
     for seed in range(2):
         network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.1), "squared"), x, y, seed)
-        runs.append(lnn.MiniBatch(max_iter=60, batch_size=50, refit="unit", seed=seed).run(network, x, y))
+        runs.append(lnn.MiniBatch(passes=60, batch_size=50, learn_activation="unit", seed=seed).run(network, x, y))
     best = min(runs, key=lambda fit: fit.history[-1].loss)
     found = slopes(best.network.hidden[0])
     assert found.shape == (3,)
@@ -161,12 +161,12 @@ def test_planted_slopes_of_units_are_recovered_in_float32() -> None:
 def test_a_scale_is_learned_by_batches() -> None:
     x, y = planted()
     network = lnn.LiftedNetwork.mlp([5, 8, 3], Scaled(Tanh(), 3.0), "squared", rho=1e-4)
-    fit = lnn.MiniBatch(max_iter=10, refit="layer").run(network, x, y)
+    fit = lnn.MiniBatch(passes=10, learn_activation="layer").run(network, x, y)
     (phi,) = fit.network.hidden
     assert isinstance(phi, Scaled)
     assert isinstance(phi.scale, float)
     assert phi.scale > 4.0
-    unit = lnn.MiniBatch(max_iter=2, refit="unit").run(network, x, y, sample_weight=torch.rand(len(x)) + 0.5)
+    unit = lnn.MiniBatch(passes=2, learn_activation="unit").run(network, x, y, sample_weight=torch.rand(len(x)) + 0.5)
     assert unit.network.hidden[0].scale.shape == (8,)  # type: ignore[attr-defined]
     assert network.hidden[0] == Scaled(Tanh(), 3.0)
 
@@ -174,7 +174,7 @@ def test_a_scale_is_learned_by_batches() -> None:
 def test_the_best_pass_keeps_its_own_slopes_and_a_checkpoint_all_of_it(tmp_path: Path) -> None:
     x, y = planted(600)
     network = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.05), "squared", lam=50.0, rho=1e-5)
-    settings = lnn.MiniBatch(max_iter=6, batch_size=50, refit="unit")
+    settings = lnn.MiniBatch(passes=6, batch_size=50, learn_activation="unit")
 
     def run(**options: Any) -> lnn.Fit:
         return settings.run(network, x[:500], y[:500], validation=(x[500:], y[500:]), **options)
@@ -196,7 +196,7 @@ def test_the_best_pass_keeps_its_own_slopes_and_a_checkpoint_all_of_it(tmp_path:
 def test_a_batch_that_overflows_leaves_the_slopes_alone(per: Any) -> None:
     x, y = planted(100)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(), "squared")
-    run = Run(lnn.MiniBatch(refit=per), network, source_of(x, y))
+    run = Run(lnn.MiniBatch(learn_activation=per), network, source_of(x, y))
     run.descent.rate.fill_(0.05)
     for size in (1e200, float("inf")):
         run.learner.step(x[:, : run.descent.weights[0].w.shape[1]] * size, y, None, 0)
@@ -207,24 +207,24 @@ def test_a_batch_that_overflows_leaves_the_slopes_alone(per: Any) -> None:
 def test_layers_may_differ_and_refusals() -> None:
     x, y = planted(100)
     network = lnn.LiftedNetwork.mlp([5, 4, 4, 3], [FenchelLeakyReLU(), FenchelReLU()], "squared")
-    fit = lnn.MiniBatch(max_iter=1, refit=("unit", None)).run(network, x, y)
+    fit = lnn.MiniBatch(passes=1, learn_activation=("unit", None)).run(network, x, y)
     assert fit.network.hidden[0].alpha.shape == (4,)  # type: ignore[attr-defined]
     assert fit.network.hidden[1] == FenchelReLU()
-    for trainer in (lnn.MiniBatch(refit="layer"), lnn.BCD(refit="layer")):
+    for trainer in (lnn.MiniBatch(learn_activation="layer"), lnn.BCD(learn_activation="layer")):
         with pytest.raises(ValueError, match=r"layer 1: FenchelReLU\(\) has no parameter to learn"):
             trainer.run(network, x, y)
-        with pytest.raises(ValueError, match="refit must be None, 'layer' or 'unit'"):
-            replace(trainer, refit="rows").run(network, x, y)
+        with pytest.raises(ValueError, match="learn_activation must be None, 'layer' or 'unit'"):
+            replace(trainer, learn_activation="rows").run(network, x, y)
         with pytest.raises(ValueError, match="for each of the 2 hidden layers"):
-            replace(trainer, refit=("unit",)).run(network, x, y)
+            replace(trainer, learn_activation=("unit",)).run(network, x, y)
     with pytest.raises(ValueError, match="no parameter to learn"):
-        lnn.BCD(refit="layer").run(lnn.LiftedNetwork.mlp([5, 4, 3], LeakyReLU(), "squared"), x, y)
+        lnn.BCD(learn_activation="layer").run(lnn.LiftedNetwork.mlp([5, 4, 3], LeakyReLU(), "squared"), x, y)
     bounded = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelHardTanh(), "squared")
     with pytest.raises(ValueError, match="no batch knows: use BCD, or learn a scale"):
-        lnn.MiniBatch(refit="layer").run(bounded, x, y)
+        lnn.MiniBatch(learn_activation="layer").run(bounded, x, y)
     several = lnn.LiftedNetwork.mlp([5, 4, 3], TwoSlopes(), "squared")
     with pytest.raises(ValueError, match="batches learn one parameter"):
-        lnn.MiniBatch(refit="layer").run(several, x, y)
+        lnn.MiniBatch(learn_activation="layer").run(several, x, y)
 
 
 class TwoSlopes(FenchelLeakyReLU):
@@ -260,10 +260,10 @@ def test_lifted_learns_the_slopes_of_a_prelu_unless_told_not_to(count: int) -> N
     x, y = planted(1000, dtype=torch.float32)
     kept, errors = torch.full((count,), 0.05), {}
     options: dict[str, Any]
-    for learns, options in ((True, {}), (False, {"refit": None})):
+    for learns, options in ((True, {}), (False, {"learn_activation": None})):
         module = prelu(count, torch.float32)
         module[1].weight.data.copy_(kept)
-        lifted_(module, x, y, sweeps=40, **options)
+        lifted_(module, x, y, passes=40, **options)
         assert torch.equal(module[1].weight, kept) != learns
         assert module[1].weight.shape == (count,)
         assert bool((module[1].weight > 0).all())
@@ -290,15 +290,15 @@ def test_a_prelu_used_twice_stays_and_the_report_is_of_the_learned_module(capsys
     after = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after")][-1]
     loss = float((own(x) - y).detach().square().sum(1).mean())
     assert float(after.split()[2].rstrip(",")) == pytest.approx(loss, rel=1e-3)
-    with pytest.raises(ValueError, match="refit must be 'auto'"):
-        lifted_(copy.deepcopy(own), x, y, refit="layer")
+    with pytest.raises(ValueError, match="learn_activation must be 'auto'"):
+        lifted_(copy.deepcopy(own), x, y, learn_activation="layer")
 
 
 @pytest.mark.parametrize("name", ["leaky_relu", "tanh", "hardtanh", "logistic"])
 @pytest.mark.parametrize("per", ["layer", "unit"])
 def test_estimators_learn(name: str, per: str) -> None:
     x, y = (part.numpy() for part in planted(300))
-    model = lnn.LiftedRegressor((6,), name, refit=per, max_iter=5, random_state=0).fit(x, y)
+    model = lnn.LiftedRegressor((6,), name, learn_activation=per, max_iter=5, random_state=0).fit(x, y)
     (phi,) = model.network_.hidden
     assert isinstance(phi, FenchelLeakyReLU | Scaled)
     (given,) = (torch.as_tensor(getattr(phi, each)) for each in phi.learned)
@@ -307,7 +307,7 @@ def test_estimators_learn(name: str, per: str) -> None:
     gain = -1e-3 if name == "logistic" else 1e-3  # the first scale of a sigmoid is near its best here
     assert model.score(x, y) > plain.score(x, y) + gain
     assert float((given / (0.01 if name == "leaky_relu" else 1.0)).log().abs().max()) > 3e-3
-    assert clone(model).get_params()["refit"] == per
+    assert clone(model).get_params()["learn_activation"] == per
     assert np.allclose(model.to_module()(torch.from_numpy(x)).detach().numpy(), model.predict(x))
     if name == "leaky_relu":
         same = copy.deepcopy(model).partial_fit(x, y)
@@ -316,7 +316,9 @@ def test_estimators_learn(name: str, per: str) -> None:
 
 def test_a_warm_start_goes_on_from_the_learned_slopes() -> None:
     x, y = (part.numpy() for part in planted(300))
-    model = lnn.LiftedRegressor((6,), "leaky_relu", refit="unit", max_iter=1, warm_start=True, random_state=0)
+    model = lnn.LiftedRegressor(
+        (6,), "leaky_relu", learn_activation="unit", max_iter=1, warm_start=True, random_state=0
+    )
     before = model.set_params(max_iter=20).fit(x, y).network_.hidden[0].alpha.clone()  # type: ignore[attr-defined]
     after = model.set_params(max_iter=1).fit(x, y).network_.hidden[0].alpha  # type: ignore[attr-defined]
     assert float((after / before - 1).abs().max()) < 0.5
@@ -326,9 +328,12 @@ def test_a_warm_start_goes_on_from_the_learned_slopes() -> None:
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ({"refit": "rows"}, "refit must be None, 'layer' or 'unit', got 'rows'"),
-        ({"refit": "layer"}, r"FenchelReLU\(\) has nothing to learn"),
-        ({"refit": "layer", "activation": "leaky_relu", "divergence": "euclidean"}, "give divergence='fenchel'"),
+        ({"learn_activation": "rows"}, "learn_activation must be None, 'layer' or 'unit', got 'rows'"),
+        ({"learn_activation": "layer"}, r"FenchelReLU\(\) has nothing to learn"),
+        (
+            {"learn_activation": "layer", "activation": "leaky_relu", "divergence": "euclidean"},
+            "give divergence='fenchel'",
+        ),
     ],
 )
 def test_estimators_refuse(parameters: dict[str, Any], sentence: str) -> None:
@@ -345,13 +350,13 @@ def test_the_command_line_learns(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = tmp_path / "model.safetensors"
     arguments = ["fit", str(table), "--target", "y", "--activation", "leaky_relu", "--hidden", "7", "--passes", "3"]
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--out", str(out), "--refit", "unit", "--quiet", "--json"])
+        main([*arguments, "--out", str(out), "--learn-activation", "unit", "--quiet", "--json"])
     assert ended.value.code == 0, capsys.readouterr()
     assert json.loads(capsys.readouterr().out)["task"] == "regression"
     (phi,) = lnn.load(out).network.hidden
     assert isinstance(phi, FenchelLeakyReLU)
     assert torch.as_tensor(phi.alpha).shape == (7,)
     with pytest.raises(SystemExit) as refused:
-        main(["fit", str(table), "--target", "y", "--refit", "layer", "--out", str(out)])
+        main(["fit", str(table), "--target", "y", "--learn-activation", "layer", "--out", str(out)])
     assert refused.value.code == 2
     assert "nothing to learn" in capsys.readouterr().err

@@ -20,7 +20,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.data.sources import source_of
 from liftednn.training import monitor
-from liftednn.training.minibatch import Pass
+from liftednn.training.result import Record
 from liftednn.training.run import Run
 
 
@@ -60,17 +60,17 @@ def test_it_learns_what_random_features_do_not() -> None:
     net = network()
     start = lnn.BCD().init(net, X, LABELS).weights
     control = float((lnn.predict.feedforward(net, start, X_TEST).argmax(1) == LABELS_TEST).double().mean())
-    fit = lnn.MiniBatch(max_iter=20).run(net, X, LABELS)
+    fit = lnn.MiniBatch(passes=20).run(net, X, LABELS)
     assert control < 0.85
     assert accuracy(net, fit) > 0.88
     assert fit.history[-1].loss < fit.history[0].loss / 2
-    assert fit.status == "max_iter"
+    assert fit.status == "finished"
     assert "all 20 passes" in fit.result
 
 
 def test_real_responses_are_learned() -> None:
     net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 40, 2], "fenchel_relu", "squared"), X, REAL)
-    fit = lnn.MiniBatch(max_iter=30).run(net, X, REAL)
+    fit = lnn.MiniBatch(passes=30).run(net, X, REAL)
     target = torch.stack([torch.sin(2 * X_TEST[:, 0]) + X_TEST[:, 1], X_TEST[:, 2] * X_TEST[:, 3]], 1)
     assert net.loss.score(lnn.predict.feedforward(net, fit.weights, X_TEST), target) > 0.9
 
@@ -79,7 +79,7 @@ def test_real_responses_are_learned() -> None:
 @pytest.mark.thin(2)
 def test_every_fenchel_activation_trains(name: str) -> None:
     net = network([6, 20, 3], getattr(act, name)())
-    fit = lnn.MiniBatch(max_iter=12).run(net, X, LABELS)
+    fit = lnn.MiniBatch(passes=12).run(net, X, LABELS)
     assert fit.history[-1].loss < fit.history[0].loss
     assert fit.history[-1].score > 0.7
 
@@ -88,7 +88,7 @@ def test_every_fenchel_activation_trains(name: str) -> None:
 def test_jointly_convex_activations_run_and_stay_finite(name: str) -> None:
     """They are drawn towards a linear model, so no more is claimed."""
     net = lnn.LiftedNetwork.mlp([6, 20, 3], activation=getattr(act, name)())
-    fit = lnn.MiniBatch(max_iter=3).run(net, X, LABELS)
+    fit = lnn.MiniBatch(passes=3).run(net, X, LABELS)
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
     assert np.isfinite(fit.history[-1].objective)
 
@@ -98,7 +98,7 @@ def test_any_depth_trains(depth: int) -> None:
     """On enough rows and units that all seeds learn: where a deep network has few, last bits decide how far it gets."""
     x = draw(4800, 6)
     net = lnn.automatic(lnn.LiftedNetwork.mlp([6, *[32] * depth, 3], activation="fenchel_relu"), x, labels(x))
-    fit = lnn.MiniBatch(max_iter=8).run(net, x, labels(x))
+    fit = lnn.MiniBatch(passes=8).run(net, x, labels(x))
     assert accuracy(net, fit) > 0.85
     assert len(fit.history[-1].gaps) == depth
 
@@ -108,7 +108,7 @@ def test_without_hidden_layers_it_is_logistic_regression() -> None:
 
     rho = 1e-3
     net = lnn.LiftedNetwork.mlp([6, 3], rho=rho)
-    fit = lnn.MiniBatch(max_iter=60, batch_size=len(X), step=1.0, momentum=0.0, damping=0.0).run(net, X, LABELS)
+    fit = lnn.MiniBatch(passes=60, batch_size=len(X), step=1.0, momentum=0.0, damping=0.0).run(net, X, LABELS)
     oracle = LogisticRegression(C=1 / (2 * rho * len(X)), tol=1e-10, max_iter=1000).fit(X.numpy(), LABELS.numpy())
     np.testing.assert_allclose(fit.weights[0].w, oracle.coef_, atol=2e-2)
 
@@ -116,23 +116,23 @@ def test_without_hidden_layers_it_is_logistic_regression() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_two_runs_with_one_seed_agree_to_the_bit(dtype: torch.dtype) -> None:
     net, x = network(), X.to(dtype)
-    first, again = (lnn.MiniBatch(max_iter=3).run(net, x, LABELS) for _ in range(2))
+    first, again = (lnn.MiniBatch(passes=3).run(net, x, LABELS) for _ in range(2))
     assert same(first, again)
     assert first.weights[0].w.dtype == dtype
-    assert not same(first, lnn.MiniBatch(max_iter=3, seed=1).run(net, x, LABELS))
+    assert not same(first, lnn.MiniBatch(passes=3, seed=1).run(net, x, LABELS))
 
 
 def test_numpy_labels_and_lists_are_taken() -> None:
     net = network()
     reverse = np.ascontiguousarray(X.numpy()[::-1])[::-1]  # negative strides
     given = ((X, LABELS), (reverse, LABELS.numpy().astype(np.uint16)), (X.numpy().astype(">f8"), LABELS.tolist()))
-    tensors, arrays, lists = (lnn.MiniBatch(max_iter=2).run(net, x, y) for x, y in given)
+    tensors, arrays, lists = (lnn.MiniBatch(passes=2).run(net, x, y) for x, y in given)
     assert same(tensors, arrays)
     assert same(tensors, lists)
 
 
 def test_a_loader_of_one_batch_gives_what_a_tensor_gives() -> None:
-    net, trainer = network(), lnn.MiniBatch(max_iter=4, batch_size=len(X), damping=0.5)
+    net, trainer = network(), lnn.MiniBatch(passes=4, batch_size=len(X), damping=0.5)
     whole = trainer.run(net, X, LABELS)
     loaded = trainer.run(net, DataLoader(TensorDataset(X, LABELS), batch_size=len(X)))
     for a, b in zip(whole.weights, loaded.weights, strict=True):
@@ -142,7 +142,7 @@ def test_a_loader_of_one_batch_gives_what_a_tensor_gives() -> None:
 def test_a_loader_trains() -> None:
     net = network()
     loader = DataLoader(TensorDataset(X.float(), LABELS), batch_size=64, shuffle=True, generator=torch.Generator())
-    fit = lnn.MiniBatch(max_iter=15).run(net, loader)
+    fit = lnn.MiniBatch(passes=15).run(net, loader)
     assert float((lnn.predict.feedforward(net, fit.weights, X_TEST).argmax(1) == LABELS_TEST).double().mean()) > 0.86
     assert [record.steps for record in fit.history] == [19] * 15
 
@@ -150,11 +150,11 @@ def test_a_loader_trains() -> None:
 def test_an_iterator_is_read_in_one_pass() -> None:
     net = network()
     pairs = list(zip(torch.split(X, 40), torch.split(LABELS, 40), strict=True))
-    once, again = (lnn.MiniBatch(max_iter=1).run(net, each) for each in (iter(pairs), iter(pairs)))
+    once, again = (lnn.MiniBatch(passes=1).run(net, each) for each in (iter(pairs), iter(pairs)))
     assert once.history[0].steps == len(pairs)
     assert same(once, again)
-    with pytest.raises(ValueError, match="max_iter=1"):
-        lnn.MiniBatch(max_iter=2).run(net, iter(pairs))
+    with pytest.raises(ValueError, match="passes=1"):
+        lnn.MiniBatch(passes=2).run(net, iter(pairs))
     with pytest.raises(ValueError, match="give some rows"):
         lnn.automatic(net, iter(pairs))
 
@@ -173,7 +173,7 @@ def test_penalties_without_a_square_take_their_prox() -> None:
     layers = lnn.LiftedNetwork.mlp([6, 20, 3], activation="fenchel_relu").layers
     sparse = [lnn.Layer(each.operator, each.divergence, lnn.penalties.L1(1e-2), each.lam * 30) for each in layers[:1]]
     net = lnn.LiftedNetwork([*sparse, layers[1]])
-    fit = lnn.MiniBatch(max_iter=20).run(net, X, LABELS)
+    fit = lnn.MiniBatch(passes=20).run(net, X, LABELS)
     assert float((fit.weights[0].w == 0).double().mean()) > 0.1
     assert fit.history[-1].loss < fit.history[0].loss
 
@@ -181,7 +181,7 @@ def test_penalties_without_a_square_take_their_prox() -> None:
 def test_a_layer_without_bias_keeps_none() -> None:
     layers = lnn.LiftedNetwork.mlp([6, 20, 3], activation="fenchel_relu", lam=30.0).layers
     plain = [lnn.Layer(lnn.operators.Dense(6, 20, bias=False), layers[0].divergence, layers[0].penalty, 30.0)]
-    fit = lnn.MiniBatch(max_iter=10).run(lnn.LiftedNetwork([*plain, layers[1]]), X, LABELS)
+    fit = lnn.MiniBatch(passes=10).run(lnn.LiftedNetwork([*plain, layers[1]]), X, LABELS)
     assert not fit.weights[0].b.any()
     assert fit.history[-1].loss < fit.history[0].loss
 
@@ -194,7 +194,7 @@ class CrashError(Exception):
 def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
 ) -> None:
-    net, trainer = network(), lnn.MiniBatch(max_iter=4, batch_size=50)
+    net, trainer = network(), lnn.MiniBatch(passes=4, batch_size=50)
     batches = list(zip(torch.split(X, 50), torch.split(LABELS, 50), strict=True))
     data: tuple[Any, Any] = (batches, None) if loaded else (X, LABELS)
     validation = (X_TEST, LABELS_TEST)
@@ -227,7 +227,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
 
 def test_a_shuffled_loader_goes_on_in_the_coordinates_it_began_with(tmp_path: Path) -> None:
     """Its sample is another one in every run, and so would be the whitening made from it."""
-    net, trainer = network(), lnn.MiniBatch(max_iter=8)
+    net, trainer = network(), lnn.MiniBatch(passes=8)
     loader = DataLoader(TensorDataset(X, LABELS), batch_size=50, shuffle=True)
     checkpoint, scores = lnn.Checkpoint(tmp_path / "run.safetensors"), []
     torch.manual_seed(0)
@@ -241,9 +241,9 @@ def test_a_shuffled_loader_goes_on_in_the_coordinates_it_began_with(tmp_path: Pa
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors")
-    lnn.MiniBatch(max_iter=1).run(network(), X, LABELS, checkpoint=checkpoint)
+    lnn.MiniBatch(passes=1).run(network(), X, LABELS, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="other settings"):
-        lnn.MiniBatch(max_iter=2).run(network(), X, LABELS, checkpoint=checkpoint)
+        lnn.MiniBatch(passes=2).run(network(), X, LABELS, checkpoint=checkpoint)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def python_s_ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("python_s_ctrl_c")
 def test_ctrl_c_keeps_whole_steps_and_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, trainer = network(), lnn.MiniBatch(max_iter=3, batch_size=50)
+    net, trainer = network(), lnn.MiniBatch(passes=3, batch_size=50)
     whole = trainer.run(net, X, LABELS)
     plain, calls = Run._advance, 0
 
@@ -278,11 +278,11 @@ def test_ctrl_c_keeps_whole_steps_and_resumes_exactly(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("python_s_ctrl_c")
 @pytest.mark.parametrize("stops", [False, True])
 def test_ctrl_c_after_the_last_step_is_not_lost(stops: bool) -> None:
-    def press(record: Pass) -> bool:
+    def press(record: Record) -> bool:
         os.kill(os.getpid(), signal.SIGINT)
         return stops
 
-    trainer = lnn.MiniBatch(max_iter=1)
+    trainer = lnn.MiniBatch(passes=1)
     if stops:
         with pytest.raises(KeyboardInterrupt):
             trainer.run(network(), X, LABELS, callback=press)
@@ -293,8 +293,8 @@ def test_ctrl_c_after_the_last_step_is_not_lost(stops: bool) -> None:
 
 def test_the_best_weights_on_validation_data_are_kept() -> None:
     net = network()
-    seen: list[Pass] = []
-    fit = lnn.MiniBatch(max_iter=12, step=0.4, damping=0.001).run(
+    seen: list[Record] = []
+    fit = lnn.MiniBatch(passes=12, step=0.4, damping=0.001).run(
         net, X[:100], LABELS[:100], validation=(X_TEST, LABELS_TEST), callback=seen.append
     )
     scores = [record.validation_score or 0.0 for record in fit.history]
@@ -304,7 +304,7 @@ def test_the_best_weights_on_validation_data_are_kept() -> None:
 
 
 def test_early_stopping_waits_for_its_patience() -> None:
-    fit = lnn.MiniBatch(max_iter=60, patience=3).run(network(), X[:100], LABELS[:100], validation=(X_TEST, LABELS_TEST))
+    fit = lnn.MiniBatch(passes=60, patience=3).run(network(), X[:100], LABELS[:100], validation=(X_TEST, LABELS_TEST))
     scores = [record.validation_score or 0.0 for record in fit.history]
     assert fit.status == "early"
     assert len(scores) < 60
@@ -312,7 +312,7 @@ def test_early_stopping_waits_for_its_patience() -> None:
 
 
 def test_an_early_stopped_run_stays_stopped(tmp_path: Path) -> None:
-    trainer, checkpoint = lnn.MiniBatch(max_iter=60, patience=2), lnn.Checkpoint(tmp_path / "run.safetensors")
+    trainer, checkpoint = lnn.MiniBatch(passes=60, patience=2), lnn.Checkpoint(tmp_path / "run.safetensors")
     data = {"validation": (X_TEST, LABELS_TEST), "checkpoint": checkpoint}
     first, again = (trainer.run(network(), X[:100], LABELS[:100], **data) for _ in range(2))  # type: ignore[arg-type]
     assert (first.status, again.status) == ("early", "early")
@@ -321,16 +321,16 @@ def test_an_early_stopped_run_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_a_callback_can_stop_a_run() -> None:
-    fit = lnn.MiniBatch(max_iter=5).run(network(), X, LABELS, callback=lambda record: record.number == 2)
+    fit = lnn.MiniBatch(passes=5).run(network(), X, LABELS, callback=lambda record: record.number == 2)
     assert (fit.status, len(fit.history)) == ("stopped", 2)
 
 
 def test_the_record_of_a_pass_is_what_the_network_says() -> None:
     """One batch per pass: objective, gaps and loss are those of that batch at the weights before its step."""
     net = network()
-    records: list[Pass] = []
+    records: list[Record] = []
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(max_iter=2, batch_size=len(X), keep=1.0), net, source_of(X, LABELS))
+        run = Run(lnn.MiniBatch(passes=2, batch_size=len(X), keep=1.0), net, source_of(X, LABELS))
         before = run.outward()
         records.append(next(run.passes()))
     scores = net.scores(before, X)
@@ -351,7 +351,7 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
     counts = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
     seen: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(max_iter=1, batch_size=100), network(), source_of(X, LABELS, counts))
+        run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, counts))
         plain = run.step
 
         def step(x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
@@ -372,24 +372,24 @@ def test_a_far_off_row_does_not_carry_training_away() -> None:
     x = X.clone()
     x[7] *= 1e4
     net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 30, 3], activation="fenchel_relu"), x, LABELS)
-    fit = lnn.MiniBatch(max_iter=20, seed=3).run(net, x, LABELS)
+    fit = lnn.MiniBatch(passes=20, seed=3).run(net, x, LABELS)
     assert fit.history[-1].halved <= 2
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
 
 
 def test_divergence_is_noticed_taken_back_and_said() -> None:
-    fit = lnn.MiniBatch(max_iter=3, step=200.0, refresh=1).run(network(), X, LABELS)
+    fit = lnn.MiniBatch(passes=3, step=200.0, refresh=1).run(network(), X, LABELS)
     assert fit.history[-1].halved > 0
     assert "halved" in fit.result
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
 
 
 def test_a_run_that_diverges_at_every_step_ends_with_its_last_good_weights() -> None:
-    fit = lnn.MiniBatch(max_iter=3, step=1e12, refresh=1).run(network(), X, LABELS)
+    fit = lnn.MiniBatch(passes=3, step=1e12, refresh=1).run(network(), X, LABELS)
     assert fit.status == "diverged"
     assert "last good" in fit.result
     assert "give a smaller step" in fit.warnings[0]
-    start = lnn.MiniBatch(max_iter=1, step=1e-30).run(network(), X, LABELS)
+    start = lnn.MiniBatch(passes=1, step=1e-30).run(network(), X, LABELS)
     assert all(torch.allclose(a.w, b.w) for a, b in zip(fit.weights, start.weights, strict=True))
 
 
@@ -397,19 +397,19 @@ def test_a_run_that_diverges_at_every_step_ends_with_its_last_good_weights() -> 
 def test_constant_inputs_train_to_the_class_shares(loaded: bool) -> None:
     x, y = torch.full((300, 3), 0.3), torch.arange(300) % 3
     data: tuple[Any, Any] = ([(x, y)], None) if loaded else (x, y)
-    fit = lnn.MiniBatch(max_iter=2).run(lnn.LiftedNetwork.mlp([3, 4, 3], activation="fenchel_relu"), *data)
+    fit = lnn.MiniBatch(passes=2).run(lnn.LiftedNetwork.mlp([3, 4, 3], activation="fenchel_relu"), *data)
     assert fit.history[-1].loss == pytest.approx(np.log(3), rel=1e-2)
 
 
 def test_a_run_that_ends_in_nan_is_taken_back() -> None:
-    fit = lnn.MiniBatch(max_iter=1, step=1e12, batch_size=48).run(network(), X, LABELS)
+    fit = lnn.MiniBatch(passes=1, step=1e12, batch_size=48).run(network(), X, LABELS)
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
     assert "halved" in fit.result
 
 
 def test_zero_weights_can_be_left() -> None:
     net = lnn.LiftedNetwork.mlp([6, 3])
-    fit = lnn.MiniBatch(max_iter=5).run(net, X, LABELS, weights=[(torch.zeros(3, 6), torch.zeros(3))])
+    fit = lnn.MiniBatch(passes=5).run(net, X, LABELS, weights=[(torch.zeros(3, 6), torch.zeros(3))])
     assert fit.history[-1].loss < fit.history[0].loss - 0.05
 
 
@@ -429,7 +429,7 @@ def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
         return Endless()
 
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(max_iter=1), network(), source_of(batches()))
+        run = Run(lnn.MiniBatch(passes=1), network(), source_of(batches()))
         run.monitor.looks = Counting()
         next(run.passes())
     assert looks == [0]
@@ -438,7 +438,7 @@ def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"max_iter": 0}, "at least 1"),
+        ({"passes": 0}, "at least 1"),
         ({"batch_size": 0}, "at least 1"),
         ({"momentum": 1.0}, "momentum must be in"),
         ({"step": 0.0}, "step must be positive"),
@@ -462,7 +462,7 @@ def test_data_are_refused_at_the_door() -> None:
     with pytest.raises(ValueError, match="NaN"):
         lnn.MiniBatch().run(net, broken, LABELS)
     with pytest.raises(ValueError, match="NaN"):
-        lnn.MiniBatch(max_iter=1).run(net, [(X, LABELS), (broken, LABELS)])
+        lnn.MiniBatch(passes=1).run(net, [(X, LABELS), (broken, LABELS)])
     with pytest.raises(ValueError, match="rows of 6"):
         lnn.MiniBatch().run(net, X[:, :4], LABELS)
     with pytest.raises(ValueError, match="must agree"):
@@ -492,7 +492,7 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
         def held(field):
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) // 1024
         net = lnn.LiftedNetwork.mlp([256, 8, 2], activation="fenchel_relu")
-        lnn.MiniBatch(max_iter=1).run(lnn.automatic(net, x[:2000], y[:2000]), x[:2000], y[:2000])
+        lnn.MiniBatch(passes=1).run(lnn.automatic(net, x[:2000], y[:2000]), x[:2000], y[:2000])
         before = held("VmData")
         resource.setrlimit(resource.RLIMIT_DATA, ((before + 120) << 20,) * 2)
         peak, advance = [0], Run._advance
@@ -501,7 +501,7 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
             peak[0] = max(peak[0], held("RssAnon"))
         start = held("RssAnon")
         Run._advance = watched
-        fit = lnn.MiniBatch(max_iter=1, batch_size=500).run(lnn.automatic(net, x, y), x, y)
+        fit = lnn.MiniBatch(passes=1, batch_size=500).run(lnn.automatic(net, x, y), x, y)
         print(peak[0] - start, fit.history[-1].steps)
     """)
     path, peaks = tmp_path / "rows.f32", []
@@ -521,11 +521,11 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
 def test_recorded_steps_on_a_gpu_are_plain_steps() -> None:
     net = network()
     x, y = X.float(), LABELS
-    there = lnn.MiniBatch(max_iter=3).run(net, x.cuda(), y.cuda())
-    here = lnn.MiniBatch(max_iter=3).run(net, x, y)
+    there = lnn.MiniBatch(passes=3).run(net, x.cuda(), y.cuda())
+    here = lnn.MiniBatch(passes=3).run(net, x, y)
     for a, b in zip(there.weights, here.weights, strict=True):
         torch.testing.assert_close(a.w.cpu(), b.w, rtol=1e-2, atol=1e-2)
-    moved = lnn.MiniBatch(max_iter=3, device="cuda").run(net, x, y)
+    moved = lnn.MiniBatch(passes=3, device="cuda").run(net, x, y)
     assert moved.weights[0].w.is_cuda
     assert same(moved, there)
 
@@ -542,7 +542,7 @@ def test_ctrl_c_in_a_pass_that_runs_away_gives_the_last_good_weights(monkeypatch
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "_advance", advance)
-    fit = lnn.MiniBatch(max_iter=3, batch_size=50).run(network(), X, LABELS)
+    fit = lnn.MiniBatch(passes=3, batch_size=50).run(network(), X, LABELS)
     assert fit.status == "stopped"
     assert all(bool(part.isfinite().all()) for pair in fit.weights for part in pair)
 

@@ -35,9 +35,9 @@ def weights_of(fit: Any) -> list[Tensor]:
 
 
 CALLS: dict[str, Callable[[Any, Any], list[Tensor]]] = {
-    "lifted_": lambda x, y: list(lnn.init.lifted_(module(), x, y, sweeps=1).parameters()),
-    "MiniBatch": lambda x, y: weights_of(lnn.MiniBatch(max_iter=1).run(network(), x, y)),
-    "BCD": lambda x, y: weights_of(lnn.BCD(max_iter=0).run(network(), x, y)),
+    "lifted_": lambda x, y: list(lnn.init.lifted_(module(), x, y, passes=1).parameters()),
+    "MiniBatch": lambda x, y: weights_of(lnn.MiniBatch(passes=1).run(network(), x, y)),
+    "BCD": lambda x, y: weights_of(lnn.BCD(passes=0).run(network(), x, y)),
     "automatic": lambda x, y: [torch.tensor([layer.lam for layer in lnn.automatic(network(), x, y).layers])],
 }
 ROWS: dict[str, tuple[Any, Any, str]] = {
@@ -110,13 +110,13 @@ def test_float64_beyond_its_squares_is_refused() -> None:
 
 def test_responses_beyond_their_squares_are_refused() -> None:
     net = lnn.LiftedNetwork.mlp([3, 4, 1], activation="fenchel_relu", loss="squared")
-    for trainer in (lnn.MiniBatch(max_iter=1), lnn.BCD(max_iter=0)):
+    for trainer in (lnn.MiniBatch(passes=1), lnn.BCD(passes=0)):
         with pytest.raises(ValueError, match=r"y holds numbers as large as .*e\+20.*scale or standardise y"):
             trainer.run(net, X, 1e20 * X[:, 0])
 
 
 def test_batches_of_two_precisions_are_trained_on_in_the_wider() -> None:
-    fit = lnn.MiniBatch(max_iter=1).run(network(), [(X, Y), (X.double(), Y)])
+    fit = lnn.MiniBatch(passes=1).run(network(), [(X, Y), (X.double(), Y)])
     assert fit.weights[0].w.dtype == torch.float64
 
 
@@ -203,11 +203,11 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
     "network of BCD": (lambda: lnn.BCD().run(None, X, Y), "network must be a LiftedNetwork, got NoneType"),  # type: ignore[arg-type]
     "network, automatic": (lambda: lnn.automatic(3, X, Y), "network must be a LiftedNetwork, got int"),  # type: ignore[arg-type]
     "step": (lambda: lnn.MiniBatch(step="a"), "step must be a number, got 'a'"),  # type: ignore[arg-type]
-    "max_iter": (lambda: lnn.MiniBatch(max_iter=None), "max_iter must be an integer of at least 1"),  # type: ignore[arg-type]
+    "max_iter": (lambda: lnn.MiniBatch(passes=None), "passes must be an integer of at least 1"),  # type: ignore[arg-type]
     "seed": (lambda: lnn.MiniBatch(seed=1.5), "seed must be a whole number below 2.64, got 1.5"),  # type: ignore[arg-type]
     "device": (lambda: lnn.MiniBatch(device="tpu"), "there is no device 'tpu' to train on"),
     "device, meta": (lambda: lnn.MiniBatch(device="meta"), "there is no device 'meta' to train on"),
-    "sweeps": (lambda: lnn.BCD(max_iter=1.5), "max_iter must be a whole number of at least 0"),  # type: ignore[arg-type]
+    "sweeps": (lambda: lnn.BCD(passes=1.5), "passes must be a whole number of at least 0"),  # type: ignore[arg-type]
     "tol": (lambda: lnn.BCD(tol="a"), "tol must be non-negative, got 'a'"),  # type: ignore[arg-type]
     "tol, NaN": (lambda: lnn.BCD(tol=float("nan")), "tol must be non-negative, got nan"),
     "seed of BCD": (lambda: lnn.BCD(seed="a"), "seed must be a whole number"),  # type: ignore[arg-type]
@@ -230,8 +230,11 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
     "lam": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], lam=1e300), "lam must be positive, got 1e.300; it must also be below"),
     "rho": (lambda: lnn.LiftedNetwork.mlp([3, 4, 2], rho="a"), "rho must be non-negative and finite, got 'a'"),  # type: ignore[arg-type]
     "mask": (lambda: lnn.penalties.Mask([[1]]), "mask must be None or a tensor"),  # type: ignore[arg-type]
-    "refit": (lambda: lnn.MiniBatch(refit=3).run(network(), X, Y), "refit must be None, 'layer' or 'unit', or one of them .*, got 3"),  # type: ignore[arg-type]
-    "refit of BCD": (lambda: lnn.BCD(refit=3).run(network(), X, Y), "refit must be None, 'layer' or 'unit'"),  # type: ignore[arg-type]
+    "learn_activation": (
+        lambda: lnn.MiniBatch(learn_activation=3).run(network(), X, Y),  # type: ignore[arg-type]
+        "learn_activation must be None, 'layer' or 'unit', or one of them .*, got 3",
+    ),
+    "refit of BCD": (lambda: lnn.BCD(learn_activation=3).run(network(), X, Y), "learn_activation must be None, 'layer' or 'unit'"),  # type: ignore[arg-type]
     "place": (lambda: lnn.init.lifted_(module(), X, Y, device="xpu:3"), "is not to be found here|there is no device"),
     "robust": (lambda: lnn.init.lifted_(module(), X, Y, robust="ball:1e300"), "up to 1e.18, got 'ball:1e300'"),
 }  # fmt: skip
@@ -246,5 +249,5 @@ def test_settings_that_are_none_are_refused(case: str) -> None:
 
 def test_weights_may_be_arrays() -> None:
     arrays: Any = [(w.numpy(), b.numpy()) for w, b in PAIRS]
-    found, same = (lnn.BCD(max_iter=0).run(network(), X, Y, weights=each).weights for each in (arrays, PAIRS))
+    found, same = (lnn.BCD(passes=0).run(network(), X, Y, weights=each).weights for each in (arrays, PAIRS))
     assert all(torch.equal(a.w, b.w) for a, b in zip(found, same, strict=True))

@@ -20,7 +20,7 @@ def module() -> nn.Sequential:
 
 def initialised() -> list[Tensor]:
     torch.manual_seed(0)
-    return list(lnn.init.lifted_(module(), X, Y, sweeps=3).parameters())
+    return list(lnn.init.lifted_(module(), X, Y, passes=3).parameters())
 
 
 def network(activation: str = "fenchel_relu") -> lnn.LiftedNetwork:
@@ -35,8 +35,8 @@ def predicted(rule: Callable[..., Tensor]) -> list[Tensor]:
 
 CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "lifted_": initialised,
-    "MiniBatch": lambda: [part for pair in lnn.MiniBatch(max_iter=2).run(network(), X, Y).weights for part in pair],
-    "BCD": lambda: [part for pair in lnn.BCD(max_iter=1).run(network("relu"), X, Y).weights for part in pair],
+    "MiniBatch": lambda: [part for pair in lnn.MiniBatch(passes=2).run(network(), X, Y).weights for part in pair],
+    "BCD": lambda: [part for pair in lnn.BCD(passes=1).run(network("relu"), X, Y).weights for part in pair],
     "automatic": lambda: [torch.tensor([layer.lam for layer in lnn.automatic(network(), X, Y).layers])],
     "feedforward": lambda: predicted(lnn.predict.feedforward),
     "lifted": lambda: predicted(lnn.predict.lifted),

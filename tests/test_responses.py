@@ -58,7 +58,7 @@ def regressor(**options: Any) -> LiftedRegressor:
 def initialised(y: np.ndarray, loss: Any, sweeps: int = 20) -> torch.Tensor:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1)).double()
-    lnn.init.lifted_(module, ROWS, torch.from_numpy(y), loss=loss, sweeps=sweeps)
+    lnn.init.lifted_(module, ROWS, torch.from_numpy(y), loss=loss, passes=sweeps)
     with torch.no_grad():
         return module(ROWS)[:, 0]
 

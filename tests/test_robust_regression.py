@@ -154,7 +154,7 @@ def test_torchs_losses_initialise_as_ours(criterion: nn.Module, loss: Loss) -> N
     for given in (criterion, loss):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 1))
-        lnn.init.lifted_(module, x, y, loss=given, sweeps=20)
+        lnn.init.lifted_(module, x, y, loss=given, passes=20)
         weights.append(next(module.parameters()).detach())
         with torch.no_grad():
             assert float((module(x)[:, 0] - y).abs().mean()) < 0.6 * float(y.abs().mean())

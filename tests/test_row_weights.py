@@ -134,7 +134,7 @@ def test_sweeps_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
     counts = GAPPED if gapped else COUNTS
     network = lnn.LiftedNetwork.mlp([P, 5, 3 if loss == "softmax" else 2], name, loss, lam=0.7)
     y = LABELS if loss == "softmax" else REAL
-    bcd = lnn.BCD(max_iter=3, tol=0, block_tol=1e-9, block_iter=5000)
+    bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-9, block_iter=5000)
     found = bcd.run(network, X, y, sample_weight=counts)
     oracle = bcd.run(network, *repeated(X, y, counts=counts))
     assert [r.objective for r in found.history] == pytest.approx([r.objective for r in oracle.history], rel=1e-6)
@@ -158,7 +158,7 @@ def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
 
 def test_sweeps_do_not_mind_the_scale_of_weights() -> None:
     network = lnn.LiftedNetwork.mlp([P, 5, 3], "fenchel_relu")
-    bcd = lnn.BCD(max_iter=3, tol=0, block_tol=1e-6, block_iter=2000)
+    bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-6, block_iter=2000)
     counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     plain, seven, eight = (bcd.run(network, X, LABELS, sample_weight=scale * counts) for scale in (1.0, 7.0, 8.0))
     assert same(plain.weights, eight.weights)  # a power of 2 leaves no rounding
@@ -220,7 +220,7 @@ def test_a_row_that_counts_for_nothing_is_not_there() -> None:
     broken = torch.where(kept[:, None], X, 1e6)
     found = trainer().run(network, broken, LABELS, sample_weight=counts)
     close(found.weights, trainer().run(network, X[kept], LABELS[kept]).weights)
-    small = lnn.MiniBatch(max_iter=5, batch_size=7)
+    small = lnn.MiniBatch(passes=5, batch_size=7)
     assert same(
         small.run(network, broken, LABELS, sample_weight=counts).weights,
         small.run(network, X, LABELS, sample_weight=counts).weights,
@@ -232,7 +232,7 @@ def test_batches_do_not_mind_the_scale_of_weights_below_the_number_of_rows() -> 
     network, _ = chosen("softmax")
     counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     fits = [
-        lnn.MiniBatch(max_iter=5, batch_size=9).run(network, X, LABELS, sample_weight=scale * counts).weights
+        lnn.MiniBatch(passes=5, batch_size=9).run(network, X, LABELS, sample_weight=scale * counts).weights
         for scale in (1.0, 0.25, 0.3)
     ]
     assert same(fits[0], fits[1])
@@ -279,7 +279,7 @@ def test_of_two_labels_the_heavier_one_wins(tmp_path: Path, form: str, flipped: 
     x, y, counts = contradictory()
     counts = 2.0 - counts if flipped else counts
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
-    many = lnn.MiniBatch(max_iter=1 if form == "iterator" else 6, batch_size=50, step=0.2)
+    many = lnn.MiniBatch(passes=1 if form == "iterator" else 6, batch_size=50, step=0.2)
     if form == "memmap":
         fit = many.run(network, on_disk(tmp_path, x.numpy()), y.numpy(), sample_weight=counts.numpy())
     elif form == "array":
@@ -307,7 +307,7 @@ def test_a_batch_may_count_for_nothing(tmp_path: Path, form: str) -> None:
     x, y, counts = contradictory()
     counts[100:150] = 0
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
-    many = lnn.MiniBatch(max_iter=2, batch_size=10, refresh=1)
+    many = lnn.MiniBatch(passes=2, batch_size=10, refresh=1)
     if form == "memmap":
         counts[:500] = 0
         fit = many.run(network, on_disk(tmp_path, x.numpy()), y.numpy(), sample_weight=counts.numpy())
@@ -328,8 +328,8 @@ BAD = {
     "a matrix": torch.ones(N, 1),
 }
 RUNS: dict[str, Callable[[Any], Any]] = {
-    "BCD": lambda counts: lnn.BCD(max_iter=1).run(chosen("softmax")[0], X, LABELS, sample_weight=counts),
-    "MiniBatch": lambda counts: lnn.MiniBatch(max_iter=1).run(chosen("softmax")[0], X, LABELS, sample_weight=counts),
+    "BCD": lambda counts: lnn.BCD(passes=1).run(chosen("softmax")[0], X, LABELS, sample_weight=counts),
+    "MiniBatch": lambda counts: lnn.MiniBatch(passes=1).run(chosen("softmax")[0], X, LABELS, sample_weight=counts),
     "automatic": lambda counts: lnn.automatic(chosen("softmax")[0], X, LABELS, sample_weight=counts),
 }
 ESTIMATORS: dict[str, Callable[[Any], Any]] = {
@@ -370,7 +370,7 @@ def test_one_weight_for_all_rows_is_scikit_learns_way() -> None:
 
 @pytest.mark.parametrize("run", ["MiniBatch", "automatic"])
 def test_weights_beside_an_iterable_are_refused(run: str) -> None:
-    start: Any = lnn.MiniBatch(max_iter=1).run if run == "MiniBatch" else lnn.automatic
+    start: Any = lnn.MiniBatch(passes=1).run if run == "MiniBatch" else lnn.automatic
     with pytest.raises(ValueError, match="an iterable gives batches"):
         start(chosen("softmax")[0], [(X, LABELS)], sample_weight=torch.ones(N))
 
@@ -378,12 +378,12 @@ def test_weights_beside_an_iterable_are_refused(run: str) -> None:
 @pytest.mark.parametrize("bad", ["negative", "NaN", "infinite", "short", "a matrix"])
 def test_wrong_weights_in_a_batch_are_refused_in_words(bad: str) -> None:
     with pytest.raises(ValueError, match="sample_weight"):
-        lnn.MiniBatch(max_iter=1).run(chosen("softmax")[0], [(X, LABELS, BAD[bad])])
+        lnn.MiniBatch(passes=1).run(chosen("softmax")[0], [(X, LABELS, BAD[bad])])
 
 
 def test_weights_in_some_batches_only_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match="sample_weight"):
-        lnn.MiniBatch(max_iter=1).run(chosen("softmax")[0], [(X, LABELS, torch.ones(N)), (X, LABELS)])
+        lnn.MiniBatch(passes=1).run(chosen("softmax")[0], [(X, LABELS, torch.ones(N)), (X, LABELS)])
 
 
 # weights that must stay
@@ -522,11 +522,11 @@ def test_fixed_weights_that_break_a_constraint_are_refused() -> None:
 def test_a_gpu_counts_rows_as_the_cpu_does(batch: int) -> None:
     """Its step is a recorded graph from the fourth batch on."""
     net = lnn.automatic(lnn.LiftedNetwork.mlp([P, 7, 3], "fenchel_relu"), X, LABELS, 0, COUNTS)
-    trainer = lnn.MiniBatch(max_iter=6, batch_size=batch)
+    trainer = lnn.MiniBatch(passes=6, batch_size=batch)
     here = trainer.run(net, X, LABELS, sample_weight=COUNTS)
     there = trainer.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
     close(here.weights, [lnn.Affine(w.cpu(), b.cpu()) for w, b in there.weights], 1e-5, 1e-7)
-    sweeps = lnn.BCD(max_iter=2)
+    sweeps = lnn.BCD(passes=2)
     one = sweeps.run(net, X, LABELS, sample_weight=COUNTS)
     other = sweeps.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
     assert other.history[-1].objective == pytest.approx(one.history[-1].objective, rel=1e-3)

@@ -26,8 +26,7 @@ from liftednn import activations, losses, operators, penalties, saving
 from liftednn.data.tables import Encoding
 from liftednn.runtime.files import beside, check_place, digest, read_tensors
 from liftednn.saving import load, save
-from liftednn.training.bcd import Record
-from liftednn.training.minibatch import Pass
+from liftednn.training.result import Record
 
 CLASSES = [getattr(room, name) for room in (activations, losses, penalties, operators) for name in room.__all__]
 
@@ -143,23 +142,23 @@ def same(a: Any, b: Any) -> bool:
 
 
 RECORDS = [
-    Record(0, math.nan, (0.1, math.inf), (1e-300,), (), -math.inf, 0.5, {"w1": 0.0, "x": math.nan}, 0.1),
-    Pass(1, 2, 3.0, (0.1 + 0.2, math.nan), 1e22, 0.5, None, None, 0.05, 0, 1.5),
-    Pass(2, 2, -0.0, (), 1.0, 0.5, 0.25, math.nan, 0.05, 0, 1.5),
+    Record(0, math.nan, (), -math.inf, 0.5, 0.1, (0.1, math.inf), (1e-300,), {"w1": 0.0, "x": math.nan}),
+    Record(1, 3.0, (0.1 + 0.2, math.nan), 1e22, 0.5, 1.5, steps=2, rate=0.05),
+    Record(2, -0.0, (), 1.0, 0.5, 1.5, steps=2, rate=0.05, validation_loss=0.25, validation_score=math.nan),
 ]
 
 
 def test_history_comes_back_as_it_was(tmp_path: Path) -> None:
     found = again(tmp_path / "model", network(), history=RECORDS).history
-    assert [type(record) for record in found] == [Record, Pass, Pass]
+    assert [type(record) for record in found] == [Record, Record, Record]
     for a, b in zip(RECORDS, found, strict=True):
         assert all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
 
 
 def test_the_history_of_real_runs_comes_back(tmp_path: Path) -> None:
     net, x, y = network(), draw(60, 3), torch.arange(60) % 2
-    solution = lnn.BCD(max_iter=1).run(net, x, y)
-    fit = lnn.MiniBatch(max_iter=2).run(net, x, y, validation=(x, y))
+    solution = lnn.BCD(passes=1).run(net, x, y)
+    fit = lnn.MiniBatch(passes=2).run(net, x, y, validation=(x, y))
     save(tmp_path / "model", net, solution.weights, solution.states, [*solution.history, *fit.history])
     found = load(tmp_path / "model")
     assert found.history == [*solution.history, *fit.history]

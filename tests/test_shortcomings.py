@@ -39,7 +39,7 @@ def found(net: lnn.LiftedNetwork, weights: list[Affine], y: Tensor, halved: int 
 
 def test_a_good_run_says_nothing() -> None:
     for y in (LINEAR, BENT):
-        fit = lnn.MiniBatch(max_iter=30).run(lnn.automatic(network(), X, y), X, y)
+        fit = lnn.MiniBatch(passes=30).run(lnn.automatic(network(), X, y), X, y)
         assert fit.warnings == ()
 
 
@@ -130,6 +130,6 @@ def test_row_weights_count_in_the_comparison() -> None:
 def test_a_run_counts_its_own_halvings(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter(["good"] + ["lost"] * lost)
     monkeypatch.setattr(Watch, "judge", lambda self, scores, y: next(verdicts, "good"))
-    fit = lnn.MiniBatch(max_iter=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
+    fit = lnn.MiniBatch(passes=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
     assert fit.history[-1].halved == lost
     assert [f"halved {lost} times" in sentence for sentence in fit.warnings] == [True] * (lost > 2)

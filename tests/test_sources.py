@@ -315,10 +315,10 @@ def test_the_length_of_a_stream_is_unknown() -> None:
 
 def test_a_run_on_a_stream_is_one_on_its_batches() -> None:
     network, stream = lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared"), DataLoader(Stream(), batch_size=20)
-    fit = lnn.MiniBatch(max_iter=2).run(network, stream)
+    fit = lnn.MiniBatch(passes=2).run(network, stream)
     assert [record.steps for record in fit.history] == [11, 11]
-    assert fit.status == "max_iter"
-    anew = lnn.MiniBatch(max_iter=2).run(network, Unsized(list(stream)))
+    assert fit.status == "finished"
+    anew = lnn.MiniBatch(passes=2).run(network, Unsized(list(stream)))
     for a, b in zip(fit.weights, anew.weights, strict=True):
         assert torch.equal(a.w, b.w)
         assert torch.equal(a.b, b.b)

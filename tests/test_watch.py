@@ -89,17 +89,17 @@ def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
 def test_a_run_whose_units_have_all_died_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, 180)
     net = lnn.automatic(network(), X, Y)
-    fit = lnn.MiniBatch(max_iter=40).run(net, X, Y)
+    fit = lnn.MiniBatch(passes=40).run(net, X, Y)
     assert fit.history[-1].halved == 1
     assert fit.history[-1].score > 0.95
     monkeypatch.setattr(Watch, "judge", lambda self, scores, y: "good")
-    dead = lnn.MiniBatch(max_iter=40).run(net, X, Y)
+    dead = lnn.MiniBatch(passes=40).run(net, X, Y)
     assert dead.history[-1].score < 0.1
 
 
 def test_a_run_that_cannot_be_kept_alive_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A penalty may rightly bring all scores together: that is no error."""
     dying(monkeypatch, 60)
-    fit = lnn.MiniBatch(max_iter=100).run(lnn.automatic(network(), X, Y), X, Y)
+    fit = lnn.MiniBatch(passes=100).run(lnn.automatic(network(), X, Y), X, Y)
     assert fit.history[-1].halved == 8
-    assert fit.status == "max_iter"
+    assert fit.status == "finished"

@@ -33,24 +33,24 @@ class RefitStep:
     kkt: float
 
 
-def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
+def grains_of(network: LiftedNetwork, learned: Grains) -> list[Grain | None]:
     """What is learned of each hidden layer; refused in words where it cannot be."""
     count = len(network.layers) - 1
-    if refit in ("layer", "unit") and not count:
-        raise ValueError("refit learns the activations of hidden layers, and the network has none: leave refit=None")
-    each_layer = isinstance(refit, Sequence) and not isinstance(refit, str)
-    asked: list[Any] = list(refit or ()) if each_layer else [refit]
+    if learned in ("layer", "unit") and not count:
+        raise ValueError("learn_activation is for hidden layers, and the network has none: leave learn_activation=None")
+    each_layer = isinstance(learned, Sequence) and not isinstance(learned, str)
+    asked: list[Any] = list(learned or ()) if each_layer else [learned]
     given = asked if each_layer else asked * count
     wrong = [each for each in asked if each not in (None, "layer", "unit")]
     if wrong or len(given) != count:
         raise ValueError(
-            f"refit must be None, 'layer' or 'unit', or one of them for each of the {count} hidden layers, got {refit!r}"
+            f"learn_activation must be None, 'layer' or 'unit', or one of them for each of the {count} hidden layers, got {learned!r}"
         )
     for place, (activation, per) in enumerate(zip(network.hidden, given, strict=True)):
         if per and not activation.learned:
             raise ValueError(
                 f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
-                "or leave refit=None"
+                "or leave learn_activation=None"
             )
         operator = network.layers[place].operator
         if per == "unit" and (operator.positions > 1 or len(operator.weight_shape) > 2):
@@ -60,7 +60,7 @@ def grains_of(network: LiftedNetwork, refit: Grains) -> list[Grain | None]:
         kind = network.layers[place].uncertainty
         if per == "unit" and kind is not None and not kind.per_unit:
             raise ValueError(
-                f"layer {place}: in a {type(kind).__name__} all units share one parameter: give refit='layer'"
+                f"layer {place}: in a {type(kind).__name__} all units share one parameter: give learn_activation='layer'"
             )
     return given
 

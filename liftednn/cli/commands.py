@@ -95,7 +95,7 @@ def fit(
     quantile: Level = None,
     validation: Held = 0.0,
     sample_weight: Weights = None,
-    refit: Refit = None,
+    learn_activation: Refit = None,
     robust: Robust = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Drop units that do not matter, as --penalty group leaves some.")
@@ -116,7 +116,7 @@ def fit(
     held, goal = validation, task.value
     job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust, prune=prune)
-    job = replace(job, refit=refit.value if refit else None, **_cells(missing, text))
+    job = replace(job, learn_activation=learn_activation.value if learn_activation else None, **_cells(missing, text))
     trained = jobs.train(job, partial(output.progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)
@@ -157,7 +157,7 @@ def init(
     task: Goal = Task.auto,
     loss: Error = Loss.auto,
     quantile: Level = None,
-    refit: Refit = None,
+    learn_activation: Refit = None,
     robust: Robust = None,
     seed: Seed = 0,
     device: Device = Place.cpu,
@@ -173,7 +173,9 @@ def init(
     _check_place(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
-    job = replace(job, refit=refit.value if refit else None, first=True, **_cells(missing, text))
+    job = replace(
+        job, learn_activation=learn_activation.value if learn_activation else None, first=True, **_cells(missing, text)
+    )
     trained = jobs.train(job, partial(output.progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))

@@ -34,7 +34,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
 from liftednn.saving import Saved, load
-from liftednn.training.minibatch import Fit, Pass
+from liftednn.training.result import Fit, Record
 
 __all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
 
@@ -42,7 +42,7 @@ __all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "tra
 _WIDEST = 1_000_000
 
 # Given the number of passes and the name of the score, it says each pass's record to whoever waits.
-Progress = Callable[[int, str], AbstractContextManager[Callable[[Pass], None]]]
+Progress = Callable[[int, str], AbstractContextManager[Callable[[Record], None]]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Job:
     validation: float = 0.0
     sample_weight: str | None = None
     penalty: str = "l2"
-    refit: str | None = None
+    learn_activation: str | None = None
     loss: str = "auto"
     quantile: float | None = None
     robust: str | None = None
@@ -135,12 +135,12 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     """Each class has an output, and a real target has one."""
     loss = _loss(job, sizes[-1] > 1, rows)
     activation = activations.named(job.activation, "fenchel")
-    activation = activations.learnable(activation) if job.refit and len(sizes) > 2 else activation
+    activation = activations.learnable(activation) if job.learn_activation and len(sizes) > 2 else activation
     network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.counts)
     recipe = _recipe(job)
     network, trainer = recipe.network(network, source, rows.y, rows.counts), recipe.trainer(len(rows.x))
     validation = (held.x, held.y) if len(held.x) else None
-    with progress(trainer.max_iter, _measure(network)) as say:
+    with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)
     if fit.status == "stopped":
         raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
@@ -158,7 +158,7 @@ def _recipe(job: Job) -> Recipe:
         initial=job.first,
         seed=job.seed,
         device=job.device,
-        refit=cast(Grain | None, job.refit),
+        learn_activation=cast(Grain | None, job.learn_activation),
     )
 
 

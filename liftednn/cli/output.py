@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from liftednn.training.minibatch import Pass
+    from liftednn.training.result import Record
 
 __all__ = ["fail", "flush", "open_streams", "progress", "reason", "tell"]
 
@@ -55,10 +55,10 @@ def fail(sentence: str, code: int, as_json: bool) -> int:
 
 
 @contextmanager
-def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Pass], None]]:
+def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Record], None]]:
     """A line that is rewritten after each pass where errors go to a terminal, and one more line each elsewhere."""
 
-    def line(record: Pass) -> str:
+    def line(record: Record) -> str:
         gap, score = max(record.gaps, default=0.0), record.validation_score
         told = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
         return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")

@@ -71,7 +71,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         Where to train and predict, "cuda" say; None for the CPU.
     dtype : {"float32", "float64"} or None, default=None
         The precision; None for that of X.
-    refit : {"layer", "unit"} or None, default=None
+    learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
 

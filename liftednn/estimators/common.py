@@ -86,7 +86,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         verbose: bool = False,
         device: str | None = None,
         dtype: str | None = None,
-        refit: Literal["layer", "unit"] | None = None,
+        learn_activation: Literal["layer", "unit"] | None = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -108,7 +108,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.verbose = verbose
         self.device = device
         self.dtype = dtype
-        self.refit = refit
+        self.learn_activation = learn_activation
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
@@ -181,10 +181,12 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
                 "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
                 "leave them at their defaults, or give divergence='fenchel'"
             )
-        if self.refit not in (None, "layer", "unit"):
-            raise ValueError(f"refit must be None, 'layer' or 'unit', got {self.refit!r}")
-        if self.refit and self.divergence == "euclidean":
-            raise ValueError("refit learns parameters of Fenchel divergences: give divergence='fenchel', or refit=None")
+        if self.learn_activation not in (None, "layer", "unit"):
+            raise ValueError(f"learn_activation must be None, 'layer' or 'unit', got {self.learn_activation!r}")
+        if self.learn_activation and self.divergence == "euclidean":
+            raise ValueError(
+                "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
+            )
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
@@ -209,7 +211,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             seed=work.seed,
             device=self.device,
             batch_size=None if self.batch_size == "auto" else int(self.batch_size),
-            refit=self.refit,
+            learn_activation=self.learn_activation,
         )
 
     def _loss(self) -> Loss:
@@ -255,7 +257,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
         """By full sweeps."""
         sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
-        bcd, rows = BCD(max_iter=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
+        bcd, rows = BCD(passes=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
         solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.counts)
         if solution.status == "stopped":
             raise KeyboardInterrupt

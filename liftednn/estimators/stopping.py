@@ -10,8 +10,7 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 
 from liftednn.estimators.scaling import Array
-from liftednn.training.bcd import Record
-from liftednn.training.minibatch import Pass
+from liftednn.training.result import Record
 
 __all__ = ["EarlyStopping", "hold_back"]
 
@@ -31,8 +30,8 @@ class EarlyStopping:
     def out_of_patience(self) -> bool:
         return self.idle >= self.patience
 
-    def __call__(self, record: Pass | Record) -> bool:
-        number, judged = (record.number, record.validation_score) if isinstance(record, Pass) else (record.sweep, None)
+    def __call__(self, record: Record) -> bool:
+        number, judged = record.number, record.validation_score
         if self.verbose:
             score = record.score if judged is None else judged
             print(f"Iteration {number}, loss = {record.loss:.8f}, score = {score:.4f}")

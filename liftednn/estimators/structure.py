@@ -27,7 +27,7 @@ class Structured:
 
     hidden_layer_sizes: int | Sequence[int]
     activation: str | Activation
-    refit: Literal["layer", "unit"] | None
+    learn_activation: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
     divergence: str
     robust: float | str | Uncertainty | None
@@ -45,7 +45,7 @@ class Structured:
         goes_on = goes_on and [layer.width for layer in self.network_.layers[:-1]] == widths
         chosen = self._left(asked) if goes_on else [asked] * len(widths)
         self._asked = asked
-        return [activations.learnable(each) for each in chosen] if self.refit else chosen
+        return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
     def _left(self, asked: Activation) -> list[Activation]:
         """The activations of the last fit, if it was asked for the same. Otherwise new ones, if nothing was learned."""

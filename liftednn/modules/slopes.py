@@ -20,12 +20,14 @@ _FIRST = 0.01
 Grains = list[Grain | None]
 
 
-def grains(graph: Graph, refit: str | None) -> Grains:
+def grains(graph: Graph, learn_activation: str | None) -> Grains:
     """What is learned of each hidden layer; a PReLU that comes twice has one slope for two layers and stays."""
-    if refit not in ("auto", None):
-        raise ValueError(f"refit must be 'auto', to learn the slopes of PReLU layers, or None, got {refit!r}")
+    if learn_activation not in ("auto", None):
+        raise ValueError(
+            f"learn_activation must be 'auto', to learn the slopes of PReLU layers, or None, got {learn_activation!r}"
+        )
     layers = [use.after.layer if use.after else None for use in graph.uses]
-    return [_grain(layer) if refit and layers.count(layer) == 1 else None for layer in layers[:-1]]
+    return [_grain(layer) if learn_activation and layers.count(layer) == 1 else None for layer in layers[:-1]]
 
 
 def _grain(layer: nn.Module | None) -> Grain | None:

@@ -172,7 +172,7 @@ def _check_training(operator: Operator, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(N, _INPUTS, generator=generator, dtype=torch.float64)
     y = torch.stack([x[:, 0].abs(), x[:, 1] * x[:, 2]], 1)
-    network, bcd = _network(operator, ReLU()), BCD(max_iter=1, seed=seed, block_tol=1e-6, block_iter=2000)
+    network, bcd = _network(operator, ReLU()), BCD(passes=1, seed=seed, block_tol=1e-6, block_iter=2000)
     state = bcd.init(network, x, y)
     before = network.objective(state.weights, state.states)
     for block in bcd.blocks(network, state):
@@ -180,6 +180,6 @@ def _check_training(operator: Operator, seed: int) -> None:
         assert after <= before + _ROUNDING * abs(before), f"the block {block.name} of BCD raised the objective"
         assert block.kkt <= 1e-3, f"the block {block.name} of BCD ended with a residual of {block.kkt:.3g}"
         before = after
-    fit = MiniBatch(max_iter=1, batch_size=N // 4, seed=seed).run(_network(operator, FenchelReLU()), x, y)
-    assert fit.status == "max_iter", f"a pass of MiniBatch ended as {fit.status!r}"
+    fit = MiniBatch(passes=1, batch_size=N // 4, seed=seed).run(_network(operator, FenchelReLU()), x, y)
+    assert fit.status == "finished", f"a pass of MiniBatch ended as {fit.status!r}"
     assert math.isfinite(fit.history[-1].loss), "a pass of MiniBatch gave a loss that is not finite"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,8 +35,9 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.training.initial import given_weights, random_weights
+from liftednn.training.result import Fit, Record, Status
 
-__all__ = ["BCD", "Block", "Record", "Solution", "State"]
+__all__ = ["BCD", "Block", "State"]
 
 
 class Block(NamedTuple):
@@ -46,21 +47,6 @@ class Block(NamedTuple):
     kkt: float
     n_iter: int
     method: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """One sweep: the objective and its terms, per-layer gaps, feed-forward loss and score, the blocks' residuals, seconds so far."""
-
-    sweep: int
-    objective: float
-    terms: tuple[float, ...]
-    penalties: tuple[float, ...]
-    gaps: tuple[float, ...]
-    loss: float
-    score: float
-    kkt: dict[str, float]
-    seconds: float
 
 
 @dataclass
@@ -79,40 +65,28 @@ class State:
 
 
 @dataclass(frozen=True)
-class Solution:
-    """What a run returns. `result` says in a sentence how it ended; `status` in a word. `network` has the activations as refitted."""
-
-    weights: list[Affine]
-    states: list[Tensor]
-    history: list[Record]
-    status: Literal["converged", "max_iter", "stopped"]
-    result: str
-    network: LiftedNetwork
-
-
-@dataclass(frozen=True)
 class BCD:
     """Full-batch block-coordinate descent.
 
-    max_iter    sweeps at most
+    passes    sweeps at most
     tol         stop when a sweep lowers the objective by less than this share of it
     joint       update the states of all layers at once; every activation must be jointly convex
     seed        of the initial weights
     block_tol   relative KKT residual to which each block is solved
     block_iter  iterations at most in a block
-    refit       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    learn_activation       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
     """
 
-    max_iter: int = 20
+    passes: int = 20
     tol: float = 1e-4
     joint: bool = False
     seed: int = 0
     block_tol: float = 1e-3
     block_iter: int = 200
-    refit: Grains = None
+    learn_activation: Grains = None
 
     def __post_init__(self) -> None:
-        check_count("max_iter", self.max_iter)
+        check_count("passes", self.passes)
         check_count("block_iter", self.block_iter, least=1)
         check_number("tol", self.tol, zero=True, infinite=True)
         check_number("block_tol", self.block_tol, infinite=True)
@@ -127,7 +101,7 @@ class BCD:
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         callback: Callable[[Record], object] | None = None,
         sample_weight: Any = None,
-    ) -> Solution:
+    ) -> Fit:
         """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
 
         weights         where to start; None for random features with a fitted head
@@ -139,7 +113,7 @@ class BCD:
         check_callable("callback", callback)
         state = self.init(network, x, y, weights, sample_weight)
         history: list[Record] = []
-        status: Literal["converged", "max_iter", "stopped"] = "max_iter"
+        status: Status = "finished"
         try:
             for record in self._sweeps(network, state, started):
                 history.append(record)
@@ -152,7 +126,7 @@ class BCD:
         except KeyboardInterrupt:
             status = "stopped"
         told, final = _sentence(status, history, self.tol), state.network or network
-        return Solution(state.weights, state.states, history, status, told, final)
+        return Fit(state.weights, history, status, told, final, state.states)
 
     def init(
         self,
@@ -166,7 +140,7 @@ class BCD:
         check_trainable(network)
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
-        grains_of(network, self.refit)
+        grains_of(network, self.learn_activation)
         x = inputs(network, x)
         y = responses(network, y, x)
         counts = row_weights(sample_weight, x)
@@ -196,7 +170,7 @@ class BCD:
         for place in range(hidden + 1):
             if network.connections.owners[place] == place:
                 yield self._update_weights(network, state, place)
-            if place < hidden and grains_of(network, self.refit)[place]:
+            if place < hidden and grains_of(network, self.learn_activation)[place]:
                 yield self._update_activation(network, state, place)
                 network = state.network or network
 
@@ -223,18 +197,28 @@ class BCD:
 
     def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
         u = network.preactivation(place, state.weights, state.states)
-        per = grains_of(network, self.refit)[place] or "layer"
+        per = grains_of(network, self.learn_activation)[place] or "layer"
         w, z = state.weights[place].w, state.states[place + 1]
         step = update_activation(network, place, w, u, z, state.sample_weight, per)
         state.network = step.network
-        return Block(f"phi{place + 1}", step.kkt, 1, "refit")
+        return Block(f"phi{place + 1}", step.kkt, 1, "learned")
 
     def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
-        for sweep in range(self.max_iter + 1):
+        for sweep in range(self.passes + 1):
             if sweep:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
             seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
-            yield Record(sweep, seen.objective, *seen, kkt=state.kkt, seconds=time.perf_counter() - started)
+            yield Record(
+                number=sweep,
+                objective=seen.objective,
+                gaps=seen.gaps,
+                loss=seen.loss,
+                score=seen.score,
+                seconds=time.perf_counter() - started,
+                terms=seen.terms,
+                penalties=seen.penalties,
+                kkt=state.kkt,
+            )
 
 
 def _plain(network: LiftedNetwork, state: State, number: int | None = None) -> list[Layer]:
@@ -264,6 +248,6 @@ def _sentence(status: str, history: list[Record], tol: float) -> str:
     sweeps = max(len(history) - 1, 0)
     return {
         "converged": f"converged: sweep {sweeps} lowered the objective by less than {tol:g} of itself",
-        "max_iter": f"max_iter: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
+        "finished": f"finished: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
         "stopped": f"stopped: interrupted after {sweeps} complete sweeps; the weights and states are the last ones reached",
     }[status]

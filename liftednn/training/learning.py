@@ -36,9 +36,9 @@ _KEEP = 0.9
 _TRUST, _PROBE = 1.25, 0.05
 
 
-def as_tensors(network: LiftedNetwork, refit: Grains, like: Tensor) -> LiftedNetwork:
+def as_tensors(network: LiftedNetwork, learned: Grains, like: Tensor) -> LiftedNetwork:
     """The network with everything that is learned as tensors of its own: one entry per unit, or as many as there are, none for a number."""
-    for place, per in enumerate(grains_of(network, refit)):
+    for place, per in enumerate(grains_of(network, learned)):
         activation = network.hidden[place]
         if per is None:
             continue
@@ -76,8 +76,8 @@ def settled(network: LiftedNetwork, device: str | None = None) -> LiftedNetwork:
 class Learner:
     """Moves the learned parameters of a descent's network, every few steps."""
 
-    def __init__(self, descent: Descent, refit: Grains) -> None:
-        self.descent, self.grains = descent, grains_of(descent.network, refit)
+    def __init__(self, descent: Descent, learned: Grains) -> None:
+        self.descent, self.grains = descent, grains_of(descent.network, learned)
         self.means = descent.values.new_zeros(len(self.grains), 2, dtype=torch.float64)  # g and c |J d|^2
         self.good = self._kept()
 

@@ -28,18 +28,18 @@ from liftednn.training import choices
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.guard import DivergenceError
 from liftednn.training.learning import settled
-from liftednn.training.monitor import Fit, Pass, Status
+from liftednn.training.result import Fit, Record, Status
 from liftednn.training.run import Run
 from liftednn.training.shortcomings import shortcomings
 
-__all__ = ["Fit", "MiniBatch", "Pass"]
+__all__ = ["MiniBatch"]
 
 
 @dataclass(frozen=True)
 class MiniBatch:
     """Mini-batch descent. What is None is chosen from the data; `automatic` chooses the network's lam and rho.
 
-    max_iter     passes over the data
+    passes     passes over the data
     batch_size   rows per step; an iterable of batches brings its own
     step         the first rate, decayed to 0 along a cosine over all passes
     momentum     Nesterov's
@@ -49,10 +49,10 @@ class MiniBatch:
     patience     stop after this many passes without a better validation score; None: never
     seed         of the initial weights and the order of rows
     device       where to train; None: where x is
-    refit        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    learn_activation        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
     """
 
-    max_iter: int = 17
+    passes: int = 17
     batch_size: int | None = None
     step: float = 0.05
     momentum: float = 0.9
@@ -62,13 +62,13 @@ class MiniBatch:
     patience: int | None = None
     seed: int = 0
     device: str | None = None
-    refit: Grains = None
+    learn_activation: Grains = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
-        for name in ("max_iter", "batch_size", "refresh", "patience"):
+        for name in ("passes", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if (given is not None or name in ("max_iter", "refresh")) and not (isinstance(given, int) and given >= 1):
+            if (given is not None or name in ("passes", "refresh")) and not (isinstance(given, int) and given >= 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {given}")
         for name in ("step", "momentum", "keep", "damping"):
             check_real(name, getattr(self, name), none=name == "damping")
@@ -89,7 +89,7 @@ class MiniBatch:
         y: Any = None,
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         validation: tuple[Any, Any] | None = None,
-        callback: Callable[[Pass], object] | None = None,
+        callback: Callable[[Record], object] | None = None,
         checkpoint: Checkpoint | None = None,
         sample_weight: Any = None,
         fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
@@ -117,7 +117,7 @@ class MiniBatch:
         with one_thread(choices.small(network, self.batch_size or choices.batch_size(source.rows))):
             return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
 
-    def _finish(self, run: Run, callback: Callable[[Pass], object] | None) -> Fit:
+    def _finish(self, run: Run, callback: Callable[[Record], object] | None) -> Fit:
         stopped, interrupted, diverged = False, False, ()
         with between_steps() as asked:
             try:
@@ -133,9 +133,9 @@ class MiniBatch:
                 run.settle()
                 if isinstance(pressed, Interruption):
                     run.save()
-        ended: Status = "early" if run.out_of_patience else "max_iter"
+        ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
         wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
-        return Fit(weights, run.monitor.history, status, result, final, diverged + wrong)
+        return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

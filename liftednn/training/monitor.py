@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,48 +15,12 @@ from liftednn.base import Affine, Loss
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
 from liftednn.training.learning import named_parameters, settled, with_parameters
+from liftednn.training.result import Record, Status
 
-__all__ = ["Fit", "Monitor", "Pass", "Status"]
-
-Status = Literal["max_iter", "stopped", "early", "diverged"]
+__all__ = ["Monitor", "Tally"]
 
 # Scores, as numbers, that are kept before they are evaluated.
 _KEPT = 1 << 18
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass over the data. Loss and score are means over all its batches, objective and gaps over a few of them, each batch before
-    its own step.
-
-    `rate` is the step at its end, `halved` how often the step has been halved so far, `seconds` those of training so far,
-    set-up included and validation not; validation_* are None without validation data.
-    """
-
-    number: int
-    steps: int
-    objective: float
-    gaps: tuple[float, ...]
-    loss: float
-    score: float
-    validation_loss: float | None
-    validation_score: float | None
-    rate: float
-    halved: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What a run returns: the last weights and activations, or with validation data the best ones, and how it went. `warnings` say what
-    is wrong with them, and what to try."""
-
-    weights: list[Affine]
-    history: list[Pass]
-    status: Status
-    result: str
-    network: LiftedNetwork
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -122,7 +86,7 @@ class Monitor:
     network: LiftedNetwork
     validation: tuple[Tensor, Tensor] | None
     tally: Tally
-    history: list[Pass] = field(default_factory=list)
+    history: list[Record] = field(default_factory=list)
     looks: list[Evaluation] = field(default_factory=list)
     best: list[Affine] | None = None
     best_pass: int = 0
@@ -133,21 +97,25 @@ class Monitor:
         """Steps in the passes that are complete."""
         return sum(record.steps for record in self.history)
 
-    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Pass:
+    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
         """Close a pass that ends at `weights`."""
         looks, self.looks = self.looks, []
         penalty = sum(self.network.penalties(weights))
         gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
-        closed = Pass(
-            len(self.history) + 1,
-            steps,
-            _mean([sum(look.terms) for look in looks]) + penalty,
-            gaps,
-            *self.tally.close(),
-            *self._validate(weights),
-            rate,
-            halved,
-            seconds,
+        loss, score = self.tally.close()
+        validation_loss, validation_score = self._validate(weights)
+        closed = Record(
+            number=len(self.history) + 1,
+            objective=_mean([sum(look.terms) for look in looks]) + penalty,
+            gaps=gaps,
+            loss=loss,
+            score=score,
+            seconds=seconds,
+            steps=steps,
+            rate=rate,
+            halved=halved,
+            validation_loss=validation_loss,
+            validation_score=validation_score,
         )
         self.history.append(closed)
         return closed
@@ -170,7 +138,7 @@ class Monitor:
         kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
         shorter = f"; the step was halved {halved} times" if halved else ""
         sentence = {
-            "max_iter": f"max_iter: all {done} passes done",
+            "finished": f"finished: all {done} passes done",
             "stopped": f"stopped: interrupted after {done} complete passes",
             "diverged": f"diverged: after {done} complete passes; the weights are the last good ones",
             "early": f"early: no better validation score in {patience} passes",
@@ -196,7 +164,7 @@ class Monitor:
         """Take up what `facts` and `state` kept, in the precision and place of `like`."""
         names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
         best = [tensors[name].to(like) for name in names if name in tensors]
-        self.history = [Pass(**{**record, "gaps": tuple(record["gaps"])}) for record in facts["history"]]
+        self.history = [_record(each) for each in facts["history"]]
         self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
         self.tally.load(facts.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
@@ -206,3 +174,9 @@ class Monitor:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    """From JSON, which has no tuples."""
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    return Record(**values)

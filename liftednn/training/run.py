@@ -27,7 +27,8 @@ from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, Watch
 from liftednn.training.initial import fixed_together, given_weights, pairs_of, with_fixed
 from liftednn.training.learning import Learner, as_tensors
-from liftednn.training.monitor import Monitor, Pass, Tally
+from liftednn.training.monitor import Monitor, Tally
+from liftednn.training.result import Record
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class Run:
             raise ValueError(refusal)
         self.settings, self.network, self.checkpoint = settings, network, checkpoint
         self.feed = Feed(network, source, settings.device)
-        if isinstance(source, Once) and settings.max_iter > 1:
+        if isinstance(source, Once) and settings.passes > 1:
             raise ValueError(
-                f"an iterator can be read only once, and max_iter is {settings.max_iter}: give max_iter=1, or an iterable that "
+                f"an iterator can be read only once, and passes is {settings.passes}: give passes=1, or an iterable that "
                 "starts anew each time, such as a DataLoader or a list"
             )
         self.size = settings.batch_size or choices.batch_size(source.rows)
@@ -79,7 +80,7 @@ class Run:
         if checkpoint is not None:
             known = f"{settings!r} in {x.dtype}"
             self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
-        self.network = as_tensors(network, settings.refit, x)
+        self.network = as_tensors(network, settings.learn_activation, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
         held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
@@ -124,7 +125,7 @@ class Run:
         geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)
         reach = None if scale is None else reach_of(rows, few)
         self.descent = Descent(inner, start, geometries, self.settings.momentum, reach)
-        plain, self.learner = self.descent.step, Learner(self.descent, self.settings.refit)
+        plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()
 
@@ -133,10 +134,10 @@ class Run:
         patience, history = self.settings.patience, self.monitor.history
         return patience is not None and len(history) - self.monitor.best_pass >= patience
 
-    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Pass]:
+    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Record]:
         """One pass after another; `asked` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
-        while len(self.monitor.history) < self.settings.max_iter and not self.out_of_patience:
+        while len(self.monitor.history) < self.settings.passes and not self.out_of_patience:
             before = self.monitor.steps
             batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
             for batch in itertools.islice(batches, self.taken - before, None):
@@ -148,7 +149,7 @@ class Run:
             yield self._close(self.taken - before, started)
             started = time.perf_counter() - self.seconds  # what the caller does in between is not ours
 
-    def _close(self, steps: int, started: float) -> Pass:
+    def _close(self, steps: int, started: float) -> Record:
         """The end of a pass."""
         if not steps:
             raise ValueError(
@@ -169,7 +170,7 @@ class Run:
         looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 or within * looks >= len(self.monitor.looks) * expected:
             self._look(x, y, counts)
-        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.max_iter
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )

@@ -119,7 +119,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
     """scikit-learn minimises mean pinball + alpha |w|_1 as a linear program."""
     network = lnn.LiftedNetwork.mlp([3, 1], loss=Quantile(level))
     network = lnn.LiftedNetwork([lnn.Layer(network.layers[0].operator, Quantile(level), L1(0.05))])
-    found = lnn.BCD(max_iter=1, block_tol=1e-6, block_iter=20).run(network, X, Y).weights[0]
+    found = lnn.BCD(passes=1, block_tol=1e-6, block_iter=20).run(network, X, Y).weights[0]
     oracle = QuantileRegressor(quantile=level, alpha=0.05, solver="highs").fit(X, Y)
 
     def objective(w: np.ndarray, b: float) -> float:
@@ -134,7 +134,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
 @pytest.mark.thin(3)
 def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), loss, L2(0.02))])
-    found = lnn.BCD(max_iter=1, block_tol=1e-6, block_iter=400).run(network, X, Y)
+    found = lnn.BCD(passes=1, block_tol=1e-6, block_iter=400).run(network, X, Y)
     w, b = cvxpy.Variable(3), cvxpy.Variable()
     r = X.numpy() @ w + b - Y.numpy()
     terms = {

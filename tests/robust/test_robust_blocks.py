@@ -156,7 +156,7 @@ def test_no_block_raises_the_objective_where_activations_are_learned(
     x = draw(30, 4)
     first = Layer(Dense(4, 3), FenchelLeakyReLU(alpha), L2(1e-3), 1.0, kind)
     network = LiftedNetwork([first, Layer(Dense(3, 1), SquaredError(), L2(1e-3))])
-    bcd = lnn.BCD(refit=per)
+    bcd = lnn.BCD(learn_activation=per)
     state = bcd.init(network, x, x[:, :1] * x[:, 1:2], sample_weight=torch.arange(30) % 3)
     before, names = network.objective(state.weights, state.states, state.sample_weight), set()
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_all_states_at_once(kind: Uncertainty) -> None:
     x = draw(40, 4)
     hidden = [Layer(Dense(4, 3), ReLU(), uncertainty=kind), Layer(Dense(3, 3), ReLU(), uncertainty=kind)]
     network = LiftedNetwork([*hidden, Layer(Dense(3, 1), SquaredError(), uncertainty=kind)])
-    history = lnn.BCD(max_iter=4, joint=True).run(network, x, x[:, 0] * x[:, 1]).history
+    history = lnn.BCD(passes=4, joint=True).run(network, x, x[:, 0] * x[:, 1]).history
     objectives = [record.objective for record in history]
     assert all(b <= a for a, b in pairwise(objectives))
     boxed = LiftedNetwork([replace(layer, uncertainty=BoxBall()) for layer in network.layers])

@@ -139,7 +139,7 @@ def test_a_module_is_initialised_robustly(digits: Data) -> None:
     for given in (None, "noise:1"):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
-        lnn.init.lifted_(module, x, y, robust=given, sweeps=5)
+        lnn.init.lifted_(module, x, y, robust=given, passes=5)
         norms.append(float(next(module.parameters()).detach().norm()))
     assert norms[1] < 0.8 * norms[0]
 

@@ -87,7 +87,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
 @pytest.mark.thin(2)
 def test_a_scaled_activation_in_a_box(scale: float | Tensor) -> None:
     x, network = draw(12, 4), net(Scaled(FenchelReLU(), scale), BoxBall(0.1))
-    history = lnn.BCD(max_iter=1, block_iter=2).run(network, x, x[:, 0]).history
+    history = lnn.BCD(passes=1, block_iter=2).run(network, x, x[:, 0]).history
     assert history[1].objective < history[0].objective
     activation = Scaled(Sigmoid(), scale)
     u, z = draw(40, 3), torch.sigmoid(draw(40, 3, seed=1))
@@ -201,7 +201,7 @@ def test_a_checkpoint_knows_every_digit_of_a_covariance(tmp_path: Path) -> None:
     ]
     assert repr(networks[0]) == repr(networks[1])
     path = tmp_path / "run.safetensors"
-    trainer = lnn.MiniBatch(max_iter=1)
+    trainer = lnn.MiniBatch(passes=1)
     trainer.run(networks[0], x, y, checkpoint=Checkpoint(path))
     trainer.run(networks[0], x, y, checkpoint=Checkpoint(path))
     with pytest.raises(ValueError, match="a run with other network: "):
@@ -242,6 +242,8 @@ def test_refusals(build: Callable[[], object], sentence: str) -> None:
 @pytest.mark.parametrize("trainer", [lnn.BCD, lnn.MiniBatch])
 def test_one_parameter_for_each_unit_is_refused_in_a_box(trainer: Any) -> None:
     x, network = draw(12, 4), net(FenchelLeakyReLU(0.5), BoxBall(0.1))
-    with pytest.raises(ValueError, match="layer 0: in a BoxBall all units share one parameter: give refit='layer'"):
-        trainer(max_iter=1, refit="unit").run(network, x, x[:, :1])
-    trainer(max_iter=1, refit="layer").run(network, x, x[:, :1])
+    with pytest.raises(
+        ValueError, match="layer 0: in a BoxBall all units share one parameter: give learn_activation='layer'"
+    ):
+        trainer(passes=1, learn_activation="unit").run(network, x, x[:, :1])
+    trainer(passes=1, learn_activation="layer").run(network, x, x[:, :1])

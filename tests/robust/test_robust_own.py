@@ -82,10 +82,10 @@ def test_it_passes_the_public_check() -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_it_trains_by_both_trainers(place: int) -> None:
     x, y = data()
-    own, known = (lnn.BCD(max_iter=3).run(network, x, y) for network in pair(place))
+    own, known = (lnn.BCD(passes=3).run(network, x, y) for network in pair(place))
     same(own.weights, known.weights)
     assert own.history[-1].objective < own.history[0].objective
-    fits = [lnn.MiniBatch(max_iter=3, batch_size=20).run(network, x, y) for network in pair(place)]
+    fits = [lnn.MiniBatch(passes=3, batch_size=20).run(network, x, y) for network in pair(place)]
     same(fits[0].weights, fits[1].weights)
 
 
@@ -100,4 +100,4 @@ def test_what_it_declares_is_obeyed() -> None:
         lnn.BCD(joint=True).run(network, x, y)
     learned = replace(network.layers[0], divergence=lnn.activations.FenchelLeakyReLU(0.1))
     with pytest.raises(ValueError, match="in a LayerByLayer all units share one parameter"):
-        lnn.BCD(refit="unit").run(LiftedNetwork([learned, last]), x, y)
+        lnn.BCD(learn_activation="unit").run(LiftedNetwork([learned, last]), x, y)

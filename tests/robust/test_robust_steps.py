@@ -153,9 +153,9 @@ def test_mini_batches_come_near_the_full_batch_minimum(kind: Uncertainty) -> Non
     x = draw(400, 4).float()
     y = (2 * x[:, :1] - x[:, 1:2]) + 0.1 * draw(400, 1, seed=1).float()
     network = LiftedNetwork([Layer(Dense(4, 1), SquaredError(), L2(1e-3), uncertainty=kind)])
-    least = lnn.BCD(max_iter=3).run(network, x, y)
-    fit = lnn.MiniBatch(max_iter=60, batch_size=100).run(network, x, y)
-    plain = lnn.MiniBatch(max_iter=60, batch_size=100).run(
+    least = lnn.BCD(passes=3).run(network, x, y)
+    fit = lnn.MiniBatch(passes=60, batch_size=100).run(network, x, y)
+    plain = lnn.MiniBatch(passes=60, batch_size=100).run(
         LiftedNetwork([replace(network.layers[0], uncertainty=None)]), x, y
     )
     best = least.history[-1].objective
@@ -178,7 +178,7 @@ def test_guarded_sizes_are_as_the_loss_feels_them() -> None:
 def test_a_robust_run_goes_on_from_a_checkpoint(words: str, tmp_path: Path) -> None:
     x, y = draw(200, 4).float(), torch.arange(200) % 3
     network = guarded(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), parse(words))
-    trainer = lnn.MiniBatch(max_iter=3, batch_size=20)
+    trainer = lnn.MiniBatch(passes=3, batch_size=20)
     whole = trainer.run(network, x, y)
     path = tmp_path / "run.safetensors"
     trainer.run(network, x, y, callback=lambda record: record.number == 1, checkpoint=Checkpoint(path))

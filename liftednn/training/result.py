@@ -1,0 +1,70 @@
+"""What a trainer returns, and its record of every pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from liftednn.base import Affine
+from liftednn.network import LiftedNetwork
+
+__all__ = ["Fit", "Record", "Status"]
+
+# converged: a pass lowered the objective by less than asked; finished: all passes done; early: no better validation score for long
+Status = Literal["converged", "finished", "stopped", "early", "diverged"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One pass over the data.
+
+    `BCD` evaluates all rows after the pass, and its record 0 is the start. `MiniBatch` has means over the batches of the pass, each before
+    its own step: loss and score over all of them, objective and gaps over a few.
+
+    number                              of the pass
+    objective                           F, and of full passes its `terms` and `penalties`, one for each layer
+    gaps                                for each hidden layer, how far its states are from obeying the recursion
+    loss, score                         of the feed-forward predictions
+    seconds                             of training so far, preparation included and validation not
+    kkt                                 of full passes, the residual of each block
+    steps, rate, halved                 of mini-batches: steps in the pass, the rate at its end, how often it was halved so far
+    validation_loss, validation_score   None without validation data
+    """
+
+    number: int
+    objective: float
+    gaps: tuple[float, ...]
+    loss: float
+    score: float
+    seconds: float
+    terms: tuple[float, ...] = ()
+    penalties: tuple[float, ...] = ()
+    kkt: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    rate: float = 0.0
+    halved: int = 0
+    validation_loss: float | None = None
+    validation_score: float | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run returns.
+
+    weights    the last ones, or with validation data the best
+    history    a record of every pass
+    status     how the run ended in a word, `result` in a sentence
+    network    with the activations as they were learned
+    states     (X_0, ..., X_{L+1}) of full passes; None for mini-batches, which keep none
+    warnings   sentences that say what is wrong with the result, and what to try
+    """
+
+    weights: list[Affine]
+    history: list[Record]
+    status: Status
+    result: str
+    network: LiftedNetwork
+    states: list[Tensor] | None = None
+    warnings: tuple[str, ...] = ()
