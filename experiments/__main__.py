@@ -32,7 +32,7 @@ EXPERIMENTS = {
     "estimators": "experiments.estimators",
     "initialisation": "experiments.initialisation",
     "robust": "experiments.robust",
-    "learn_activation": "experiments.refit",
+    "refit": "experiments.refit",
     "constraints": "experiments.constraints",
     "regression": "experiments.regression",
     "paper-model": "experiments.paper_model",
