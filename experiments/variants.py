@@ -152,17 +152,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {
 }
 
 
-def try_variant(split: Split, name: str, hidden: int, max_iter: int) -> dict[str, Any]:
+def try_variant(split: Split, name: str, hidden: int, passes: int) -> dict[str, Any]:
     settings, factors, patch = VARIANTS[name]
     net = split.network(hidden, **factors)
     started = time.perf_counter()
     with patch(), torch.no_grad():
-        run = Run(lnn.MiniBatch(**{"max_iter": max_iter, **settings}), net, source_of(split.x, split.y))
+        run = Run(lnn.MiniBatch(**{"passes": passes, **settings}), net, source_of(split.x, split.y))
         scores = [split.score(net, run.outward()) for _ in run.passes()]
     return {
         "variant": name,
         "pass 1": scores[0],
-        f"pass {max_iter}": scores[-1],
+        f"pass {passes}": scores[-1],
         "seconds": time.perf_counter() - started,
         "halved": run.halved,
     }
