@@ -95,7 +95,7 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_named_by_links(name: str) -> None:
-    assert not re.search(r"`(?:docs/)?[\w-]+\.md`", (ROOT / name).read_text())
+    assert not re.search(r"`[\w/-]+\.(?:md|py|jsonl)`", (ROOT / name).read_text())
 
 
 def test_the_readme_is_short() -> None:
