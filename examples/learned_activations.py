@@ -1,8 +1,8 @@
 """Learn the slope of a leaky ReLU from data, whatever it starts from: `python examples/learned_activations.py [--small] [--out FILE]`.
 
-Data come from a network of three hidden units with slope 0.3. A network of the same shape is trained by mini-batches from several first
-slopes, each from a few random weights, of which the run with the smallest loss counts. Drawn are its slope and its loss after each pass,
-and beside them the losses with the slope left where it was. A slope a is the same network as 1 / a with other weights,
+Data come from a network of three hidden units with slope 0.3. A network of the same shape is trained by mini-batches from several initial
+slopes, each from a few random weights, of which the run with the smallest loss counts. The picture shows its slope and its loss after each
+pass, and the losses without learning the slope. A slope a is the same network as 1 / a with other weights,
 phi_a(u) = -a phi_{1/a}(-u), so the smaller of the two is shown.
 """
 
@@ -62,7 +62,7 @@ def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: G
 
 
 def best(x: Tensor, y: Tensor, start: float, seeds: int, passes: int, refit: Grain | None) -> Curve:
-    """Of several random first weights, those that end with the smallest loss."""
+    """Of several random initial weights, those that end with the smallest loss."""
     return min((trained(x, y, start, seed, passes, refit) for seed in range(seeds)), key=lambda curve: curve.losses[-1])
 
 

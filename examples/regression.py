@@ -1,9 +1,9 @@
-"""Quantiles and outliers: a prediction band, and a fit that wild responses do not move.
+"""Quantiles and outliers: a prediction band, and a fit that outliers do not change.
 
 `python examples/regression.py [--small] [--out regression.png]` draws two panels and prints what it measured, on Friedman's function of
 five out of ten inputs. Left: the noise grows with the first input; one network gives the 5%, 50% and 95% quantiles of the response, and the
-band holds about 90% of new responses, narrow or wide. Right: a tenth of the training responses is wild; the squared error follows them,
-the absolute error and Huber's do not.
+band contains about 90% of new responses, narrow or wide. Right: a tenth of the training responses are outliers; the squared error
+follows them, the absolute error and Huber's do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Digits with noise on the test pixels: plain and robust lifted networks, accuracy against the level of the noise.
 
-Where noise is feared, pixels are also measured with it, so that those which hardly vary are not blown up. Dashed is that alone, without
-the robust term: the control for what the term is worth.
+With an uncertainty, pixels are also standardised with the noise included, so that those which hardly vary are not enlarged. The dashed
+line is that scaling without the robust term: the control for the gain of the term.
 
 `python -m examples.robust [--small] [--out docs/robust.png]`; a minute on a CPU, with --small a few seconds.
 """
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 
 class ScaledOnly(LiftedClassifier):
-    """Pixels are measured with the feared noise, and nothing else is done about it."""
+    """Pixels are standardised with the noise included, but there is no robust term."""
 
     def _uncertainty(self) -> None:
         return None

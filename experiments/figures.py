@@ -28,7 +28,7 @@ from experiments.tables import grid, made_on
 from experiments.training import NETWORKS, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
-_PAGES = "training estimators initialisation measurements experiments robust learned-activations constraints regression"
+_PAGES = "training initialisation measurements learned-activations"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 BEYOND = (robust, refit, constraints, regression)  # named by markers, as the functions below are
@@ -99,7 +99,7 @@ def _seconds(value: float) -> str:
 
 
 def training() -> list[str]:
-    """Ours and the best known way of each opponent, all networks: the README's table."""
+    """Ours and the best known way of each opponent, all networks: the table of README."""
     names = ["lifted, automatic", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
     known, body = stored("training", "cuda"), []
     for data in ("mnist", "fashion"):
@@ -311,7 +311,7 @@ def regimes() -> list[str]:
 
 
 def contests() -> list[str]:
-    """Where lifted weights stand at tuned settings: the README's table."""
+    """Where lifted weights stand at tuned settings."""
     body = []
     for arena in (arena for name in SETS for arena in comparison.arenas(RESULTS, name, "cuda")):
         rival, lead, deviations = arena.standing(arena.tested)

@@ -21,6 +21,8 @@ RUN = [
     "CONTRIBUTING.md",
     "docs/training.md",
     "docs/networks.md",
+    "docs/how-to-choose.md",
+    "docs/notation.md",
     "docs/estimators.md",
     "docs/initialisation.md",
     "docs/constraints.md",
@@ -29,7 +31,7 @@ RUN = [
     "docs/robust.md",
 ]
 # Pages whose snippets take seconds.
-LONG = RUN[4:]
+LONG = RUN[6:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
@@ -46,11 +48,12 @@ def test_snippets_run_one_after_another(
     assert capsys.readouterr().out
 
 
-def test_commands_of_the_readme_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["README.md", pytest.param("docs/command-line.md", marks=pytest.mark.slow)])
+def test_commands_run_one_after_another(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this package in this process, which has imported torch already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (commands,) = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (commands,) = re.findall(r"```sh\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     others, ours = commands[: commands.index("liftednn fit")], commands[commands.index("liftednn fit") :].splitlines()
     done = subprocess.run(["bash", "-euc", others], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -72,6 +75,33 @@ def test_commands_and_files_that_are_named_exist(name: str) -> None:
         assert experiment in experiments.EXPERIMENTS | experiments.PAGES, f"no experiment {experiment}"
     for path in re.findall(r"`((?:liftednn|docs|tests|experiments|examples|blocks|results|data)/[\w/.-]+)`", text):
         assert (ROOT / path).exists() or (ROOT / "liftednn" / path).exists(), f"no file {path}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub names headings: lower case, no punctuation, hyphens for spaces."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_to_files_and_headings(name: str) -> None:
+    page = ROOT / name
+    for link in re.findall(r"\]\((?!http)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"no file {link}"
+        assert not anchor or anchor in _anchors(target), f"no heading {link}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_named_by_links(name: str) -> None:
+    assert not re.search(r"`[\w/-]+\.(?:md|py|jsonl)`", (ROOT / name).read_text())
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 120
+    assert sum(line.startswith("|") for line in lines) <= 12
 
 
 @pytest.mark.parametrize("document", figures.DOCUMENTS, ids=lambda path: path.name)
