@@ -79,7 +79,7 @@ class Recipe:
 
     def _with_lam_and_uncertainty(self, network: LiftedNetwork, automatic: bool) -> LiftedNetwork:
         network = network if self.lam is None else network.with_lam(self.lam)
-        return choices.guarded(network, self.uncertainty, stiff=automatic)
+        return choices.with_input_uncertainty(network, self.uncertainty, automatic_lam=automatic)
 
     def trainer(self, rows: int | None) -> MiniBatch:
         """`rows` to train on; None where only a pass could tell."""

@@ -440,7 +440,7 @@ def test_models_that_are_none_are_refused(run: Any, shelf: Path, tmp_path: Path)
     network = lnn.LiftedNetwork.mlp([2, 2])
     lnn.save(tmp_path / "bare.safetensors", network, [lnn.Affine(torch.ones(2, 2), torch.ones(2))])
     for name, words in (
-        ("cut", "no whole model file"),
+        ("cut", "not a complete model file"),
         ("bare", "contains no encoding of a table: give a model"),
         ("none", "there is no file"),
     ):

@@ -287,7 +287,7 @@ def test_a_truncated_file_is_refused(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model"
     for length in [*range(0, len(whole), 97), 4, 8, 9, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"model is no whole model file"):
+        with pytest.raises(ValueError, match=r"model is not a complete model file"):
             load(path)
 
 
@@ -398,7 +398,7 @@ def test_a_header_that_makes_no_sense_is_refused(facts: dict[str, Any], reason: 
 
 @pytest.mark.parametrize("facts", ["", "[", "3", "[]", "[" * 100_000, '{"layers": ' * 100_000])
 def test_facts_that_are_no_object_are_refused(facts: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model is no whole model file"):
+    with pytest.raises(ValueError, match="model is not a complete model file"):
         load(stored(tmp_path / "model", "liftednn-model-1", facts))
 
 
@@ -409,7 +409,7 @@ def test_nesting_that_is_too_deep_is_neither_saved_nor_loaded(tmp_path: Path) ->
     with pytest.raises(ValueError, match="nested too deeply, or contain themselves: flatten them"):
         save(tmp_path / "model", network(), weights_of(network()), notes={"deep": deep})
     text = '{"layers": [], "history": [], "states": null, "notes": ' + "[" * 900 + "]" * 900 + "}"
-    with pytest.raises(ValueError, match=r"model (cannot be rebuilt|is no whole)"):
+    with pytest.raises(ValueError, match=r"model (cannot be rebuilt|is not a complete)"):
         load(stored(tmp_path / "model", "liftednn-model-1", text))
 
 
@@ -468,7 +468,7 @@ def test_a_safetensors_file_of_another_kind_is_refused(metadata: dict[str, str] 
 
 def test_text_folders_and_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
-    with pytest.raises(ValueError, match=r"notes\.txt is no whole model file"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a complete model file"):
         load(tmp_path / "notes.txt")
     with pytest.raises(ValueError, match="is a folder: name a file in it"):
         load(tmp_path)

@@ -33,7 +33,7 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.words import uncertainty_of
 from liftednn.training.bcd import BCD
-from liftednn.training.learning import settled
+from liftednn.training.learning import snapshot
 
 __all__ = ["Lifted"]
 
@@ -237,7 +237,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         # One pass of a stream is not the end of training.
         for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
-        self.network_ = settled(fit.network, "cpu")
+        self.network_ = snapshot(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 

@@ -39,9 +39,9 @@ def _grain(layer: nn.Module | None) -> Grain | None:
 def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
     """The network with a first slope where one is to be learned and there is none yet."""
     layers = list(network.layers)
-    for place, per in enumerate(learned):
-        if per and isinstance(layers[place].divergence, FenchelReLU):
-            layers[place] = replace(layers[place], divergence=FenchelLeakyReLU(torch.full((1,), _FIRST)))
+    for number, per in enumerate(learned):
+        if per and isinstance(layers[number].divergence, FenchelReLU):
+            layers[number] = replace(layers[number], divergence=FenchelLeakyReLU(torch.full((1,), _FIRST)))
     return LiftedNetwork(layers)
 
 

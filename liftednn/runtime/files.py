@@ -127,7 +127,7 @@ def read_tensors(
         if not isinstance(facts, dict):
             raise TypeError("its facts are no JSON object")
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path} is no whole {what} ({error}): {cure}") from error
+        raise ValueError(f"{path} is not a complete {what} ({error}): {cure}") from error
     if not whole:
         raise ValueError(f"{path} is damaged, its checksum does not agree with what it holds: {cure}")
     return facts, tensors
