@@ -143,7 +143,7 @@ def test_damage_anywhere_is_noticed(damage: str, tmp_path: Path) -> None:
 def test_a_folder_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is no ordinary file")):
+    for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is not a regular file")):
         with pytest.raises(ValueError, match=sentence):
             Checkpoint(tmp_path / name).load(THESE)
         with pytest.raises(ValueError, match=sentence):

@@ -51,7 +51,11 @@ ROWS: dict[str, tuple[Any, Any, str]] = {
     "complex": (X + 0j, Y, r"x holds torch\.complex64, and training needs real numbers"),
     "meta": (X.to("meta"), Y, "x is on the meta device"),
     "no rows": (torch.tensor(1.0), Y, r"x has (none|shape \(\))"),
-    "large": (1e20 * X, Y, r"x holds numbers as large as 2.*e\+20, and sums of their squares go beyond torch\.float32"),
+    "large": (
+        1e20 * X,
+        Y,
+        r"x holds numbers as large as 2.*e\+20, and sums of their squares overflow in torch\.float32",
+    ),
     "one large": (torch.cat([X[1:], 1e20 * X[:1]]), Y, r"x holds numbers as large as"),
     "small": (1e-30 * X, Y, r"x holds numbers of at most .*e-30, whose squares are 0 in torch\.float32"),
 }
@@ -235,7 +239,7 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
         "learn_activation must be None, 'layer' or 'unit', or one of them .*, got 3",
     ),
     "refit of BCD": (lambda: lnn.BCD(learn_activation=3).run(network(), X, Y), "learn_activation must be None, 'layer' or 'unit'"),  # type: ignore[arg-type]
-    "place": (lambda: lnn.init.lifted_(module(), X, Y, device="xpu:3"), "is not to be found here|there is no device"),
+    "place": (lambda: lnn.init.lifted_(module(), X, Y, device="xpu:3"), "is not available here|there is no device"),
     "robust": (lambda: lnn.init.lifted_(module(), X, Y, robust="ball:1e300"), "up to 1e.18, got 'ball:1e300'"),
 }  # fmt: skip
 

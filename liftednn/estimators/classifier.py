@@ -147,11 +147,11 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         return self
 
     def _encode(self, labels: Array) -> Array:
-        places: Array = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[places] != labels
+        indices: Array = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        unknown = self.classes_[indices] != labels
         if unknown.any():
             raise ValueError(f"y holds {labels[unknown][0]!r}, which is not one of the classes {self.classes_}")
-        return places
+        return indices
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The label of each row, (n,)."""

@@ -117,16 +117,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             chosen = np.flatnonzero(counts)
             rows, y, counts = rows.take(chosen), y[chosen], counts[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
-        if not goes_on:
+        resumes = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
+        if not resumes:
             self._inputs = self._scaling(rows, counts)
         rows = replace(rows, scaling=self._inputs)
-        start = self._start(rows.like) if goes_on else None
+        start = self._start(rows.like) if resumes else None
         work, validation = _Work(rows, torch.from_numpy(y), counts, seed, start, passes), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # nothing below is chosen from these rows
-        if passes is None or not goes_on:
-            self.network_ = self._network(goes_on, work)
+        if passes is None or not resumes:
+            self.network_ = self._network(resumes, work)
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
             self._descend(work, stopping)
@@ -190,11 +190,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
-    def _network(self, goes_on: bool, work: _Work) -> LiftedNetwork:
+    def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
         """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), self._loss())
+        network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
         return self._recipe(work).network(network, self._choosing(work), work.y, work.counts)
@@ -273,7 +273,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return train, (work.x.take(back).tensor(self.device), work.y[back])
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
-        weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]
+        weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]
         if not all(bool(part.isfinite().all()) for pair in weights for part in pair):
             raise ValueError(
                 f"the weights for X and y as they are given go beyond {weights[0].w.dtype}: scale the columns of X, or y, or give "
@@ -286,15 +286,15 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _weights(self, like: Tensor | None = None) -> list[Affine]:
         """The weights there are, where predictions are made, or as `like` in precision and device."""
-        place = self.device or "cpu" if like is None else like
+        target = self.device or "cpu" if like is None else like
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
-        return [Affine(torch.as_tensor(w.T).to(place), torch.as_tensor(b).to(place)) for w, b in pairs]
+        return [Affine(torch.as_tensor(w.T).to(target), torch.as_tensor(b).to(target)) for w, b in pairs]
 
     def _start(self, like: Tensor) -> list[Affine]:
         """The weights there are, as the trainer knows them."""
-        self._check_going_on(self._penalties()[0], self._inputs, "the columns of X")
+        self._check_resumable(self._penalties()[0], self._inputs, "the columns of X")
         first, *others = self._weights(like)
-        return [self._inputs.inputs_forth(first), *others]
+        return [self._inputs.to_scaled_inputs(first), *others]
 
     def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
         """New rows, a few at a time, in the precision and on the device of the fitted network."""

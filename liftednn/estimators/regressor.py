@@ -179,12 +179,12 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
-        super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter)
+        super()._keep([*weights[:-1], self._responses.from_scaled_outputs(weights[-1])], history, n_iter)
 
     def _start(self, like: Tensor) -> list[Affine]:
-        self._check_going_on(self._penalties()[-1], self._responses, "responses")
+        self._check_resumable(self._penalties()[-1], self._responses, "responses")
         *hidden, last = super()._start(like)
-        return [*hidden, self._responses.outputs_forth(last)]
+        return [*hidden, self._responses.to_scaled_outputs(last)]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The response of each row, (n,) or (n, outputs); quantiles of one response are put in the order of their levels, which brings

@@ -88,22 +88,22 @@ class Scaling:
     def _parts(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_tensor(self.mean), like.new_tensor(self.scale)
 
-    def inputs_back(self, first: Affine) -> Affine:
+    def from_scaled_inputs(self, first: Affine) -> Affine:
         """Weights on scaled inputs -> weights on the inputs as they are."""
         mean, scale = self._parts(first.w)
         w = first.w / scale
         return Affine(w, first.b - w @ mean)
 
-    def inputs_forth(self, first: Affine) -> Affine:
+    def to_scaled_inputs(self, first: Affine) -> Affine:
         mean, scale = self._parts(first.w)
         return Affine(first.w * scale, first.b + first.w @ mean)
 
-    def outputs_back(self, last: Affine) -> Affine:
+    def from_scaled_outputs(self, last: Affine) -> Affine:
         """Weights that give scaled responses -> weights that give them as they are."""
         mean, scale = self._parts(last.w)
         return Affine(last.w * scale[:, None], last.b * scale + mean)
 
-    def outputs_forth(self, last: Affine) -> Affine:
+    def to_scaled_outputs(self, last: Affine) -> Affine:
         mean, scale = self._parts(last.w)
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
 

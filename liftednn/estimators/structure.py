@@ -37,13 +37,13 @@ class Structured:
     _asked: Activation
     _inputs: Scaling
 
-    def _activations(self, widths: list[int], goes_on: bool) -> list[Activation]:
+    def _activations(self, widths: list[int], resumes: bool) -> list[Activation]:
         """One for each hidden layer: what the parameters ask for, or what the last fit has left where this one goes on from it. Other
         widths than then are refused with the weights."""
         name = "sigmoid" if self.activation == "logistic" else self.activation
         asked = activations.named(name, self.divergence) if isinstance(name, str) else name
-        goes_on = goes_on and [layer.width for layer in self.network_.layers[:-1]] == widths
-        chosen = self._left(asked) if goes_on else [asked] * len(widths)
+        resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
+        chosen = self._left(asked) if resumes else [asked] * len(widths)
         self._asked = asked
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
@@ -64,23 +64,23 @@ class Structured:
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
     def _scaling(self, x: Rows, counts: Array | None) -> Scaling:
-        """To mean 0 and variance 1, that of the feared noise included: a column that is mostly noise must not be blown up. Under an
+        """To mean 0 and variance 1, that of the noise noise included: a column that is mostly noise must not be blown up. Under an
         orthogonal first layer, say, columns are only shifted: `coefs_`, for X as it is given, must obey the constraint too."""
         if self.divergence == "euclidean":
             return x.scaling
-        scaling, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
+        scaling, noise = Scaling.of(x, counts), uncertainty_of(self.robust)
         if self._penalties()[0].metric:
             return scaling.shift
-        if feared is None:
+        if noise is None:
             return scaling
-        return replace(scaling, scale=np.hypot(scaling.scale, feared.deviations(x.shape[1]).numpy()))
+        return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(x.shape[1]).numpy()))
 
     def _uncertainty(self) -> Uncertainty | None:
         """Of the inputs, in the units that the trainer sees."""
         given = uncertainty_of(self.robust)
         return None if given is None else given.columns(torch.from_numpy(1 / self._inputs.scale))
 
-    def _check_going_on(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
+    def _check_resumable(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
         """What the last fit has scaled cannot go on under a penalty that looks at the size of weights."""
         if penalty.metric and bool((scaling.scale != 1).any()):
             raise ValueError(

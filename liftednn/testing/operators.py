@@ -87,7 +87,7 @@ def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> 
 
 def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: int, r: Tensor) -> None:
     """As a function of one state."""
-    without = [torch.zeros_like(x) if place == index else x for place, x in enumerate(xs)]
+    without = [torch.zeros_like(x) if state == index else x for state, x in enumerate(xs)]
     image, x = operator.forward(xs, weights) - operator.forward(without, weights), xs[index]
     given = r.clone()
     back = operator.adjoint(r, weights, index)
