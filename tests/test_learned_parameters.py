@@ -188,7 +188,9 @@ def test_a_warm_start_refuses_another_activation_than_it_has_learned() -> None:
         {"activation": "leaky_relu", "learn_activation": None, "divergence": "euclidean"},
     ]
     for change in changes:
-        with pytest.raises(ValueError, match=r"asked for FenchelLeakyReLU\(alpha=0.01\) and has learned .* fit anew"):
+        with pytest.raises(
+            ValueError, match=r"had the activation FenchelLeakyReLU\(alpha=0.01\) and learned .* fit again"
+        ):
             model.set_params(**change).fit(x, y)
         assert model.network_.hidden == before
     model.set_params(activation="tanh", divergence="fenchel", learn_activation="unit", warm_start=False).fit(x, y)
