@@ -106,7 +106,7 @@ def _facts_of(
 
 
 def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
-    """What `save` wrote. `classes`: those of your own that the network is made of."""
+    """Read what `save` wrote. `classes` are your own classes that the network uses."""
     known = _known(classes)
     facts, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
     with rebuilding(path, _CURE):

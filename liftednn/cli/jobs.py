@@ -238,7 +238,7 @@ def _encoding(model: Path, saved: Saved) -> Encoding:
 
 
 def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -> dict[str, Any]:
-    """The target's column, and if asked for one with the probability of each class."""
+    """The target's column, and with `probabilities` one with the probability of each class."""
     columns: dict[str, Any] = {encoding.target: encoding.decode(scores)}
     if probabilities and not encoding.classes:
         raise ValueError("--probabilities is for classes, and this model predicts a real number: leave it out")

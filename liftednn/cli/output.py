@@ -44,7 +44,7 @@ def reason(error: Exception) -> str:
 
 
 def fail(sentence: str, code: int, as_json: bool) -> int:
-    """Print why a command failed: as JSON on stdout if asked for and possible, otherwise on stderr."""
+    """Print why a command failed: as JSON on stdout if `as_json` and possible, otherwise on stderr."""
     with suppress(OSError):
         if as_json:
             typer.echo(json.dumps({"error": sentence}))

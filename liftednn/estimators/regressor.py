@@ -130,13 +130,13 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._fit_responses(X, y, sample_weight, not hasattr(self, "coefs_"), 1)
 
     def _fit_responses(
-        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, anew: bool, passes: int | None
+        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, first: bool, passes: int | None
     ) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or anew}
+            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or first}
             rows, responses = validate_data(self, x, y, **options)
-            if anew:
+            if first:
                 self._standardise(responses, self._counts(sample_weight, rows))
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:

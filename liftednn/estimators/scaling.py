@@ -89,7 +89,7 @@ class Scaling:
         return like.new_tensor(self.mean), like.new_tensor(self.scale)
 
     def from_scaled_inputs(self, first: Affine) -> Affine:
-        """Weights on scaled inputs -> weights on the inputs as they are."""
+        """Convert weights on scaled inputs to weights on unscaled inputs."""
         mean, scale = self._parts(first.w)
         w = first.w / scale
         return Affine(w, first.b - w @ mean)
@@ -99,7 +99,7 @@ class Scaling:
         return Affine(first.w * scale, first.b + first.w @ mean)
 
     def from_scaled_outputs(self, last: Affine) -> Affine:
-        """Weights that give scaled responses -> weights that give them as they are."""
+        """Convert weights that give scaled responses to weights that give unscaled ones."""
         mean, scale = self._parts(last.w)
         return Affine(last.w * scale[:, None], last.b * scale + mean)
 

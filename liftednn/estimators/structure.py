@@ -41,23 +41,23 @@ class Structured:
         """One for each hidden layer: that of the parameters, or where this fit resumes, those of the last fit. Changed widths are refused
         later, with the weights."""
         name = "sigmoid" if self.activation == "logistic" else self.activation
-        asked = activations.named(name, self.divergence) if isinstance(name, str) else name
+        given = activations.named(name, self.divergence) if isinstance(name, str) else name
         resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
-        chosen = self._left(asked) if resumes else [asked] * len(widths)
-        self._asked = asked
+        chosen = self._left(given) if resumes else [given] * len(widths)
+        self._asked = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
-    def _left(self, asked: Activation) -> list[Activation]:
+    def _left(self, given: Activation) -> list[Activation]:
         """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
-        if asked == self._asked:
+        if given == self._asked:
             return before
         if any(each != self._asked for each in before):
             raise ValueError(
-                f"the last fit had the activation {self._asked!r} and learned {before}, which warm_start would keep, but now {asked!r} is "
+                f"the last fit had the activation {self._asked!r} and learned {before}, which warm_start would keep, but now {given!r} is "
                 "given: give activation and divergence as they were, or fit again with warm_start=False"
             )
-        return [asked] * len(before)
+        return [given] * len(before)
 
     def _penalties(self) -> list[Penalty]:
         """One for each layer."""

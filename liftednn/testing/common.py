@@ -105,7 +105,7 @@ def check_minimal(
 
 
 def check_units(divergence: Divergence, u: Tensor, z: Tensor) -> None:
-    """`unitwise`: units of one row beside those of another add up to the same energy. `uniform`: so does every unit by itself."""
+    """`unitwise`: D is a sum over units, so mixing the units of two rows keeps their total. `uniform`: all units have the same D."""
     assert divergence.unitwise or not divergence.uniform, "declared uniform, but not unitwise"
     if not divergence.unitwise:
         return

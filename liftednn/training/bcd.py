@@ -68,13 +68,13 @@ class State:
 class BCD:
     """Full-batch block-coordinate descent.
 
-    passes    sweeps at most
-    tol         stop when a sweep lowers the objective by less than this share of it
-    joint       update the states of all layers at once; every activation must be jointly convex
-    seed        of the initial weights
-    block_tol   relative KKT residual to which each block is solved
-    block_iter  iterations at most in a block
-    learn_activation       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    passes             the most passes (sweeps) over all blocks
+    tol                stop when a sweep lowers the objective by less than this share of it
+    joint              update the states of all layers at once; every activation must be jointly convex
+    seed               of the initial weights
+    block_tol          relative KKT residual to which each block is solved
+    block_iter         the most iterations in a block
+    learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     """
 
     passes: int = 20

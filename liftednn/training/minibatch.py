@@ -39,17 +39,17 @@ __all__ = ["MiniBatch"]
 class MiniBatch:
     """Mini-batch descent. What is None is chosen from the data; `automatic` chooses the network's lam and rho.
 
-    passes     passes over the data
-    batch_size   rows per step; an iterable of batches brings its own
-    step         the initial rate, decayed to 0 along a cosine over all passes
-    momentum     Nesterov's
-    damping      of the Gram matrices, as a share of their mean diagonal
-    keep         share of the inputs' variance to keep; the directions that hold the rest get zero weights
-    refresh      steps between two refreshes of the Gram matrices' factors
-    patience     stop after this many passes without a better validation score; None: never
-    seed         of the initial weights and the order of rows
-    device       where to train; None: where x is
-    learn_activation        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    passes             passes over the data
+    batch_size         rows per step; ignored for an iterable of batches
+    step               the initial rate, decayed to 0 along a cosine over all passes
+    momentum           Nesterov's
+    damping            of the Gram matrices, as a share of their mean diagonal
+    keep               share of the inputs' variance to keep; the directions that hold the rest get zero weights
+    refresh            steps between two refreshes of the Gram matrices' factors
+    patience           stop after this many passes without a better validation score; None: never
+    seed               of the initial weights and the order of rows
+    device             where to train; None: where x is
+    learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     """
 
     passes: int = 17
@@ -119,13 +119,13 @@ class MiniBatch:
 
     def _finish(self, run: Run, callback: Callable[[Record], object] | None) -> Fit:
         stopped, interrupted, diverged = False, False, ()
-        with between_steps() as asked:
+        with between_steps() as check_interrupt:
             try:
-                for record in run.passes(asked):
+                for record in run.passes(check_interrupt):
                     if stopped := callback is not None and bool(callback(record)):
                         break
                 else:
-                    asked()  # after the last step too
+                    check_interrupt()  # after the last step too
             except DivergenceError as error:
                 diverged = error.args
             except KeyboardInterrupt as pressed:

@@ -134,8 +134,8 @@ class Run:
         patience, history = self.settings.patience, self.monitor.history
         return patience is not None and len(history) - self.monitor.best_pass >= patience
 
-    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Record]:
-        """Train, and yield the record of every pass; `asked` is called after every step and may raise."""
+    def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
+        """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.settings.passes and not self.out_of_patience:
             before = self.monitor.steps
@@ -143,7 +143,7 @@ class Run:
             for batch in itertools.islice(batches, self.taken - before, None):
                 self._advance(*batch, self.taken - before)
                 self.seconds = time.perf_counter() - started
-                asked()
+                check_interrupt()
                 if self.checkpoint is not None and self.checkpoint.due:
                     self.save()
             yield self._close(self.taken - before, started)

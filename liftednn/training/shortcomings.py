@@ -16,8 +16,8 @@ from liftednn.training.choices import fitted_head
 
 __all__ = ["shortcomings"]
 
-# Up to so many halvings of the step, and this share of constant hidden units, there is no warning.
-_HALVINGS, _DEAD = 2, 1 / 3
+# Up to this many halvings of the step, and this share of constant hidden units, there is no warning.
+_HALVINGS, _CONSTANT = 2, 1 / 3
 # With fewer rows there are no warnings about predictions.
 _FEWEST = 40
 # The share by which losses must differ, and the standard errors by which the mean difference must exceed 0.
@@ -56,11 +56,14 @@ def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor
     """Layers whose penalty may set units to 0 are left out."""
     states = zip(network.layers[:-1], network.propagate(weights, x)[1:], strict=True)
     ends = [reduce.ends(z) for layer, z in states if layer.penalty.ridge is not None]
-    dead, units = sum(int((low == high).sum()) for low, high in ends), sum(layer.width for layer in network.layers[:-1])
-    if dead > _DEAD * units:
+    constant, units = (
+        sum(int((low == high).sum()) for low, high in ends),
+        sum(layer.width for layer in network.layers[:-1]),
+    )
+    if constant > _CONSTANT * units:
         yield (
-            f"{dead} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try another "
-            "seed, larger batches, or the activation leaky_relu"
+            f"{constant} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try "
+            "another seed, larger batches, or the activation leaky_relu"
         )
 
 

@@ -139,7 +139,7 @@ def _unreadable(path: Path, kind: str, error: Exception) -> str:
 
 
 def write(path: Path, kind: str, columns: Mapping[str, Any]) -> None:
-    """Columns to a new file of that kind (a suffix), whatever its name."""
+    """Write columns to a new file of that kind, given as a suffix."""
     if kind == ".npz":
         _write_npz(path, columns)
         return
