@@ -22,7 +22,7 @@ from experiments.datasets import Dataset, mnist, small
 from experiments.rendering import ALONE, EUCLIDEAN, PAPER
 from experiments.settings import Settings
 from experiments.starts import he
-from liftednn.runtime.files import check_place
+from liftednn.runtime.files import check_writable
 from liftednn.training.result import Record
 
 __all__ = ["NEXT", "TAKES", "run"]
@@ -49,7 +49,7 @@ def run(settings: Settings) -> None:
     out = settings.out or Path("demo.png")
     if out.suffix not in _ENDINGS:
         raise ValueError(f"the picture {out} must end in one of {', '.join(_ENDINGS)}, the kinds that are drawn")
-    check_place(out)
+    check_writable(out)
     console, started = Console(), time.perf_counter()
     data = mnist()
     if settings.quick:

@@ -15,7 +15,7 @@ from experiments.cells import cells, short
 from experiments.rendering import COLUMNS, MORE
 from experiments.settings import Settings
 from experiments.store import Store, existing
-from liftednn.runtime.files import check_place
+from liftednn.runtime.files import check_writable
 
 __all__ = ["ARCHITECTURES", "RATE", "Curves", "curves", "figure1", "run"]
 
@@ -76,7 +76,7 @@ def figure1(
         raise ValueError(f"--out {out} must end in .png; an .svg is written beside it")
     files = [out.with_suffix(ending) for ending in (".png", ".svg")]
     for file in files:
-        check_place(file)
+        check_writable(file)
     drawn = {architecture: curves(store, architecture, rate) for architecture in architectures}
     drawing.save(_draw(drawn, rate), files, 200)
     return files

@@ -39,7 +39,7 @@ from experiments.rendering import (
 from experiments.settings import Settings
 from experiments.store import Store, existing
 from experiments.verdicts import verdicts, with_verdicts
-from liftednn.runtime.files import beside, check_place
+from liftednn.runtime.files import beside, check_writable
 
 __all__ = ["page", "report", "run", "summary", "write"]
 
@@ -61,7 +61,7 @@ def run(settings: Settings) -> None:
 
 def report(results: Path, out: Path = Path("report.html"), quick: bool = False) -> Path:
     """Write the page of all that is stored. The first table1, a GPU's where there is one, has its curves drawn."""
-    check_place(out)
+    check_writable(out)
     if out.suffix != ".html":
         raise ValueError(f"--out {out} must end in .html, the kind of file that is written")
     own = existing(results, "table1")

@@ -28,7 +28,7 @@ from liftednn.base import Affine, Uncertainty
 from liftednn.blocks import Design, update_weights
 from liftednn.network import Layer
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.training.choices import guarded
+from liftednn.training.choices import with_input_uncertainty
 
 TAKES = ("device",)
 Sizes = tuple[int, ...]
@@ -67,7 +67,7 @@ ROBUST = ("lifted, noise", "lifted, ball", "lifted, box")
 
 def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Sequential:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes, activation="fenchel_relu"), data.x, data.y, seed)
-    fit = lnn.MiniBatch(passes=passes, seed=seed).run(guarded(network, kind), data.x, data.y)
+    fit = lnn.MiniBatch(passes=passes, seed=seed).run(with_input_uncertainty(network, kind), data.x, data.y)
     return lnn.init.to_module(network, fit.weights)
 
 

@@ -1,12 +1,12 @@
-"""One recipe for the estimators, `init.lifted_` and the command line: what a user leaves open is chosen here, and only here.
+"""One recipe for the estimators, `init.lifted_` and the command line: what a user does not give is chosen here, and only here.
 
-    loss       by name, Huber's has its delta in units of the responses' spread; mini-batches need a kink rounded off, over 1% of it
+    loss       by name, Huber's has its delta in units of the responses' spread; for mini-batches a kink is smoothed over 1% of it
     penalty    as given, with `rho` where the name has no number
-    lam, rho   where open, those of `choices.automatic`; where given, exactly those, and nothing else changes
-    inputs     uncertain as given; where lam is open, scaled to the weight that the uncertainty would have at the loss
-    passes     where open, by the number of rows; fewer for initial weights
+    lam, rho   if not given, those of `choices.automatic`; if given, exactly those, and nothing else changes
+    inputs     uncertain as given; if lam is not given, scaled to the weight that the uncertainty would have at the loss
+    passes     if not given, by the number of rows; fewer for initial weights
 
-All units are those of the rows that the trainer sees. Spreads are of all responses at hand, weighted as the rows are: a sample's would
+All units are those of the rows that the trainer sees. Spreads are of all given responses, with the row weights: that of a sample would
 depend on the seed.
 """
 
@@ -62,9 +62,9 @@ class Recipe:
     learn_activation: Grains = None
 
     def network(self, given: LiftedNetwork, source: Source, y: Any, counts: Any = None) -> LiftedNetwork:
-        """The network that is trained, with lam, rho and the loss's rounding chosen where they are open.
+        """The network that is trained, with lam, rho and the smoothing of the loss chosen where they are not given.
 
-        y, counts   responses that the rounding is chosen from, and how much each counts: all where they are at hand, or a sample
+        y, counts   responses that the smoothing is chosen from, and their weights: all where they are in memory, or a sample
         """
         network = _rounded(given, y, counts).with_penalty(self.penalty, self.rho)
         if self.lam is None or self.rho is None:
@@ -74,15 +74,15 @@ class Recipe:
         return self._with_lam_and_uncertainty(network, automatic=self.lam is None)
 
     def unchosen(self, given: LiftedNetwork) -> LiftedNetwork:
-        """For full sweeps: what is open stays as the network and the penalties have it, and a kink of the loss stays."""
+        """For full passes: what is not given stays as in the network and the penalties, and a kink of the loss stays."""
         return self._with_lam_and_uncertainty(given.with_penalty(self.penalty, self.rho), automatic=False)
 
     def _with_lam_and_uncertainty(self, network: LiftedNetwork, automatic: bool) -> LiftedNetwork:
         network = network if self.lam is None else network.with_lam(self.lam)
-        return choices.guarded(network, self.uncertainty, stiff=automatic)
+        return choices.with_input_uncertainty(network, self.uncertainty, automatic_lam=automatic)
 
     def trainer(self, rows: int | None) -> MiniBatch:
-        """`rows` to train on; None where only a pass could tell."""
+        """The trainer for that many rows; None where their number is unknown."""
         return MiniBatch(
             passes=self._passes(rows) if self.passes is None else self.passes,
             batch_size=self.batch_size,
@@ -94,7 +94,7 @@ class Recipe:
     def _passes(self, rows: int | None) -> int:
         if not self.initial:
             return choices.passes(rows)
-        # A lam that is given may be loose, and a few passes do less harm with it than many.
+        # With a given lam, which may be too small, many passes could make the weights worse.
         return choices.first_passes(rows if self.lam is None else None)
 
 
@@ -106,7 +106,7 @@ def named_loss(name: str, y: Any, counts: Any = None) -> Loss:
 
 def spread(y: Any, counts: Any = None) -> float:
     """The unit of a loss: the least spread of a response by its quartiles (`median_and_spread`). 1 for responses that are not finite,
-    which are refused with their rows."""
+    which the trainer refuses."""
     found = float(median_and_spread(_columns(y).double(), _weights(counts))[1].min())
     return found if math.isfinite(found) else 1.0
 
@@ -118,24 +118,24 @@ def numbers_of(lam: Any) -> float | list[float] | None:
     plain = lam.tolist() if isinstance(lam, (Tensor, np.ndarray, np.generic)) else lam
     try:
         if isinstance(plain, str):
-            raise TypeError("its letters are no numbers")
+            raise TypeError("it is text")
         return float(plain) if isinstance(plain, Real) else [float(each) for each in plain]
     except (TypeError, ValueError) as error:
         raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
 
 
 def _rounded(network: LiftedNetwork, y: Any, counts: Any) -> LiftedNetwork:
-    """With the kink of the loss, if it has one, rounded off as mini-batches need it."""
+    """The network with the kink of its loss, if it has one, smoothed as mini-batches need it."""
     if not isinstance(network.loss, Bounded):
         return network
     responses = _columns(y)
     if not bool(responses.isfinite().all()):
-        return network  # they are refused with their rows
+        return network  # the trainer refuses them
     return choices.with_loss(network, choices.smoothed(network.loss, responses, _weights(counts)))
 
 
 def _columns(y: Any) -> Tensor:
-    """(n, outputs), in the precision of the responses where training has it too."""
+    """The responses as (n, outputs), in float64 unless they are float32."""
     given = as_tensor(y, "y")
     given = given if given.dtype in (torch.float32, torch.float64) else given.double()
     return given.reshape(len(given), -1)

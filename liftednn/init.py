@@ -1,9 +1,9 @@
-"""Lifted initialisation of a torch module (sec. 7): lifted weights as the start of ordinary training.
+"""Lifted initialisation of a torch module (sec. 7): lifted weights as a start for ordinary training.
 
     liftednn.init.lifted_(module, x, y)
 
 reads the module as layers, trains it lifted for a few passes over the data and writes the weights into its parameters, in place as the
-functions of torch.nn.init do. Nothing is back-propagated and no optimiser is needed; ordinary training can go on from there.
+functions of torch.nn.init do. Nothing is back-propagated and no optimiser is needed; ordinary training can continue from there.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ def lifted_(
 ) -> Module:
     """Fill the module's Linear layers with lifted weights, trained on rows x and responses y; returns the module.
 
-    x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that starts anew each
-             time. Where the module begins with a Flatten, rows may have any shape
+    x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that can be read several
+             times. Where the module begins with a Flatten, rows may have any shape
     loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss,
-             CrossEntropyLoss or BCEWithLogitsLoss. Kinks are rounded off over 1% of the spread of y. "huber" has its delta, 0.3, in
-             units of that spread; Huber(delta) and HuberLoss in those of y, and where it is a small share of the spread, training is slow
+             CrossEntropyLoss or BCEWithLogitsLoss. Kinks are smoothed over 1% of the spread of y. "huber" has its delta, 0.3, in
+             units of that spread; Huber(delta) and HuberLoss in those of y, and where it is a small share of the spread, training is slow.
              None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
              `Matching` loss, whether or not the module ends in the sigmoid. So are real numbers that are all 0 or 1 where there is one
              output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
              A module that ends in another activation has the `Matching` loss of it, one that ends in Softmax or LogSoftmax the softmax
     lam      how closely the states obey the recursion: "auto", a number, or one for each hidden layer
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
-    robust   how rows may differ from what is given, in their own units: a number is the standard deviation of noise on every entry;
+    robust   how far true inputs may differ from the rows given, in units of x: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
     passes   over the data; "auto": 3, and where lam is chosen too more on fewer than 20,000 rows, at most 200
     device   where to train; None: where the module is
@@ -82,12 +82,12 @@ def lifted_(
              "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
              requires_grad=False, and those of a PReLU that the module uses twice
 
-    The module may add tensors, and use a weight several times (see `from_module`), but no bias that is to be trained.
+    The module may add tensors, and use a weight several times (see `from_module`), but may not share a bias that is trained.
 
-    What the parameters hold before is of no matter, but for those with requires_grad=False, which stay exactly as they are. torch's
-    global generator gives the seed: torch.manual_seed governs, as in torch.nn.init. Training is in the widest of the parameters'
-    precisions and at least in float32, or as a memmap has it. They are written at the very end: after an error or Ctrl-C the module is
-    as it was.
+    The values of the parameters before the call do not matter, except those with requires_grad=False, which stay exactly as they are.
+    torch's global generator gives the seed, so torch.manual_seed makes it reproducible, as in torch.nn.init. Training is in the widest of
+    the parameters' precisions and at least in float32, or in that of a memmap. The parameters are written at the very end: after an error
+    or Ctrl-C the module is unchanged.
     """
     started = time.perf_counter()
     graph = read(module)
@@ -96,8 +96,8 @@ def lifted_(
         return module
     _check_biases(graph)
     refits = slopes.grains(graph, learn_activation)
-    place, seed = _place(graph, device), int(torch.randint(1 << 31, ()))
-    x, y = _rows(graph, x, y, place)
+    device, seed = _device(graph, device), int(torch.randint(1 << 31, ()))
+    x, y = _rows(graph, x, y, device)
     source = source_of(x, y)
     few = source.sample(_ROWS, seed)[:2]
     recipe = Recipe(
@@ -107,7 +107,7 @@ def lifted_(
         passes=_passes(passes),
         initial=True,
         seed=seed,
-        device=str(place),
+        device=str(device),
         learn_activation=refits,
     )
     at_hand = few[1] if y is None else y
@@ -121,12 +121,12 @@ def lifted_(
     for sentence in fit.warnings:
         warnings.warn(f"lifted_: {sentence}", stacklevel=3)
     if before is not None:
-        _tell(report, fit, before, _Look.at(fit.network, weights_of(graph), *few), time.perf_counter() - started)
+        _report(report, fit, before, _Look.at(fit.network, weights_of(graph), *few), time.perf_counter() - started)
     return module
 
 
 def _check_biases(graph: Graph) -> None:
-    """Layers may share a weight, not a bias."""
+    """Layers may share a weight, but not a bias."""
     for use in graph.uses:
         if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
             raise refusal(
@@ -136,7 +136,7 @@ def _check_biases(graph: Graph) -> None:
             )
 
 
-def _place(graph: Graph, device: str | torch.device | None) -> torch.device:
+def _device(graph: Graph, device: str | torch.device | None) -> torch.device:
     found = sorted({str(part.device) for part in graph.parameters})
     if len(found) > 1:
         raise ValueError(f"the module's layers are on several devices, {' and '.join(found)}: move it to one of them")
@@ -145,15 +145,15 @@ def _place(graph: Graph, device: str | torch.device | None) -> torch.device:
             "the module is on the meta device, where weights have no values: give module.to_empty(device=...)"
         )
     try:
-        place = torch.device(found[0] if device is None else device)
+        chosen = torch.device(found[0] if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"there is no device {device!r}: give 'cpu' or 'cuda'") from error
-    check_device(place)
-    return place
+    check_device(chosen)
+    return chosen
 
 
 def _passes(given: Any) -> int | None:
-    """An integer of Python, of numpy or of torch, or None for "auto"."""
+    """An int of Python, numpy or torch; None for "auto"."""
     if isinstance(given, str) and given == "auto":
         return None
     try:
@@ -167,7 +167,7 @@ def _passes(given: Any) -> int | None:
 
 @dataclass(frozen=True)
 class _Batches:
-    """An iterable of batches with rows made ready for the module; `dataset` tells how many rows there are."""
+    """An iterable of batches with rows converted for the module; `dataset` has the number of rows."""
 
     batches: Iterable[Any]
     flat: bool
@@ -178,7 +178,7 @@ class _Batches:
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                # A third part may be anything, an index say, and the trainer would take it for the rows' weights.
+                # A third part may be anything, such as an index, and the trainer would read it as sample weights.
                 what = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
                 raise ValueError(
                     f"a batch must be a pair (x, y), got {what}: give an iterable that yields x and y alone"
@@ -186,7 +186,7 @@ class _Batches:
             yield self.ready(batch[0]), batch[1]
 
     def __len__(self) -> int:
-        """A TypeError where the iterable has none, as everywhere in Python."""
+        """Raises TypeError where the iterable has no length."""
         return len(self.batches)  # type: ignore[arg-type]
 
     def ready(self, x: Any) -> Tensor:
@@ -195,7 +195,7 @@ class _Batches:
 
 
 def _rows(graph: Graph, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
-    """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and place."""
+    """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and device."""
     ready = _Batches(x, graph.flat, device, precision(graph), getattr(x, "dataset", None))
     if y is None:
         if isinstance(source_of(x), Once):
@@ -213,7 +213,7 @@ def _rows(graph: Graph, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]
 
 
 def _loss_for(graph: Graph, y: Any, loss: str | Loss | nn.Module | None) -> str | Loss | nn.Module | None:
-    """The loss that is given, or else the one that the responses ask for; None for the one that the module ends in."""
+    """The given loss, or else one chosen by the responses; None for that of the activation that the module ends in."""
     given, outputs = as_tensor(y, "y"), len(graph.uses[-1].w)
     if outputs > 1 and not given.is_floating_point() and given.ndim == 2 and given.shape[1] == 1:
         raise ValueError(
@@ -239,10 +239,10 @@ def _hard(y: Tensor) -> bool:
 
 
 def _classes(y: Tensor) -> Loss:
-    """Integers for several outputs: labels, or a 1 in each row."""
+    """The loss for integers and several outputs: labels, or one-hot rows."""
     if y.ndim == 2 and not (_hard(y) and bool((y.sum(1) == 1).all())):
         raise ValueError(
-            f"y holds integers in {y.shape[1]} columns, which are no classes: give real numbers, y.float(), to be fitted by the squared "
+            f"y holds integers in {y.shape[1]} columns, which are not classes: give real numbers, y.float(), to be fitted by the squared "
             "error; or, where each column is 0 or 1 by itself, loss=Matching()"
         )
     return SoftmaxCrossEntropy()
@@ -258,7 +258,7 @@ def _frozen(graph: Graph) -> list[tuple[Tensor | None, Tensor | None]] | None:
 
 
 def _write(graph: Graph, weights: list[Affine], learned: list[tuple[nn.Parameter, Tensor]]) -> None:
-    """All or nothing: every weight is rounded and looked at before the first is written."""
+    """Write all parameters or none: every new value is converted and checked before the first is written."""
     fresh = [
         (part, new.to(part))
         for use, (w, b) in zip(graph.uses, weights, strict=True)
@@ -277,7 +277,7 @@ def _write(graph: Graph, weights: list[Affine], learned: list[tuple[nn.Parameter
 
 
 class _Look(NamedTuple):
-    """Loss and score of the feed-forward rule, what the score is, and the rows it is from."""
+    """Loss and score of the feed-forward rule, the name of the score, and the number of rows."""
 
     loss: float
     score: float
@@ -299,7 +299,7 @@ class _Look(NamedTuple):
         return cls(value, loss.score(u, z), "accuracy" if loss.classes else real, len(rows))
 
 
-def _tell(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:
+def _report(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:
     gaps = ", ".join(f"{gap:.3g}" for gap in fit.history[-1].gaps) or "no hidden layer"
     lines = [
         f"lifted_: {seconds:.2f} s, passes over the data: {len(fit.history)}",

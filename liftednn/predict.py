@@ -1,8 +1,8 @@
 """Prediction (sec. 5.2): the feed-forward rule of a standard network, and the lifted rule.
 
 The lifted rule solves the training problem at the test point: weights fixed, the states and the response variables (eq. 12). It is the
-X-step again. For real responses the loss vanishes at its own output and drops out; a split loss leaves its activation behind. For
-classes, each candidate label has an optimal energy, and the smallest one wins. An uncertainty is left out: rows count as given.
+X-step again. For real responses the loss is 0 at its own output and drops out; of a split loss, its activation remains. For
+classes, each candidate label has an optimal energy, and the smallest one wins. Uncertainty of the inputs is ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lifted(
 
     Several hidden layers are solved at once where every activation is jointly convex, elsewhere by cyclic passes over the layers, which
     end at a stationary point. For real responses the passes are cyclic always; where the domain couples u and z (LeakyReLU, MaxPool)
-    they may rest above the optimum.
+    they may stop above the optimum.
 
     tol        relative KKT residual to which the states are solved, against the largest over all rows of a call, and the relative change
                of each row's energy at which cyclic passes stop
@@ -57,14 +57,14 @@ def lifted(
 
 
 def _by_elimination(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
-    """Real responses: min over y removes the loss, and the hidden states feel only each other."""
+    """Real responses: the minimum over y removes the loss, and only the hidden layers remain."""
     freed, last = _freed(network), len(network.layers) - 1
     states = _cycle(freed, weights, freed.propagate(weights, x), tol, max_iter)
     return network.preactivation(last, weights, states)
 
 
 def _freed(network: LiftedNetwork) -> LiftedNetwork:
-    """The network whose states the rule minimises over. A split loss leaves its activation behind: one more layer, its state free."""
+    """The network whose states the rule minimises over. Of a split loss, its activation remains as one more layer with a free state."""
     last = network.layers[-1]
     if not isinstance(last.divergence, Split):
         return network
@@ -97,8 +97,8 @@ def _cycle(
     hidden = len(network.layers) - 1
     before = states[0].new_full((len(states[0]),), torch.inf)
     for _ in range(max_iter if hidden > 1 else hidden):
-        for place in range(hidden, 0, -1):
-            states[place] = _state(network, weights, states, place, tol, max_iter)
+        for number in range(hidden, 0, -1):
+            states[number] = _state(network, weights, states, number, tol, max_iter)
         energy = _energy(network, weights, states)
         if bool((before - energy <= tol * energy.abs()).all()):
             break
@@ -107,19 +107,19 @@ def _cycle(
 
 
 def _state(
-    network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], place: int, tol: float, max_iter: int
+    network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor], number: int, tol: float, max_iter: int
 ) -> Tensor:
     """The optimal X_l given its neighbours; phi(u) where nothing follows it."""
-    problem = state_problem(network, weights, states, place)
+    problem = state_problem(network, weights, states, number)
     if not problem.readers:
-        return network.hidden[place - 1](problem.u)
-    return update_state(problem, states[place], tol, max_iter).states[0]
+        return network.hidden[number - 1](problem.u)
+    return update_state(problem, states[number], tol, max_iter).states[0]
 
 
 def _energy(network: LiftedNetwork, weights: Sequence[Affine], states: list[Tensor]) -> Tensor:
     """sum_l lam_l D_l of each row, over the layers that `states` spans."""
     terms = []
-    for place, layer in enumerate(network.layers[: len(states) - 1]):
-        u = network.preactivation(place, weights, states)
-        terms.append(layer.lam * layer.divergence.value(u, states[place + 1]))
+    for number, layer in enumerate(network.layers[: len(states) - 1]):
+        u = network.preactivation(number, weights, states)
+        terms.append(layer.lam * layer.divergence.value(u, states[number + 1]))
     return torch.stack(terms).sum(0)

@@ -1,11 +1,11 @@
-"""A trained network in one file: tensors in safetensors form, and beside them, in its header, JSON; no pickle.
+"""A trained network in one file: tensors in safetensors format, with JSON in its header; no pickle.
 
-In that JSON an object is a dictionary of its fields, and a key that begins with "!" says what JSON cannot:
+In that JSON an object is a dictionary of its fields, and a key that begins with "!" marks what JSON cannot store:
 
     {"!class": "L2", "rho": 0.001}   {"!tuple": [2, 2]}   {"!float": "inf"}   {"!tensor": "field.0"}   {"!default": "phi"}
 
-Only classes that the rooms export, or that the caller names, are built from it. A checksum tells a damaged file from a whole one, and
-what has a valid checksum but makes no network is refused too.
+Only classes that liftednn exports, or that the caller names, are built from it. A checksum detects damaged files, and a file with a
+valid checksum that does not describe a network is refused too.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ from liftednn.training.result import Record
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _VERSION = "liftednn-model", 1
-# What weights may be: real numbers that torch can compute with.
+# Dtypes that weights may have.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CURE = "take another copy, or save it again"
 _KEYS = {"layers", "states", "history", "notes"}
-_ROOMS = (activations, losses, penalties, operators, robust)
+_PACKAGES = (activations, losses, penalties, operators, robust)
 _OWN: dict[str, type] = {
-    **{name: kind for room in _ROOMS for name in room.__all__ if isinstance(kind := getattr(room, name), type)},
+    **{
+        name: kind
+        for package in _PACKAGES
+        for name in package.__all__
+        if isinstance(kind := getattr(package, name), type)
+    },
     **{kind.__name__: kind for kind in (Layer, Record)},
 }
 
@@ -66,15 +71,15 @@ def save(
     """Write a network and its weights to `path`, replacing a file that is there.
 
     weights   finite, all of one dtype: float16, bfloat16, float32 or float64
-    states    those of a full-batch solution, to go on from
+    states    those of a full-batch solution, to resume from
     history   the records of a run
-    notes     anything of your own that JSON can hold, NaN, infinity and tuples too
+    notes     your own data, as JSON can store it; NaN, infinity and tuples are allowed
     """
     _check_weights(network, weights)
     tensors = {
-        f"weights.{place}.{name}": pair[at] for place, pair in enumerate(weights) for at, name in enumerate("wb")
+        f"weights.{number}.{name}": pair[at] for number, pair in enumerate(weights) for at, name in enumerate("wb")
     }
-    tensors |= {f"states.{place}": state for place, state in enumerate(states or ())}
+    tensors |= {f"states.{number}": state for number, state in enumerate(states or ())}
     text = _facts_of(network, states, history, notes, tensors)
     whole = {name: _plain(tensor, name) for name, tensor in tensors.items()}
     write_tensors(path, f"{_FORMAT}-{_VERSION}", text, whole)
@@ -87,10 +92,10 @@ def _facts_of(
     notes: dict[str, Any] | None,
     tensors: dict[str, Tensor],
 ) -> str:
-    """All but the tensors, as JSON; tensors found on the way are added to `tensors`."""
+    """All but the tensors, as JSON; tensors inside layers and notes are added to `tensors`."""
     try:
         facts = {
-            "layers": [_encode(layer, f"layer {place}", tensors) for place, layer in enumerate(network.layers)],
+            "layers": [_encode(layer, f"layer {number}", tensors) for number, layer in enumerate(network.layers)],
             "states": None if states is None else len(states),
             "history": [_encode(record, "history", tensors) for record in history],
             "notes": _encode(dict(notes or {}), "notes", tensors),
@@ -101,7 +106,7 @@ def _facts_of(
 
 
 def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
-    """What `save` wrote. `classes`: those of your own that the network is made of."""
+    """Read what `save` wrote. `classes` are your own classes that the network uses."""
     known = _known(classes)
     facts, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
     with rebuilding(path, _CURE):
@@ -115,10 +120,10 @@ def _rebuilt(facts: dict[str, Any], known: dict[str, Callable[..., Any]], tensor
     history, notes = (_decode(facts[name], known, tensors) for name in ("history", "notes"))
     if not isinstance(history, list) or not isinstance(notes, dict):
         raise ValueError(f"its history should be a list and its notes a dictionary: {_CURE}")
-    places = range(len(network.layers))
-    weights = [Affine(tensors[f"weights.{place}.w"], tensors[f"weights.{place}.b"]) for place in places]
+    numbers = range(len(network.layers))
+    weights = [Affine(tensors[f"weights.{number}.w"], tensors[f"weights.{number}.b"]) for number in numbers]
     count = facts["states"]
-    states = None if count is None else [tensors[f"states.{place}"] for place in range(count)]
+    states = None if count is None else [tensors[f"states.{number}"] for number in range(count)]
     _check_weights(network, weights)
     _check_forward(network, weights)
     return Saved(network, weights, states, history, notes)
@@ -126,21 +131,25 @@ def _rebuilt(facts: dict[str, Any], known: dict[str, Callable[..., Any]], tensor
 
 def _check_weights(network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]]) -> None:
     if len(weights) != len(network.layers):
-        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(weights)}")
-    for place, (layer, (w, b)) in enumerate(zip(network.layers, weights, strict=True)):
+        raise ValueError(
+            f"the network has {len(network.layers)} layers, weights were given for {len(weights)}: give a pair (w, b) for each"
+        )
+    for number, (layer, (w, b)) in enumerate(zip(network.layers, weights, strict=True)):
         shape, units = layer.operator.weight_shape, (layer.operator.outputs,)
         if w.shape != shape or b.shape != units:
-            raise ValueError(f"layer {place} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
+            raise ValueError(f"layer {number} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
         for part in (w, b):
-            _check_dense(part, f"layer {place}")
+            _check_dense(part, f"layer {number}")
         if w.dtype not in _DTYPES or {w.dtype, b.dtype} != {weights[0][0].dtype}:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
             raise ValueError(
-                f"the weights of layer {place} are {w.dtype} and {b.dtype}, those of layer 0 {weights[0][0].dtype}: convert all "
+                f"the weights of layer {number} are {w.dtype} and {b.dtype}, those of layer 0 {weights[0][0].dtype}: convert all "
                 f"to one of {allowed}"
             )
         if not bool(w.isfinite().all() and b.isfinite().all()):
-            raise ValueError(f"the weights of layer {place} hold NaN or infinity: train anew, or take an earlier copy")
+            raise ValueError(
+                f"the weights of layer {number} hold NaN or infinity: train again, or take an earlier copy"
+            )
     network.check_shared([Affine(*pair) for pair in weights])
 
 
@@ -161,7 +170,7 @@ def _check_dense(tensor: Tensor, name: str) -> None:
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:
-    """A copy of its own on the CPU: safetensors takes no two tensors that share memory."""
+    """A copy on the CPU: safetensors does not store tensors that share memory."""
     _check_dense(tensor, name)
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
@@ -190,7 +199,7 @@ def _record(**fields: Any) -> Record:
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """As JSON; `where` names the value in a refusal. Tensors found on the way are added to `tensors`."""
+    """As JSON; `where` names the value in an error. Tensors inside it are added to `tensors`."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -211,7 +220,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"{where}: the key {key!r} is not a string, and JSON has no others: give {str(key)!r}")
+        raise ValueError(f"{where}: the key {key!r} is not a string, and JSON has only string keys: give {str(key)!r}")
     return f"!{key}" if key.startswith("!") else key
 
 
@@ -226,12 +235,12 @@ def _encode_object(value: Any, where: str, tensors: dict[str, Tensor]) -> dict[s
     if _OWN.get(kind.__name__, kind) is not kind:
         raise ValueError(f"{where}: the class {kind.__name__} has the name of one of liftednn: rename it")
     if not dataclasses.is_dataclass(value) and vars(value):
-        raise ValueError(f"{where}: {kind.__name__} has attributes but is no dataclass: make it one, to store them")
+        raise ValueError(f"{where}: {kind.__name__} has attributes but is not a dataclass: make it one, to store them")
     fields = [field for field in dataclasses.fields(value) if field.init] if dataclasses.is_dataclass(value) else []
     parts = {}
     for field in fields:
         part = getattr(value, field.name)
-        same = callable(part) and part is field.default  # a function cannot be stored, but its class has it
+        same = callable(part) and part is field.default  # a function is not stored: the class has it as a default
         parts[field.name] = {"!default": field.name} if same else _encode(part, f"{where}, {field.name}", tensors)
     return {"!class": kind.__name__, **parts}
 
@@ -255,7 +264,7 @@ def _decode(value: Any, known: dict[str, Callable[..., Any]], tensors: dict[str,
 
 
 def _decode_marked(value: dict[str, Any], known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Any:
-    """What JSON cannot say."""
+    """A float, tensor or tuple that JSON cannot store as such."""
     if len(value) == 1:
         ((mark, held),) = value.items()
         if mark == "!float" and held in ("nan", "inf", "-inf"):
@@ -264,7 +273,7 @@ def _decode_marked(value: dict[str, Any], known: dict[str, Callable[..., Any]], 
             return tensors[held]
         if mark == "!tuple" and isinstance(held, list):
             return tuple(_decode(held, known, tensors))
-    raise ValueError(f"{str(value)[:100]} is no value that `save` writes: {_CURE}")
+    raise ValueError(f"{str(value)[:100]} is not a value that `save` writes: {_CURE}")
 
 
 def _left_out(key: str, item: Any) -> bool:

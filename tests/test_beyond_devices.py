@@ -11,7 +11,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import losses, penalties, robust
 from liftednn.base import Uncertainty
-from liftednn.training.choices import guarded
+from liftednn.training.choices import with_input_uncertainty
 from liftednn.training.result import Fit
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -31,7 +31,7 @@ def trained(
     x, y = (part.to(device) for part in rows())
     network = lnn.LiftedNetwork.mlp([6, 5, 1], lnn.activations.FenchelLeakyReLU(0.1), loss)
     network = network if penalty is None else network.with_penalty([penalty, "l2"])
-    network = guarded(lnn.automatic(network, x, y), kind)
+    network = with_input_uncertainty(lnn.automatic(network, x, y), kind)
     return lnn.MiniBatch(passes=8, learn_activation=learn_activation).run(network, x, y)
 
 

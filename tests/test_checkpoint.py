@@ -86,7 +86,7 @@ def test_other_parts_are_refused_and_named(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "run")
     with pytest.raises(ValueError, match=r"a run with other settings: (.|\n)*there: these\n  here:  those$"):
         checkpoint.load(THESE | {"settings": "those"})
-    with pytest.raises(ValueError, match=r"with other x, y: give the same as there, or delete it to start anew\nx\n"):
+    with pytest.raises(ValueError, match=r"with other x, y: give the same as there, or delete it to start again\nx\n"):
         checkpoint.load(THESE | {"x": "float32 (3, 4) 12ac", "y": "none"})
     with pytest.raises(ValueError, match="with other validation rows, y: "):
         checkpoint.load({name: THESE[name] for name in ("settings", "network", "x")} | {"validation rows": "none"})
@@ -98,7 +98,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in (0, 4, 8, 20, len(whole) // 2, len(whole) - 200, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
+        with pytest.raises(ValueError, match=r"is not a complete checkpoint .*delete it to start again"):
             checkpoint.load(THESE)
     path.write_bytes(whole)
     assert checkpoint.load(THESE) is not None
@@ -115,7 +115,7 @@ def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, st
 def test_facts_that_make_no_sense_are_refused(facts: str | None, tmp_path: Path) -> None:
     head = {"format": "liftednn-checkpoint-2", "sha256": digest(facts or "", {})}
     save_file({}, tmp_path / "run", head if facts is None else head | {"facts": facts})
-    with pytest.raises(ValueError, match=r"is no whole checkpoint .*delete it to start anew"):
+    with pytest.raises(ValueError, match=r"is not a complete checkpoint .*delete it to start again"):
         Checkpoint(tmp_path / "run").load(THESE)
 
 
@@ -123,7 +123,7 @@ def test_facts_that_make_no_sense_are_refused(facts: str | None, tmp_path: Path)
 def test_a_checkpoint_of_another_version_is_refused(version: int, age: str, tmp_path: Path) -> None:
     head = {"format": f"liftednn-checkpoint-{version}", "facts": '{"settings": "these"}'}
     save_file({"w": torch.ones(2)}, tmp_path / "run", head)
-    with pytest.raises(ValueError, match=rf"was written by {age} liftednn .*reads 2\).*delete it to start anew"):
+    with pytest.raises(ValueError, match=rf"was written by {age} liftednn .*reads 2\).*delete it to start again"):
         Checkpoint(tmp_path / "run").load(THESE)
 
 
@@ -143,7 +143,7 @@ def test_damage_anywhere_is_noticed(damage: str, tmp_path: Path) -> None:
 def test_a_folder_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is no ordinary file")):
+    for name, sentence in (("folder", "is a folder: name a file in it"), ("pipe", "pipe is not a regular file")):
         with pytest.raises(ValueError, match=sentence):
             Checkpoint(tmp_path / name).load(THESE)
         with pytest.raises(ValueError, match=sentence):
@@ -180,7 +180,7 @@ def test_a_file_that_is_written_anew_keeps_its_permissions(
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
-    with pytest.raises(ValueError, match=r"notes\.txt is no whole checkpoint"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a complete checkpoint"):
         Checkpoint(tmp_path / "notes.txt").load(THESE)
 
 

@@ -274,7 +274,7 @@ def written(text: str, name: str = "t.csv") -> Any:
 
 REFUSED: dict[str, tuple[Any, list[str], str]] = {
     "missing values": (edited(lambda f: f.assign(b=f["b"].where(f["b"] < 1))), [], "missing values in 'b' ("),
-    "constant": (edited(lambda f: f.assign(same=1)), [], "constant columns, which tell nothing: 'same'"),
+    "constant": (edited(lambda f: f.assign(same=1)), [], "constant columns, which carry no information: 'same'"),
     "one class": (edited(lambda f: f.assign(label="yes")), [], "is 'yes' in all rows"),
     "identifier": (edited(lambda f: f.assign(key=[f"k{i}" for i in range(len(f))])), [], "column 'key'"),
     "dates": (edited(lambda f: f.assign(day=["2020-01-01", "2020-01-02"] * 200)), [], "holds dates or times"),
@@ -282,7 +282,7 @@ REFUSED: dict[str, tuple[Any, list[str], str]] = {
     "cut": (written("a,label\n1,x\n2"), [], "Row #3: Expected 2 columns, got 1"),
     "empty": (written(""), [], "is empty"),
     "no rows": (written("a,label\n"), [], "has no rows"),
-    "extension": (written("a", "t.txt"), [], "is none of .csv, .csv.gz, .parquet, .npz"),
+    "extension": (written("a", "t.txt"), [], "does not end in one of .csv, .csv.gz, .parquet, .npz"),
     "no file": (lambda folder: folder / "none.csv", [], "there is no file"),
     "text as number": (edited(lambda f: f), ["--task", "regression"], "a regression needs numbers"),
     "hidden": (edited(lambda f: f), ["--hidden", "3,x"], "--hidden takes widths such as 300 or 300,100"),
@@ -430,7 +430,7 @@ def test_the_target_may_be_absent_or_wrong(run: Any, shelf: Path, tmp_path: Path
     assert told == {"rows": 200, "file": str(out)}
     table = stored(frame(200, 1).assign(label="never"), tmp_path / "b.csv")
     told = json.loads(run("predict", shelf / "model.safetensors", table, "--out", out, "--json").out)
-    assert "holds 'never' in row 1, which training never saw" in told["not scored"]
+    assert "holds 'never' in row 1, which is not in the training data" in told["not scored"]
     assert len(pd.read_csv(out)) == 200
 
 
@@ -440,7 +440,7 @@ def test_models_that_are_none_are_refused(run: Any, shelf: Path, tmp_path: Path)
     network = lnn.LiftedNetwork.mlp([2, 2])
     lnn.save(tmp_path / "bare.safetensors", network, [lnn.Affine(torch.ones(2, 2), torch.ones(2))])
     for name, words in (
-        ("cut", "no whole model file"),
+        ("cut", "not a complete model file"),
         ("bare", "contains no encoding of a table: give a model"),
         ("none", "there is no file"),
     ):
@@ -630,7 +630,7 @@ def test_a_model_trained_with_weights_predicts_without_them(run: Any, tmp_path: 
 
 BAD_WEIGHTS: dict[str, tuple[Any, str]] = {
     "negative": ([1.0, -0.5] * 200, "holds a negative weight in row 2"),
-    "all zero": (0, "is 0 in all rows, so that none counts"),
+    "all zero": (0, "is 0 in all rows: some weight"),
     "text": (["much", "little"] * 200, "holds text, and the weights of rows are numbers"),
     "truth": ([True, False] * 200, "holds true/false, and the weights of rows are numbers"),
     "missing": ([1.0, np.nan] * 200, "missing values in 'n' (200, first in row 2)"),
@@ -683,7 +683,7 @@ def test_numbers_with_an_odd_value_can_be_declared_text(run: Any, tmp_path: Path
     assert run(*order, "--text", "b").code == 0
     assert "no column 'B'" in run(*order, "--text", "B").err
     table = stored(frame(), tmp_path / "t.parquet")
-    assert "only a CSV leaves open what it holds" in run("fit", table, *order[2:], "--text", "b").err
+    assert "--text is for CSV files" in run("fit", table, *order[2:], "--text", "b").err
 
 
 MORE_STREAMS = [

@@ -198,10 +198,10 @@ def test_columns_are_standardised_whatever_their_squares() -> None:
 
 
 def test_what_float32_cannot_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sum is beyond float32: scale them, or give dtype='float64'"):
+    with pytest.raises(ValueError, match=r"sum overflows in float32: scale them, or give dtype='float64'"):
         classifier(dtype="float32").fit(1e39 * X, Y)
     steep = regressor(hidden_layer_sizes=())
-    with pytest.raises(ValueError, match=r"weights for X and y as they are given go beyond torch.float32: scale"):
+    with pytest.raises(ValueError, match=r"weights for X and y as they are given overflow in torch.float32: scale"):
         steep.fit((1e-30 * X).astype(np.float32), 1e30 * REAL)
     assert np.isfinite(steep.fit(1e-30 * X, 1e30 * REAL).predict(1e-30 * X)).all()
 

@@ -648,8 +648,8 @@ def test_the_lifted_rule_is_the_recursion_where_that_has_no_energy() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"divergence": "bregman"}, "divergence must be one of"),
     ({"prediction": "soft"}, "prediction must be one of"),
-    ({"max_iter": 0}, "passes must be an integer of at least 1 or auto, got 0"),
-    ({"max_iter": 2.5}, "passes must be an integer of at least 1 or auto, got 2.5"),
+    ({"max_iter": 0}, "max_iter must be an integer of at least 1 or auto, got 0"),
+    ({"max_iter": 2.5}, "max_iter must be an integer of at least 1 or auto, got 2.5"),
     ({"batch_size": 0}, "batch_size must be an integer of at least 1 or auto, got 0"),
     ({"batch_size": "all"}, "batch_size must be an integer of at least 1 or auto, got 'all'"),
     ({"n_iter_no_change": 0}, "n_iter_no_change must be an integer of at least 1, got 0"),

@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Callable[[Net, Tensor], Any], str]] = {
     "two outputs": (lambda m, x: (m.a(x), m.b(x)), "no lifted form at 'output'"),
     "unused state": (nowhere, r"module\.b: Linear.* has an output that is not used"),
     "unused Linear": (no_activation, r"module\.b: Linear.* has an output that is not used"),
-    "sum at the end": (lambda m, x: m.a(x).relu() + x, "ends in a sum of tensors behind their activations"),
+    "sum at the end": (lambda m, x: m.a(x).relu() + x, "ends in a sum of activated tensors"),
     "activation of a sum": (lambda m, x: m.head(torch.relu(m.a(x).relu() + x)), r"relu_1: ReLU\(\) does not follow"),
     "changed in place": (changed, r"changed in place: write a \+ b"),
     "two activations": (twice_before, r"module\.a: .*used twice, with different sums or activations"),
@@ -280,8 +280,11 @@ REFUSED: dict[str, tuple[Callable[[Net, Tensor], Any], str]] = {
     "scaled": (lambda m, x: m.head(m.a(x) * m.scale), "no lifted form at 'mul'"),
     "second bias": (lambda m, x: m.head(m.a(x) + m.shift), r"parameter of shape \(6,\) is added: add it to the output"),
     "bias of a state": (lambda m, x: m.head(m.a(x).relu() + m.shift), r"parameter of shape \(6,\) is added"),
-    "wide bias": (lambda m, x: m.head(fn.linear(x, m.narrow.weight, m.shift)), "bias of 6 entries goes with 4 outputs"),
-    "constant": (lambda m, x: m.head(x @ torch.eye(WIDTH).double()), "no parameter or buffer with 2 dimensions"),
+    "wide bias": (
+        lambda m, x: m.head(fn.linear(x, m.narrow.weight, m.shift)),
+        "bias of 6 entries is added to 4 outputs",
+    ),
+    "constant": (lambda m, x: m.head(x @ torch.eye(WIDTH).double()), "not a parameter or buffer with 2 dimensions"),
     "changed weight": (lambda m, x: m.head(x @ m.a.weight.abs()), "no lifted form at 'abs_1'"),
     "product of states": (lambda m, x: m.head(m.a(x) @ x.t()), r"module: t\(\) in the forward of Net"),
     "weight in front": (lambda m, x: m.head(m.a.weight @ x), "no lifted form at 'matmul'"),
@@ -442,7 +445,7 @@ def test_writing_refuses_in_words() -> None:
     scaled = act.Scaled(act.Tanh(), 2.0)
     network = residual(scaled, 3)
     weights = from_module(to_module(residual(act.Tanh(), 3), zeros(network)))[1]
-    with pytest.raises(ValueError, match=r"layer 1: the scale of Scaled.* to states that are added"):
+    with pytest.raises(ValueError, match=r"layer 1: the scale of Scaled.* into states that are added"):
         to_module(network, weights)
     tied = CASES["autoencoder"][0](act.Tanh())
     with pytest.raises(ValueError, match="layers 0 and 1 share the key 'w', but their weights differ"):

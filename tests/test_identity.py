@@ -108,7 +108,7 @@ def test_a_checkpoint_that_lacks_what_a_run_needs_is_refused(lack: str, written:
         del facts["history"]
     checkpoint = lnn.Checkpoint(tmp_path / "run")
     checkpoint.save(tensors, facts)
-    with pytest.raises(ValueError, match=r"run cannot be rebuilt, since it holds .*: delete it to start anew"):
+    with pytest.raises(ValueError, match=r"run cannot be rebuilt, since it holds .*: delete it to start again"):
         TRAINER.run(NETWORK, **GIVEN, checkpoint=checkpoint)
 
 

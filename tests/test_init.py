@@ -431,7 +431,7 @@ def test_a_module_without_values_is_refused() -> None:
 
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device 'cuda' needs a GPU and a torch built for it, and finds none here"):
+    with pytest.raises(ValueError, match="device 'cuda' needs a GPU and a torch built for it, and there is none here"):
         lifted_(digits(), X, Y, device="cuda")
 
 

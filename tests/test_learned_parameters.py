@@ -27,7 +27,7 @@ from liftednn.network import Layer
 from liftednn.operators import Dense
 from liftednn.robust import Noise
 from liftednn.training.choices import smoothed
-from liftednn.training.learning import settled
+from liftednn.training.learning import snapshot
 from liftednn.training.run import Run
 
 SUMMED: list[Any] = [FenchelLeakyReLU(0.2), Scaled(Tanh(), 0.5), Scaled(Sigmoid(), 2.0), Scaled(Softplus())]
@@ -123,7 +123,7 @@ def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
     assert torch.equal(within(found, now, (1e-3, 10.0)), torch.tensor([1e-5, 1e-3, 10.0, 300.0]))
 
 
-@pytest.mark.parametrize("back", ["_go_back", "settle"])
+@pytest.mark.parametrize("back", ["_roll_back", "roll_back_if_diverged"])
 def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
@@ -134,7 +134,7 @@ def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
     run.descent.values.fill_(torch.nan)
     run.network.hidden[0].alpha.mul_(50)  # type: ignore[attr-defined]
     run.learner.means.mul_(7)
-    run._go_back(torch.inf) if back == "_go_back" else run.settle()
+    run._roll_back(torch.inf) if back == "_roll_back" else run.roll_back_if_diverged()
     now = (run.descent.values, learned(run.network.hidden[0]), run.learner.means)
     assert all(torch.equal(a, b) for a, b in zip(now, kept, strict=True))
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_has_the_slopes_to_go_back_to(tmp_path: Path) -> None:
     next(first.passes())
     again = run()
     for each in (first, again):
-        each._go_back(torch.inf)
+        each._roll_back(torch.inf)
     assert not torch.equal(learned(first.network.hidden[0]), torch.full((4,), 0.1, dtype=torch.float64))
     assert torch.equal(learned(again.network.hidden[0]), learned(first.network.hidden[0]))
 
@@ -188,7 +188,9 @@ def test_a_warm_start_refuses_another_activation_than_it_has_learned() -> None:
         {"activation": "leaky_relu", "learn_activation": None, "divergence": "euclidean"},
     ]
     for change in changes:
-        with pytest.raises(ValueError, match=r"asked for FenchelLeakyReLU\(alpha=0.01\) and has learned .* fit anew"):
+        with pytest.raises(
+            ValueError, match=r"had the activation FenchelLeakyReLU\(alpha=0.01\) and learned .* fit again"
+        ):
             model.set_params(**change).fit(x, y)
         assert model.network_.hidden == before
     model.set_params(activation="tanh", divergence="fenchel", learn_activation="unit", warm_start=False).fit(x, y)
@@ -255,7 +257,7 @@ def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
     given, still = (FenchelLeakyReLU(torch.full(shape, 0.1, dtype=torch.float64)) for shape in ((), (3,)))
     network = lnn.LiftedNetwork.mlp([5, 4, 3, 3], [given, still], "squared")
     run = Run(lnn.MiniBatch(learn_activation=[per, None], batch_size=50), network, source_of(x, y))
-    live, kept, versions = run.network.hidden[0], settled(run.network), [phi.alpha._version for phi in (given, still)]  # type: ignore[union-attr]
+    live, kept, versions = run.network.hidden[0], snapshot(run.network), [phi.alpha._version for phi in (given, still)]  # type: ignore[union-attr]
     theirs, own = {given: 1, network: 2}, {live: 3, run.network: 4}
     next(run.passes())
     run._restore()
@@ -263,8 +265,8 @@ def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
     assert (theirs[given], theirs[network], own[live], own[run.network]) == (1, 2, 3, 4)
     assert [phi.alpha._version for phi in (given, still)] == versions  # type: ignore[union-attr]
     assert network.hidden == [given, still] == [FenchelLeakyReLU(phi.alpha.clone()) for phi in (given, still)]  # type: ignore[union-attr]
-    assert settled(run.network) != kept
-    assert kept == settled(kept)
+    assert snapshot(run.network) != kept
+    assert kept == snapshot(kept)
 
 
 def test_what_a_run_hands_out_stays_as_it_is() -> None:

@@ -220,7 +220,7 @@ def test_layers_may_differ_and_refusals() -> None:
     with pytest.raises(ValueError, match="no parameter to learn"):
         lnn.BCD(learn_activation="layer").run(lnn.LiftedNetwork.mlp([5, 4, 3], LeakyReLU(), "squared"), x, y)
     bounded = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelHardTanh(), "squared")
-    with pytest.raises(ValueError, match="no batch knows: use BCD, or learn a scale"):
+    with pytest.raises(ValueError, match="a batch does not contain: use BCD, or learn a scale"):
         lnn.MiniBatch(learn_activation="layer").run(bounded, x, y)
     several = lnn.LiftedNetwork.mlp([5, 4, 3], TwoSlopes(), "squared")
     with pytest.raises(ValueError, match="batches learn one parameter"):

@@ -118,9 +118,7 @@ def test_other_levels_do_not_go_on(first: str | Loss, then: str | Loss) -> None:
     before = model.predict(X)
     model.set_params(warm_start=True, loss=then)
     for go_on in (model.fit, model.partial_fit):
-        with pytest.raises(
-            ValueError, match=r"go on with the outputs of the last fit, whose loss was .*: with loss=.*, fit"
-        ):
+        with pytest.raises(ValueError, match=r"keep the outputs of the last fit, whose loss was .*: with loss=.*, fit"):
             go_on(X, F)
     np.testing.assert_array_equal(model.predict(X), before)
     assert model.set_params(warm_start=False).fit(X, F).predict(X).ndim == (1 if then == "squared" else 2)
@@ -134,9 +132,7 @@ def test_scaled_columns_do_not_go_on_under_a_bound(penalty: Any, what: str) -> N
     x = X * [0.01, 1, 1, 1, 1]
     model = regressor(max_iter=2).fit(x, F).set_params(warm_start=True, penalty=penalty)
     for go_on in (model.fit, model.partial_fit):
-        with pytest.raises(
-            ValueError, match=f"go on with {what} as the last fit has scaled them, so coefs_ would not obey"
-        ):
+        with pytest.raises(ValueError, match=f"keep {what} as the last fit scaled them, so coefs_ would not obey"):
             go_on(x, F)
     first, *_, last = model.set_params(warm_start=False).fit(x, F).coefs_
     bound = last if what == "responses" else first

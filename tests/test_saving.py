@@ -24,7 +24,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations, losses, operators, penalties, saving
 from liftednn.data.tables import Encoding
-from liftednn.runtime.files import beside, check_place, digest, read_tensors
+from liftednn.runtime.files import beside, check_writable, digest, read_tensors
 from liftednn.saving import load, save
 from liftednn.training.result import Record
 
@@ -256,7 +256,7 @@ def test_a_class_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"network": network(activations.Monotone(lambda u: u, lambda z: z))}, r"layer 0, divergence, phi: <function"),
-        ({"network": with_part(Stateful(1.0))}, "Stateful has attributes but is no dataclass: make it one"),
+        ({"network": with_part(Stateful(1.0))}, "Stateful has attributes but is not a dataclass: make it one"),
         ({"notes": {"a": {1: 2}}}, r"notes, 'a': the key 1 is not a string"),
         ({"notes": {"a": [print]}}, r"notes, 'a': <built-in function print> cannot be stored.*a field's default"),
         ({"notes": {"a": np.ones(2)}}, r"notes, 'a': array.* cannot be stored"),
@@ -287,7 +287,7 @@ def test_a_truncated_file_is_refused(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model"
     for length in [*range(0, len(whole), 97), 4, 8, 9, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"model is no whole model file"):
+        with pytest.raises(ValueError, match=r"model is not a complete model file"):
             load(path)
 
 
@@ -386,7 +386,10 @@ def test_forged_facts_are_refused_or_give_a_network_that_predicts(
             {"layers": [{"!class": "Checkpoint", "path": "a"}], "history": [], "notes": {}, "states": None},
             "no class Checkpoint",
         ),
-        ({"layers": [{"!tensor": "none"}], "history": [], "notes": {}, "states": None}, "no value that `save` writes"),
+        (
+            {"layers": [{"!tensor": "none"}], "history": [], "notes": {}, "states": None},
+            "not a value that `save` writes",
+        ),
         ({"layers": 3, "history": [], "notes": {}, "states": None}, "TypeError"),
     ],
     ids=["empty", "no layers", "unknown key", "unknown field", "unknown class", "unknown tensor", "number"],
@@ -398,7 +401,7 @@ def test_a_header_that_makes_no_sense_is_refused(facts: dict[str, Any], reason: 
 
 @pytest.mark.parametrize("facts", ["", "[", "3", "[]", "[" * 100_000, '{"layers": ' * 100_000])
 def test_facts_that_are_no_object_are_refused(facts: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model is no whole model file"):
+    with pytest.raises(ValueError, match="model is not a complete model file"):
         load(stored(tmp_path / "model", "liftednn-model-1", facts))
 
 
@@ -409,7 +412,7 @@ def test_nesting_that_is_too_deep_is_neither_saved_nor_loaded(tmp_path: Path) ->
     with pytest.raises(ValueError, match="nested too deeply, or contain themselves: flatten them"):
         save(tmp_path / "model", network(), weights_of(network()), notes={"deep": deep})
     text = '{"layers": [], "history": [], "states": null, "notes": ' + "[" * 900 + "]" * 900 + "}"
-    with pytest.raises(ValueError, match=r"model (cannot be rebuilt|is no whole)"):
+    with pytest.raises(ValueError, match=r"model (cannot be rebuilt|is not a complete)"):
         load(stored(tmp_path / "model", "liftednn-model-1", text))
 
 
@@ -468,7 +471,7 @@ def test_a_safetensors_file_of_another_kind_is_refused(metadata: dict[str, str] 
 
 def test_text_folders_and_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to be or not to be, that is the question")
-    with pytest.raises(ValueError, match=r"notes\.txt is no whole model file"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a complete model file"):
         load(tmp_path / "notes.txt")
     with pytest.raises(ValueError, match="is a folder: name a file in it"):
         load(tmp_path)
@@ -488,9 +491,9 @@ def test_where_no_file_can_be_it_is_said(name: str, error: type[Exception], sent
 
 def test_what_is_no_ordinary_file_is_never_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is no ordinary file"):
+    with pytest.raises(ValueError, match="pipe is not a regular file"):
         save(tmp_path / "pipe", network(), weights_of(network()))
-    with pytest.raises(ValueError, match="pipe is no ordinary file"):
+    with pytest.raises(ValueError, match="pipe is not a regular file"):
         load(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
 
@@ -505,7 +508,7 @@ def test_a_full_disk_leaves_the_old_file(whole: bytes, tmp_path: Path, monkeypat
     path = tmp_path / "model"
     path.write_bytes(whole)
     monkeypatch.setattr(Path, "write_bytes", full_disk)
-    with pytest.raises(OSError, match=r"model could not be written: No space left on device; it is as it was before"):
+    with pytest.raises(OSError, match=r"model could not be written: No space left on device; it is unchanged"):
         save(path, network(), weights_of(network()))
     assert path.read_bytes() == whole
     assert os.listdir(tmp_path) == ["model"]
@@ -545,7 +548,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(there: bool, tmp_path: Pa
     if there:
         far.write_text("old")
     link.symlink_to(far)
-    check_place(link)
+    check_writable(link)
     save(link, network(), weights_of(network()))
     assert link.is_symlink()
     assert load(far).network == network()
@@ -553,7 +556,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(there: bool, tmp_path: Pa
 
 
 def test_an_unwritable_folder_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_place(tmp_path / "model")
+    check_writable(tmp_path / "model")
     assert os.listdir(tmp_path) == []
 
     def denied(*_: object, **__: object) -> None:
@@ -561,8 +564,8 @@ def test_an_unwritable_folder_is_found_at_once(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "touch", denied)  # since root may write anywhere
     with pytest.raises(PermissionError, match=r"model cannot be written \(Read-only file system\): name another file"):
-        check_place(tmp_path / "model")
-    with pytest.raises(OSError, match=r"model could not be written: Read-only file system; it is as it was before"):
+        check_writable(tmp_path / "model")
+    with pytest.raises(OSError, match=r"model could not be written: Read-only file system; it is unchanged"):
         save(tmp_path / "model", network(), weights_of(network()))
 
 

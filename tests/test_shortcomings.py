@@ -13,7 +13,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.training.choices import fitted_head
-from liftednn.training.guard import Watch
+from liftednn.training.guard import DivergenceGuard
 from liftednn.training.shortcomings import shortcomings
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -129,7 +129,7 @@ def test_row_weights_count_in_the_comparison() -> None:
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_run_counts_its_own_halvings(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter(["good"] + ["lost"] * lost)
-    monkeypatch.setattr(Watch, "judge", lambda self, scores, y: next(verdicts, "good"))
+    monkeypatch.setattr(DivergenceGuard, "judge", lambda self, scores, y: next(verdicts, "good"))
     fit = lnn.MiniBatch(passes=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
     assert fit.history[-1].halved == lost
     assert [f"halved {lost} times" in sentence for sentence in fit.warnings] == [True] * (lost > 2)

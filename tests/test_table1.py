@@ -475,7 +475,7 @@ def test_ctrl_c_on_the_command_line(
     for wrong, words in (
         (["table1", "--seeds", "0"], "--seeds"),
         (["table1", "--only", "x"], "--only takes widths"),
-        (["table1", "--device", "cuda"], "needs a GPU and a torch built for it, and finds none here"),
+        (["table1", "--device", "cuda"], "needs a GPU and a torch built for it, and there is none here"),
         (["tabel1"], "there is no experiment 'tabel1': the names are table1, compare"),
         (["nnls", "--only", "x"], "nnls takes no --only: leave it out"),
         (["figures", "--device", "cuda"], "figures runs on the CPU alone: leave out --device"),

@@ -127,7 +127,7 @@ ACTIVATIONS: list[Fault] = [
     ),
     (ALPHA, "learned", (), "name what it learns in `learned`"),
     (Unlimited(0.3), "limits", (0.29, 0.31), "refit leaves `limits`"),
-    (FenchelClip(), "summed", True, "refit does not weigh rows by sample_weight, or is not `summed`"),
+    (FenchelClip(), "summed", True, "refit does not weight rows by sample_weight, or is not `summed`"),
     (
         Scaled(),
         "restrict",
@@ -232,7 +232,7 @@ LOSSES: list[Fault] = [
         AbsoluteError(0.1),
         "curvature_met",
         lambda self, u, z, counts=None: AbsoluteError.curvature_met(self, u, z),
-        "curvature_met does not weigh rows by counts",
+        "curvature_met does not weight rows by counts",
     ),
     (Split(), "invariant", True, "declared invariant, but L"),
     (Huber(), "quadratic", True, "declared quadratic, but D is not"),
@@ -297,7 +297,12 @@ MIXED = Sum(Dense(4, 3), (True, True, False), (False, False, True))
 OPERATORS: list[Fault] = [
     (Dense(5, 3), "adjoint", lambda self, r, weights, index=0: 2 * (r @ weights.w), "adjoint fails"),
     (Dense(5, 3), "adjoint", lambda self, r, weights, index=0: (r @ weights.w)[:, :1], "adjoint gave shape"),
-    (MIXED, "adjoint", lambda self, r, weights, index=0: r if index == 2 else r @ weights.w, "a tensor of its own"),
+    (
+        MIXED,
+        "adjoint",
+        lambda self, r, weights, index=0: r if index == 2 else r @ weights.w,
+        "must return a new tensor",
+    ),
     (Dense(5, 3), "forward", lambda self, xs, w: xs[0] @ w.w.T + 2 * w.b, "must be fold"),
     (Dense(5, 3), "forward", lambda self, xs, w: (xs[0] @ w.w.T)[:, :1], "forward gave shape"),
     (Dense(5, 3), "forward", lambda self, xs, w: xs[0] @ w.w.T + w.b + xs[0][:, :3], "declare `skips`"),

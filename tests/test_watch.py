@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.training.guard import Watch
+from liftednn.training.guard import DivergenceGuard
 from liftednn.training.run import Run
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -24,32 +24,32 @@ def network() -> lnn.LiftedNetwork:
     return lnn.LiftedNetwork.mlp([5, 20, 1], activation="fenchel_relu", loss="squared")
 
 
-def begun(scores: Tensor, y: Tensor = Y, net: lnn.LiftedNetwork | None = None) -> Watch:
-    watch = Watch(net or network())
-    watch.begin(scores, y)
-    return watch
+def begun(scores: Tensor, y: Tensor = Y, net: lnn.LiftedNetwork | None = None) -> DivergenceGuard:
+    guard = DivergenceGuard(net or network())
+    guard.begin(scores, y)
+    return guard
 
 
 @pytest.mark.parametrize(
     ("share", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "lost"), (0.0, "lost")]
 )
 def test_scores_that_have_become_one_are_lost(share: float, verdict: str) -> None:
-    watch = begun(Y + 0.5)
-    assert 20 * watch.first > float(Y.var())  # which alone would not be noticed
-    assert watch.judge(Y.mean() + share * (Y - Y.mean()), Y) == verdict
+    guard = begun(Y + 0.5)
+    assert 20 * guard.first > float(Y.var())  # which alone would not be noticed
+    assert guard.judge(Y.mean() + share * (Y - Y.mean()), Y) == verdict
 
 
 def test_a_row_far_off_is_no_loss() -> None:
-    watch, far = begun(Y + 0.5), Y.clone()
+    guard, far = begun(Y + 0.5), Y.clone()
     far[0] = 30.0  # which alone makes half of the loss of one score for all rows, and more
-    assert watch.judge(Y, far) == "good"
+    assert guard.judge(Y, far) == "good"
 
 
 def test_scores_that_told_little_may_shrink_but_not_to_one() -> None:
-    watch = begun(0.1 * NOISE)
-    assert not watch.told
-    assert watch.judge(0.01 * NOISE, Y) == "good"
-    assert watch.judge(torch.zeros_like(Y), Y) == "lost"
+    guard = begun(0.1 * NOISE)
+    assert not guard.beats_constant
+    assert guard.judge(0.01 * NOISE, Y) == "good"
+    assert guard.judge(torch.zeros_like(Y), Y) == "lost"
 
 
 @pytest.mark.parametrize("scores", [Y * 100, Y * math.inf, Y * math.nan], ids=["far", "infinite", "no number"])
@@ -61,17 +61,19 @@ def test_a_loss_that_runs_away_is_noticed_whatever_was_told(scores: Tensor) -> N
 def test_fear_may_bring_all_scores_together() -> None:
     certain = network()
     first = replace(certain.layers[0], uncertainty=lnn.robust.Noise(3.0))
-    watch = begun(Y + 0.1, net=lnn.LiftedNetwork([first, *certain.layers[1:]]))
-    assert watch.judge(Y.mean().expand_as(Y), Y) == "good"
-    assert watch.first >= float(Y.var(correction=0)) / 2
+    guard = begun(Y + 0.1, net=lnn.LiftedNetwork([first, *certain.layers[1:]]))
+    assert guard.judge(Y.mean().expand_as(Y), Y) == "good"
+    assert guard.first >= float(Y.var(correction=0)) / 2
 
 
 def test_what_is_stored_comes_back_and_older_files_are_read() -> None:
-    watch, other = begun(Y + 0.1), Watch(network())
-    other.load(watch.facts())
-    assert (other.first, other.spread, other.told) == (watch.first, watch.spread, True)
+    guard, other = begun(Y + 0.1), DivergenceGuard(network())
+    other.load(guard.facts())
+    assert (other.first, other.spread, other.beats_constant) == (guard.first, guard.spread, True)
     other.load({"first_loss": 2.0})
     assert (other.first, other.spread) == (2.0, 0.0)
+    other.load({"first_loss": 2.0, "told": True})
+    assert other.beats_constant
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
@@ -92,7 +94,7 @@ def test_a_run_whose_units_have_all_died_is_taken_back(monkeypatch: pytest.Monke
     fit = lnn.MiniBatch(passes=40).run(net, X, Y)
     assert fit.history[-1].halved == 1
     assert fit.history[-1].score > 0.95
-    monkeypatch.setattr(Watch, "judge", lambda self, scores, y: "good")
+    monkeypatch.setattr(DivergenceGuard, "judge", lambda self, scores, y: "good")
     dead = lnn.MiniBatch(passes=40).run(net, X, Y)
     assert dead.history[-1].score < 0.1
 

@@ -1,7 +1,7 @@
-"""The command line: train on a table, predict, start a standard network. `liftednn --help` is its manual.
+"""The command line: train on a table, predict, initialise a standard network. See `liftednn --help`.
 
-Exit codes: 0 all is well, 1 a run failed, 2 what was given is refused, 130 Ctrl-C. Files are written whole or not at all. Torch is imported
-by the commands that need it, with jobs.py, so that help is at once.
+Exit codes: 0 success, 1 a run failed, 2 invalid arguments or files, 130 Ctrl-C. Files are written completely or not at all. Torch is
+imported by the commands that need it, with jobs.py, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 
 import liftednn as lnn
 from liftednn.cli import output
-from liftednn.runtime.files import beside, check_place
+from liftednn.runtime.files import beside, check_writable
 
 __all__ = ["app", "main"]
 
@@ -29,28 +29,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# What typer raises for a wrong command line, wherever its version keeps it.
+# What typer raises for a wrong command line, in any version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
 Task = StrEnum("Task", "auto classification regression")
 Loss = StrEnum("Loss", "auto squared absolute huber quantile")
-Place = StrEnum("Place", "cpu cuda")
+DeviceName = StrEnum("DeviceName", "cpu cuda")
 Grain = StrEnum("Grain", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
 Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers, as 300 or 300,100; 0 for none.")]
 Acts = Annotated[Activation, typer.Option(help="The activation of the hidden layers.")]
-Goal = Annotated[Task, typer.Option(help="By default inferred from the target, and said why.")]
+Goal = Annotated[Task, typer.Option(help="By default inferred from the target; the reason is printed.")]
 Error = Annotated[Loss, typer.Option(help="Of a real target; auto is squared. Classes have the softmax.")]
 Level = Annotated[float | None, typer.Option(min=1e-6, max=1 - 1e-6, help="Of --loss quantile; by default 0.5.")]
 Held = Annotated[float, typer.Option(min=0, max=0.9, help="Share of rows to hold back: the best pass on them is kept.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the first weights and the order of rows.")]
-Device = Annotated[Place, typer.Option(help="Where to train.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights and the order of rows.")]
+Device = Annotated[DeviceName, typer.Option(help="Where to train.")]
 Weights = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="How much each row counts in training; no input. Scores count rows alike."),
+    typer.Option(metavar="COLUMN", help="The weight of each row in training; not an input. Scores do not use it."),
 ]
 Penalty = Annotated[
     str,
@@ -101,7 +101,7 @@ def fit(
         bool, typer.Option("--prune", help="Drop units that do not matter, as --penalty group leaves some.")
     ] = False,
     seed: Seed = 0,
-    device: Device = Place.cpu,
+    device: Device = DeviceName.cpu,
     missing: Missing = None,
     text: Text = None,
     drop_constant: DropConstant = False,
@@ -112,7 +112,7 @@ def fit(
     values are refused unless --missing is given, and so are dates, constant columns and numbers with odd values among them."""
     from liftednn.cli import jobs
 
-    _check_place(out, table, ending=".safetensors")
+    _check_out(out, table, ending=".safetensors")
     held, goal = validation, task.value
     job = jobs.Job(table, target, hidden, activation, passes, goal, seed, device, drop_constant, held, sample_weight)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust, prune=prune)
@@ -120,7 +120,7 @@ def fit(
     trained = jobs.train(job, partial(output.progress, quiet))
     notes = {"table": trained.encoding.facts()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)
-    output.tell(trained.facts | {"file": str(out)}, quiet, as_json)
+    output.print_facts(trained.facts | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn predict model.safetensors new.csv --out predictions.csv --probabilities")
@@ -138,11 +138,11 @@ def predict(
     from liftednn.data import tables
 
     kind = tables.suffix(out)
-    _check_place(out, model, table)
+    _check_out(out, model, table)
     columns, facts = jobs.predict(model, table, probabilities)
     with beside(out) as part:
         tables.write(part, kind, columns)
-    output.tell(facts | {"file": str(out)}, quiet, as_json)
+    output.print_facts(facts | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn init train.csv --target label --hidden 300,100 --out weights.safetensors")
@@ -160,17 +160,17 @@ def init(
     learn_activation: Refit = None,
     robust: Robust = None,
     seed: Seed = 0,
-    device: Device = Place.cpu,
+    device: Device = DeviceName.cpu,
     missing: Missing = None,
     text: Text = None,
     drop_constant: DropConstant = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write lifted first weights for a standard torch network, and print the Python that loads them and encodes the table."""
+    """Write lifted initial weights for a standard torch network, and print the Python that loads them and encodes the table."""
     from liftednn.cli import jobs
 
-    _check_place(out, table, ending=".safetensors")
+    _check_out(out, table, ending=".safetensors")
     job = jobs.Job(table, target, hidden, activation, passes, task.value, seed, device, drop_constant)
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust)
     job = replace(
@@ -179,7 +179,9 @@ def init(
     trained = jobs.train(job, partial(output.progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
-    output.tell(trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json)
+    output.print_facts(
+        trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json
+    )
 
 
 def _version(asked: bool) -> None:
@@ -221,8 +223,8 @@ def _cells(missing: list[str] | None, text: list[str] | None) -> dict[str, Any]:
     return {"missing": tuple(missing) if missing else None, "text": tuple(text or ())}
 
 
-def _check_place(out: Path, *inputs: Path, ending: str = "") -> None:
-    check_place(out)
+def _check_out(out: Path, *inputs: Path, ending: str = "") -> None:
+    check_writable(out)
     if not out.name.endswith(ending):
         raise ValueError(f"--out {out} must end in {ending}, the kind of file that is written")
     if out.exists() and any(path.exists() and out.samefile(path) for path in inputs):

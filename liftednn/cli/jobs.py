@@ -1,6 +1,6 @@
-"""What the command line does, without the line: a table is trained on, predicted, scored, or given a standard network's first weights.
+"""The work behind the commands: train on a table, predict and score one, or make initial weights for a standard network.
 
-It imports torch; cli.py, which must not, imports it when a command runs.
+It imports torch; commands.py, which must start fast, imports it when a command runs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from liftednn.training.result import Fit, Record
 
 __all__ = ["Job", "Trained", "predict", "standard_file", "standard_source", "train"]
 
-# A wider layer than this is a slip of the hand: its weights alone would fill the memory.
+# A wider layer than this must be a typing error: its weights alone would fill the memory.
 _WIDEST = 1_000_000
 
-# Given the number of passes and the name of the score, it says each pass's record to whoever waits.
+# Takes the number of passes and the name of the score; gives a function that shows the record of each pass.
 Progress = Callable[[int, str], AbstractContextManager[Callable[[Record], None]]]
 
 
@@ -68,12 +68,12 @@ class Job:
     prune: bool = False
     missing: tuple[str, ...] | None = None
     text: tuple[str, ...] = ()
-    first: bool = False  # weights for a standard network to begin with, not a model: fewer passes
+    first: bool = False  # initial weights for a standard network, not a model: fewer passes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network, how its table is encoded, and what is told of it."""
+    """A trained network, how its table is encoded, and the facts to print."""
 
     encoding: Encoding
     network: LiftedNetwork
@@ -94,7 +94,7 @@ class _Rows:
 
 
 def train(job: Job, progress: Progress) -> Trained:
-    """Read the table, train on it, and measure what comes out; Ctrl-C ends it, and nothing is kept."""
+    """Read the table, train on it, and score the result; after Ctrl-C nothing is kept."""
     check_device(job.device)
     uncertainty_of(job.robust)
     started, hidden = time.perf_counter(), widths(job.hidden)
@@ -132,7 +132,7 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
 
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
-    """Each class has an output, and a real target has one."""
+    """Train a network with one output for each class, or one for a real target."""
     loss = _loss(job, sizes[-1] > 1, rows)
     activation = activations.named(job.activation, "fenchel")
     activation = activations.learnable(activation) if job.learn_activation and len(sizes) > 2 else activation
@@ -143,7 +143,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)
     if fit.status == "stopped":
-        raise KeyboardInterrupt  # a model that is trained in part is not to be taken for a whole one
+        raise KeyboardInterrupt  # so that no partly trained model is saved
     if job.prune:
         smaller, weights = fit.network.prune(fit.weights)
         fit = replace(fit, network=smaller, weights=weights)
@@ -181,7 +181,7 @@ def _measure(network: LiftedNetwork) -> str:
 
 
 def widths(hidden: str) -> list[int]:
-    """Of the hidden layers, as --hidden gives them."""
+    """The widths of the hidden layers, from --hidden."""
     parts = [part.strip() for part in hidden.split(",")]
     if parts != ["0"] and not all(part.isascii() and part.isdecimal() and part.strip("0") for part in parts):
         raise ValueError(f"--hidden takes widths such as 300 or 300,100, or 0 for no hidden layer, got {hidden!r}")
@@ -197,7 +197,7 @@ def split(rows: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArra
 
 
 def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
-    """Loss and score of the weights that are kept; all rows count alike."""
+    """Loss and score of the final weights; all rows have the same weight."""
     scores = feedforward(network, fit.weights, rows.x)
     responses = network.loss.encode(torch.as_tensor(rows.y).to(scores.device), scores.shape[1]).to(scores)
     return {
@@ -207,7 +207,7 @@ def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
 
 
 def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns to write, and what is told."""
+    """The columns to write, and the facts to print."""
     saved = load(model)
     encoding = _encoding(model, saved)
     data = tables.read(table, encoding.text, encoding.missing)
@@ -219,7 +219,7 @@ def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, An
 
 
 def _encoding(model: Path, saved: Saved) -> Encoding:
-    """How the model's table is encoded, if its notes say that and it fits the network."""
+    """How the model's table is encoded, if its notes contain that and it fits the network."""
     cure = "give a model that `liftednn fit` wrote"
     if "table" not in saved.notes:
         raise ValueError(f"{model} contains no encoding of a table: {cure}")
@@ -238,7 +238,7 @@ def _encoding(model: Path, saved: Saved) -> Encoding:
 
 
 def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -> dict[str, Any]:
-    """The target's column, and if asked for one with the probability of each class."""
+    """The target's column, and with `probabilities` one with the probability of each class."""
     columns: dict[str, Any] = {encoding.target: encoding.decode(scores)}
     if probabilities and not encoding.classes:
         raise ValueError("--probabilities is for classes, and this model predicts a real number: leave it out")
@@ -248,14 +248,14 @@ def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -
         added = {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
         if encoding.target in added:
             what = f"--probabilities would add a column {encoding.target!r}, which is the target's own name"
-            raise ValueError(f"{what}: leave it out, or rename the target and train anew")
+            raise ValueError(f"{what}: leave it out, or rename the target and train again")
         columns |= added
     return columns
 
 
 def scored(encoding: Encoding, data: Table, scores: NDArray[Any], loss: Loss) -> dict[str, Any]:
-    """How good the predictions are, where the table has the target; what is wrong with it is said, and no hindrance. A loss of bounded
-    slope has its own score, D^2, first, as `fit` says it."""
+    """How good the predictions are, where the table has the target; an invalid target is reported, but is not an error. A loss of
+    bounded slope has its own score, D^2, first, as in `fit`."""
     if encoding.target not in data.columns:
         return {}
     try:
@@ -279,7 +279,7 @@ def standard_source(trained: Trained, file: Path, table: Path) -> str:
     """Python that builds that module, loads its weights from the file and encodes the table as the file's header says."""
     layers = to_module(trained.network, trained.fit.weights)
     if trained.encoding.classes:
-        meaning = "y: places in encoding.classes"
+        meaning = "y: indices into encoding.classes"
     else:
         meaning = "y: standardised; encoding.decode(module(x).numpy(force=True)) gives the target's own units"
     return f"""

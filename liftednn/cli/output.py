@@ -1,4 +1,4 @@
-"""What the command line prints: results on stdout, progress and errors on stderr. What cannot be printed never stops the work."""
+"""What the command line prints: results on stdout, progress and errors on stderr. An error in printing does not stop the work."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import typer
 if TYPE_CHECKING:
     from liftednn.training.result import Record
 
-__all__ = ["fail", "flush", "open_streams", "progress", "reason", "tell"]
+__all__ = ["fail", "flush", "open_streams", "print_facts", "progress", "reason"]
 
 
 def open_streams() -> None:
-    """Where stdout or stderr is closed, print to nowhere; else the next file that is opened would get its number, and be printed to."""
+    """Replace a closed stdout or stderr by os.devnull; otherwise the next file opened would get its number, and the output."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def flush() -> None:
-    """Write out what was printed, while an error can still be said: Python does it at its exit, with a traceback."""
+    """Flush stdout while an error can still be reported: at exit, Python would print a traceback."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -34,17 +34,17 @@ def flush() -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why a command failed, in words. An error of the system that names no file is one of stdout: files are written by files.py,
-    which says which."""
+    """Why a command failed, in words. An OSError without a file name is one of stdout, since errors of files.py name
+    the file."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-        return f"stdout cannot be written to ({error.strerror}): files are written as asked, what is printed is lost"
+        return f"stdout cannot be written to ({error.strerror}): the files are written, the printed results are lost"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{str(error.filename)[:100]} cannot be read or written: {error.strerror}"
     return str(error) or type(error).__name__
 
 
 def fail(sentence: str, code: int, as_json: bool) -> int:
-    """Print why a command failed: as JSON on stdout if asked for and possible, otherwise on stderr."""
+    """Print why a command failed: as JSON on stdout if `as_json` and possible, otherwise on stderr."""
     with suppress(OSError):
         if as_json:
             typer.echo(json.dumps({"error": sentence}))
@@ -56,12 +56,12 @@ def fail(sentence: str, code: int, as_json: bool) -> int:
 
 @contextmanager
 def progress(quiet: bool, passes: int, measure: str) -> Iterator[Callable[[Record], None]]:
-    """A line that is rewritten after each pass where errors go to a terminal, and one more line each elsewhere."""
+    """Show each pass on stderr: on one line that is updated if it is a terminal, otherwise on a line each."""
 
     def line(record: Record) -> str:
         gap, score = max(record.gaps, default=0.0), record.validation_score
-        told = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
-        return f"pass {record.number} of {passes}  {told}" + ("" if score is None else f"  validation {score:.4f}")
+        shown = f"objective {record.objective:.4f}  gap {gap:.4f}  {measure} {record.score:.4f}"
+        return f"pass {record.number} of {passes}  {shown}" + ("" if score is None else f"  validation {score:.4f}")
 
     if quiet or not sys.stderr.isatty():
         yield lambda record: None if quiet else _on_stderr(line(record))
@@ -77,13 +77,13 @@ def _on_stderr(line: str) -> None:
         typer.echo(line, err=True)
 
 
-def tell(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    """Print what came out, one fact a line or as one JSON object."""
+def print_facts(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    """Print the results, one fact a line or as one JSON object."""
     if as_json:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
         typer.echo(json.dumps(plain, allow_nan=False))
     for sentence in () if quiet else facts.pop("warnings", ()):
         _on_stderr(f"liftednn: warning: {sentence}")
-    told = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [], {})}
-    for name, value in told.items():
+    shown = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [], {})}
+    for name, value in shown.items():
         typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

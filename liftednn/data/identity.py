@@ -1,4 +1,4 @@
-"""What a run is trained on, in words and checksums: a checkpoint goes on only where all of it is the same.
+"""What a run is trained on, as text and checksums: a run resumes from a checkpoint only where all of it is the same.
 
 Arrays are compared by content: dtype, shape and values, whatever their memory layout or device. Arrays above 1 GiB are compared by blocks
 spread over them and, where they are memory maps, by the size and the time of the file.
@@ -37,7 +37,7 @@ def identify(
     weights: Sequence[tuple[Tensor, Tensor]] | None,
     moments: Moments | None,
 ) -> dict[str, str]:
-    """What must agree for a run to go on from a checkpoint, part by part; the parameters are those of `MiniBatch.run`."""
+    """What must agree for a run to resume from a checkpoint, part by part; the parameters are those of `MiniBatch.run`."""
     return {
         "settings": settings,
         "network": described(network),
@@ -50,12 +50,12 @@ def identify(
 
 
 def _data(source: Source) -> dict[str, str]:
-    """The rows, responses and sample weights of a source, part by part. Of an iterable only what it says of itself is known."""
+    """The rows, responses and sample weights of a source, part by part. Of an iterable only the lengths are compared."""
     if isinstance(source, Loader):
         known = f"an iterable of {source.rows or 'unknown'} rows in {source.steps(0) or 'unknown'} batches, not compared by content"
         return {"x": known, "y": "in the iterable", "sample weights": "in the iterable"}
     assert isinstance(source, Memory | Mapped)
-    kind = "memory-mapped " if isinstance(source, Mapped) else ""  # its rows come in another order
+    kind = "memory-mapped " if isinstance(source, Mapped) else ""  # which gives its rows in another order
     return {
         "number of rows": str(source.rows),
         "x": kind + content(source.x),
@@ -65,7 +65,7 @@ def _data(source: Source) -> dict[str, str]:
 
 
 def content(given: Any) -> str:
-    """An array, as dtype, shape and checksum."""
+    """The dtype, shape and checksum of an array."""
     if given is None:
         return "none"
     array = given if isinstance(given, np.ndarray | Tensor) else as_tensor(given, "data")
@@ -74,7 +74,7 @@ def content(given: Any) -> str:
 
 
 def _contents(parts: Iterable[Any]) -> str:
-    """Several arrays, None for one that is not there, by one checksum."""
+    """One checksum for several arrays, some of which may be None."""
     all_of = [content(part) for part in parts]
     if set(all_of) <= {"none"}:
         return "none"
@@ -82,7 +82,7 @@ def _contents(parts: Iterable[Any]) -> str:
 
 
 def described(thing: object) -> str:
-    """What an object of dataclasses is, in full: its repr, which rounds and shortens tensors, and a checksum of those it holds."""
+    """The repr of an object of dataclasses and, since a repr shortens tensors, a checksum of the tensors in it."""
     tensors = list(_tensors(thing))
     return f"{thing!r}, its tensors {_contents(tensors)}," if tensors else repr(thing)
 
@@ -99,7 +99,7 @@ def _tensors(thing: object) -> Iterator[Tensor]:
 
 
 def _file(array: NDArray[Any] | Tensor) -> str:
-    """Where not all is read: that it is not, and what the file system knows of a memory map."""
+    """For an array that is too large to read whole: a note that says so, with size and time of the file of a memory map."""
     if array.nbytes <= _WHOLE:
         return ""
     name = array.filename if isinstance(array, np.memmap) else None
@@ -110,7 +110,7 @@ def _file(array: NDArray[Any] | Tensor) -> str:
 
 
 def _blocks(array: NDArray[Any] | Tensor) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of its rows, in order, a few at a time; of a large array those of some blocks, the first and the last among them."""
+    """The bytes of an array, block by block; of a large array those of some blocks, the first and the last included."""
     if not array.nbytes:
         return
     rows = max(1, _BLOCK * len(array) // array.nbytes)

@@ -1,8 +1,8 @@
 """Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of batches such as a torch DataLoader.
 
-A batch is (x, y, counts): rows, responses, and how much each row counts, 1 on average; None where all count alike. A source
+A batch is (x, y, counts): rows, responses, and the weight of each row, 1 on average; None where all have the same. A source
 gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an interrupted
-run can go on where it stopped.
+run can resume where it stopped.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _RUNS = 64
 
 
 class Source(Protocol):
-    """`rows` is None where only a pass over the data can tell; a row that counts for three is three rows."""
+    """`rows` is None where it is unknown before a pass over the data; a row of weight 3 counts as three rows."""
 
     @property
     def rows(self) -> int | None: ...
 
     def steps(self, size: int) -> int | None:
-        """Batches in a pass; None where only a pass can tell."""
+        """The number of batches in a pass; None where it is unknown."""
 
     def sample(self, count: int, seed: int) -> Batch:
         """At most `count` rows and their responses, to start from."""
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        """The batches of pass `number`; one may be smaller."""
+        """The batches of pass `number`, of `size` rows; the last may be smaller."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Permuted(ABC):
 
     @abstractmethod
     def at(self, chosen: Tensor) -> Batch:
-        """The rows with these numbers, their responses and how much they count."""
+        """The rows with these numbers, their responses and their weights."""
 
     def sample(self, count: int, seed: int) -> Batch:
         return self.at(_permutation(len(self.x), seed, -1)[:count])
@@ -80,7 +80,7 @@ class _Permuted(ABC):
         return -(-len(self.x) // size)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        """A batch of all rows has them in their own order."""
+        """A batch of all rows keeps their order."""
         whole = size >= len(self.x)
         order = torch.arange(len(self.x)) if whole else _permutation(len(self.x), seed, number)
         for chosen in torch.split(order.to(self.y.device), size):
@@ -95,7 +95,7 @@ class Memory(_Permuted):
 
     def at(self, chosen: Tensor) -> Batch:
         counts = None if self.counts is None else self.counts.index_select(0, chosen.to(self.counts.device))
-        # Not every integer that labels come as has an index_select.
+        # index_select does not take every integer dtype.
         y = (
             self.y.index_select(0, chosen.to(self.y.device))
             if self.y.is_floating_point()
@@ -112,8 +112,7 @@ class Memory(_Permuted):
 class Gathered(_Permuted):
     """Rows of anything that an array of row numbers indexes, read a batch at a time; responses are a tensor on the CPU.
 
-    spare   bytes that a copy of the rows in other coordinates may take: one that takes more is not made, and batches are changed as
-            they are read
+    spare   bytes that a copy of the rows in other coordinates may take; if it needs more, batches are converted as they are read
     """
 
     spare: float = 0.0
@@ -160,11 +159,11 @@ class Mapped:
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         run = _RUN * size
-        for place in _permutation(-(-len(self.x) // run), seed, number).tolist():
-            piece = slice(place * run, (place + 1) * run)
+        for index in _permutation(-(-len(self.x) // run), seed, number).tolist():
+            piece = slice(index * run, (index + 1) * run)
             names = ("x", "y", "sample_weight")
             parts = [as_tensor(np.array(part[piece]), name) for part, name in zip(self._parts, names, strict=False)]
-            order = _permutation(len(parts[0]), seed, number * 1_000_003 + place)
+            order = _permutation(len(parts[0]), seed, number * 1_000_003 + index)
             for chosen in torch.split(order, size):
                 x, y, *counts = (part[chosen] for part in parts)
                 yield x, y, counts[0] if counts else None
@@ -172,13 +171,13 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Loader:
-    """An iterable of batches (x, y) or (x, y, counts), taken as they come; `size` is ignored. Its own shuffling is its own affair."""
+    """An iterable of batches (x, y) or (x, y, counts), taken as they come; `size` and `seed` are ignored."""
 
     batches_of: Iterable[Any]
 
     @property
     def rows(self) -> int | None:
-        """Known where the iterable, as a DataLoader, names its data set."""
+        """The length of the data set, where the iterable has one, as a DataLoader does."""
         return _length(getattr(self.batches_of, "dataset", None))
 
     def steps(self, size: int) -> int | None:
@@ -192,7 +191,9 @@ class Loader:
             if sum(len(x) for x, _, _ in found) >= count:
                 break
         if not found:
-            raise ValueError("the iterable gave no batches: it must yield pairs (x, y), and some must count")
+            raise ValueError(
+                "the iterable gave no batches: it must yield pairs (x, y), and some weights must be positive"
+            )
         xs, ys, counts = zip(*found, strict=True)
         if len({(x.shape[1:], y.shape[1:]) for x, y, _ in found}) > 1:
             raise ValueError("the rows or responses of batches have different shapes: give all of them the same")
@@ -219,7 +220,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class Once(Loader):
-    """An iterator, which can be read a single time: the batches that a sample takes from it are kept, and come first in its pass."""
+    """An iterator, which can be read only once: the batches that `sample` reads are kept, and come first in the pass."""
 
     kept: list[Batch] = field(default_factory=list)
 
@@ -242,7 +243,7 @@ S = TypeVar("S", "Memory", "Gathered", "Mapped")
 
 
 def as_tensor(given: Any, name: str) -> Tensor:
-    """What a user has as numbers, in any layout, as a tensor; a table of pandas too, if it holds numbers alone."""
+    """Any array of numbers as a tensor, of any memory layout; also a pandas table of numbers."""
     if hasattr(given, "toarray"):
         raise ValueError(f"{name} is a sparse matrix, and training needs all its entries: give {name}.toarray()")
     try:
@@ -260,7 +261,7 @@ def as_tensor(given: Any, name: str) -> Tensor:
 
 
 def _native(given: NDArray[Any]) -> NDArray[Any]:
-    """An array as torch can share it: in the machine's byte order, in one piece, and its to write; otherwise a copy."""
+    """The array if torch can share its memory (native byte order, contiguous, writeable), otherwise a copy."""
     if given.dtype.kind not in "biufc":
         raise ValueError(f"its entries are of type {given.dtype}")
     shared = np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
@@ -270,7 +271,7 @@ def _native(given: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_plain(x: Tensor, name: str) -> None:
-    """Refuse tensors that are no real numbers, each in its place in memory."""
+    """Refuse tensors that are not dense, real and in memory."""
     if x.layout != torch.strided or x.is_nested:
         raise ValueError(f"{name} is a sparse or nested tensor, and training needs all entries: give {name}.to_dense()")
     if x.is_complex() or x.is_quantized:
@@ -280,7 +281,7 @@ def _check_plain(x: Tensor, name: str) -> None:
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
-    """The source for what a user has: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches or a source."""
+    """The source for given data: x and y as tensors, arrays or memory maps, or x alone as an iterable of batches or a source."""
     if y is not None:
         x, y = (each if isinstance(each, np.memmap) else as_tensor(each, name) for each, name in ((x, "x"), (y, "y")))
         if not x.ndim or not y.ndim or len(x) != len(y):
@@ -304,7 +305,7 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
 
 
 def check_weights(counts: Tensor, rows: int) -> None:
-    """Refuse sample weights that cannot be ones."""
+    """Refuse invalid sample weights."""
     if counts.shape != (rows,):
         raise ValueError(f"sample_weight has shape {tuple(counts.shape)}, but x has {rows} rows: give ({rows},)")
     if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
@@ -312,7 +313,7 @@ def check_weights(counts: Tensor, rows: int) -> None:
 
 
 def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
-    """Without rows that count for nothing."""
+    """Without the rows of weight 0."""
     if counts is None:
         return Memory(x, y)
     kept = (counts > 0).nonzero()[:, 0]
@@ -320,7 +321,7 @@ def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
 
 
 def weighted(source: S, counts: Tensor | None) -> S:
-    """The source with rows that count, 1 on average. Weights that add up to more than the rows there are stand for so many rows."""
+    """The source with row weights, scaled to 1 on average. Where they add up to more than the number of rows, `total` is their sum."""
     if counts is None:
         return source
     each: Any = counts / reduce.mean(counts)
@@ -329,12 +330,12 @@ def weighted(source: S, counts: Tensor | None) -> S:
 
 
 def _total(counts: Tensor) -> int:
-    """As many rows as count, or more where the weights add up to more."""
+    """The number of rows with a positive weight, or the sum of the weights if that is larger."""
     return max(int(reduce.total(counts > 0)), round(float(reduce.total(counts))))
 
 
 def _length(given: object) -> int | None:
-    """None where it is unknown: a DataLoader over a stream has a `__len__`, but one that raises."""
+    """None where it is unknown: the `__len__` of a DataLoader over a stream raises."""
     try:
         return len(given) if isinstance(given, Sized) else None
     except (TypeError, NotImplementedError):

@@ -31,15 +31,15 @@ _SUMMED = 8192
 
 def check_trainable(network: LiftedNetwork) -> None:
     check_network(network)
-    for place, layer in enumerate(network.layers):
+    for number, layer in enumerate(network.layers):
         if layer.divergence.refusal:
-            raise ValueError(f"layer {place}: {layer.divergence.refusal}")
-        if network.connections.owners[place] < place and not layer.penalty.convex:
-            raise ValueError(f"layer {place}: layers that share their w need a convex penalty, got {layer.penalty!r}")
+            raise ValueError(f"layer {number}: {layer.divergence.refusal}")
+        if network.connections.owners[number] < number and not layer.penalty.convex:
+            raise ValueError(f"layer {number}: layers that share their w need a convex penalty, got {layer.penalty!r}")
         try:
             select(layer.divergence, layer.penalty)
         except ValueError as error:
-            raise ValueError(f"layer {place}: {error}") from error
+            raise ValueError(f"layer {number}: {error}") from error
 
 
 def check_network(network: object) -> None:
@@ -64,7 +64,7 @@ def _check_squares(x: Tensor, name: str) -> None:
     largest = reduce.largest(x)
     if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
         raise ValueError(
-            f"{name} holds numbers as large as {largest:.3g}, and sums of their squares go beyond {x.dtype}: scale or standardise {name}"
+            f"{name} holds numbers as large as {largest:.3g}, and sums of their squares overflow in {x.dtype}: scale or standardise {name}"
         )
 
 
@@ -75,7 +75,7 @@ def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:
 
 
 def check_start(network: LiftedNetwork, x: Tensor) -> None:
-    """Refuse a run that cannot succeed: one that does not fit in memory, or whose rows vanish when they are squared."""
+    """Refuse a run that cannot succeed: one that does not fit in memory, or whose inputs are 0 when squared."""
     check_memory(matrix_shapes(network), x)
     largest = reduce.largest(x)
     if 0 < largest < math.sqrt(torch.finfo(x.dtype).tiny):
@@ -98,7 +98,7 @@ def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
 
 
 def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
-    """How much each row of x counts, (n,), 1 on average; None where all count alike."""
+    """The weight of each row of x, (n,), 1 on average; None where all have the same."""
     if sample_weight is None:
         return None
     counts = as_tensor(sample_weight, "sample_weight").to(x.device).double()
@@ -107,13 +107,13 @@ def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
 
 
 def check_device(device: object) -> None:
-    """Refuse a device that is none, and a GPU where there is none, before anything is moved to it."""
+    """Refuse an unknown device, and a GPU where there is none, before anything is moved to it."""
     kind = str(device).partition(":")[0]
     if device is not None and kind not in ("cpu", "cuda", "mps", "xpu"):
         raise ValueError(f"there is no device {str(device)!r} to train on: give 'cpu' or 'cuda'")
     if kind in ("mps", "xpu") and not getattr(torch, kind).is_available():
-        raise ValueError(f"device {str(device)!r} is not to be found here: take the CPU")
+        raise ValueError(f"device {str(device)!r} is not available here: give 'cpu'")
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
-            f"device {str(device)!r} needs a GPU and a torch built for it, and finds none here: take the CPU"
+            f"device {str(device)!r} needs a GPU and a torch built for it, and there is none here: give 'cpu'"
         )

@@ -1,7 +1,7 @@
-"""The scikit-learn door: a classifier and a regressor that need no tuning.
+"""Scikit-learn estimators: a classifier and a regressor that need no tuning.
 
 `divergence="fenchel"` trains by mini-batches with all settings chosen from the data (docs/training.md); `"euclidean"` is the paper's
-jointly convex model, descended block by block on all rows (sec. 6).
+jointly convex model, trained by block-coordinate descent on all rows (sec. 6).
 """
 
 from liftednn.estimators.classifier import LiftedClassifier

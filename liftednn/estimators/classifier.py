@@ -43,22 +43,22 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     penalty : str, Penalty or sequence of these, default="l2"
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
-        Where it bounds or fixes the size of weights (orthogonal, ball), the inputs that they take are centred but not scaled.
+        Where it bounds or fixes the size of weights (orthogonal, ball), their inputs are centred but not scaled.
     robust : None, float, str or Uncertainty, default=None
-        How X may differ from what is given, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
-        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, with a size for each column say. See docs/robust.md.
+        How far true inputs may differ from X, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
+        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, for example with a size for each column. See docs/robust.md.
     max_iter : int or "auto", default="auto"
-        Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
+        Passes over the rows, or sweeps. The step size is decayed over all of them, so this also sets the schedule.
     tol : float, default=1e-4
-        Sweeps stop when one lowers the objective by less than this share; for early stopping, what counts as better.
+        Sweeps stop when one lowers the objective by less than this share; for early stopping, the least rise of the score.
     batch_size : int or "auto", default="auto"
         Rows per step.
     prediction : {"feedforward", "lifted"}, default="feedforward"
         "lifted" takes the class of smallest energy (sec. 5.2 of the paper).
     random_state : int, RandomState or None, default=None
-        Of the initial weights and the order of rows.
+        Seed of the initial weights and the order of rows.
     warm_start : bool, default=False
-        Go on from the weights of the last fit.
+        Start from the weights of the last fit.
     early_stopping : bool, default=False
         Hold back some rows, stop after `n_iter_no_change` passes without a better score on them, and keep the best weights.
     validation_fraction : float, default=0.1
@@ -68,7 +68,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     verbose : bool, default=False
         Print a line per pass.
     device : str or None, default=None
-        Where to train and predict, "cuda" say; None for the CPU.
+        Where to train and predict, such as "cuda"; None for the CPU.
     dtype : {"float32", "float64"} or None, default=None
         The precision; None for that of X.
     learn_activation : {"layer", "unit"} or None, default=None
@@ -84,7 +84,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
-        The network, with every setting that was left open chosen.
+        The network, with all settings that were "auto" chosen.
     history_ : list of records
         One per pass of the last call, or per sweep from sweep 0 on.
     loss_curve_ : list of floats
@@ -132,7 +132,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """One pass over some more rows; the first call names all `classes`."""
+        """One pass over more rows; the first call must give all `classes`."""
         self._check_parameters()
         first = not hasattr(self, "coefs_")
         if first and classes is None:
@@ -147,11 +147,11 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         return self
 
     def _encode(self, labels: Array) -> Array:
-        places: Array = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[places] != labels
+        indices: Array = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        unknown = self.classes_[indices] != labels
         if unknown.any():
             raise ValueError(f"y holds {labels[unknown][0]!r}, which is not one of the classes {self.classes_}")
-        return places
+        return indices
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The label of each row, (n,)."""

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: parameters, and how a fit becomes a run of a trainer."""
+"""What the classifier and the regressor share: parameters, and how `fit` calls a trainer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.words import uncertainty_of
 from liftednn.training.bcd import BCD
-from liftednn.training.learning import settled
+from liftednn.training.learning import snapshot
 
 __all__ = ["Lifted"]
 
-# Sweeps of the paper's model where they are left open.
+# Sweeps of the paper's model where max_iter is "auto".
 _SWEEPS = 10
-# Rows of a stream that choices are made from.
+# Rows of partial_fit that hyperparameters are chosen from.
 _FEW = 8192
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a trainer is given: rows, encoded responses, how much rows count, a seed, weights to start from, and how many passes; None
-    for as many as the parameters say."""
+    """What a trainer is given: rows, encoded responses, row weights, a seed, initial weights, and the number of passes; None for that of
+    the parameters."""
 
     x: Rows
     y: Tensor
@@ -57,7 +57,7 @@ class _Work:
 
 
 class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """What both estimators share; a subclass says how responses become numbers, and `task_loss`, the loss for them."""
+    """What both estimators share; a subclass encodes responses as numbers, and names their loss, `task_loss`."""
 
     task_loss: str
     stratified = False
@@ -111,22 +111,22 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.learn_activation = learn_activation
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
-        """Train on encoded responses; with `passes`, go on from the weights there are for so many."""
+        """Train on encoded responses; with `passes`, train the present weights for that many more."""
         rows, counts = Rows.of(x, self.dtype), self._counts(sample_weight, x)
         if counts is not None and not counts.all():
             chosen = np.flatnonzero(counts)
             rows, y, counts = rows.take(chosen), y[chosen], counts[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        goes_on = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
-        if not goes_on:
+        resumes = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
+        if not resumes:
             self._inputs = self._scaling(rows, counts)
         rows = replace(rows, scaling=self._inputs)
-        start = self._start(rows.like) if goes_on else None
+        start = self._start(rows.like) if resumes else None
         work, validation = _Work(rows, torch.from_numpy(y), counts, seed, start, passes), None
         if self.early_stopping and passes is None:
-            work, validation = self._hold_back(work)  # nothing below is chosen from these rows
-        if passes is None or not goes_on:
-            self.network_ = self._network(goes_on, work)
+            work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
+        if passes is None or not resumes:
+            self.network_ = self._network(resumes, work)
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         if self.divergence == "euclidean":
             self._descend(work, stopping)
@@ -145,16 +145,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise
 
     def _counts(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
-        """How much each row counts, checked."""
+        """The checked sample weights."""
         if sample_weight is None:
             return None
         counts: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         if not counts.any():
-            raise ValueError("sample_weight is 0 for every row: some must count")
+            raise ValueError("sample_weight is 0 for every row: some must be positive")
         return counts
 
     def _check_parameters(self) -> None:
-        """Numbers and names; what a network or a trainer refuses is left to them."""
+        """Check numbers and names; networks and trainers check the rest."""
         for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
@@ -190,17 +190,17 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if self.dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
 
-    def _network(self, goes_on: bool, work: _Work) -> LiftedNetwork:
-        """The network with every setting that was left open chosen, and the activations of the last fit where it goes on from that."""
+    def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
+        """The network with all settings chosen, and with the activations of the last fit where this one resumes from it."""
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
-        network = LiftedNetwork.mlp(sizes, self._activations(hidden, goes_on), self._loss())
+        network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
         return self._recipe(work).network(network, self._choosing(work), work.y, work.counts)
 
     def _recipe(self, work: _Work) -> Recipe:
-        """The parameters, as all entry points have them."""
+        """The parameters as a `Recipe`."""
         given = None if self.max_iter == "auto" else int(self.max_iter)
         return Recipe(
             lam=numbers_of(self.lam),
@@ -219,13 +219,13 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return losses.named(given) if isinstance(given, str) else given
 
     def _choosing(self, work: _Work) -> Source:
-        """The rows that choices are made from. In a stream, more than these are to come."""
+        """The rows that hyperparameters are chosen from; for partial_fit, of an unknown total number."""
         if work.passes is None:
             return work.x.source(work.y, work.counts, "cpu")
         return Loader([[work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]])
 
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
-        """By mini-batches."""
+        """Train by mini-batches."""
         trainer = self._recipe(work).trainer(len(work.x))
         moments = self._moments = self._seen(work) if work.passes else None
         source = work.x.source(work.y, work.counts, self.device)
@@ -233,20 +233,20 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
         )
         if fit.status == "stopped" and not stopping.out_of_patience:
-            raise KeyboardInterrupt  # what was trained in part must not be scored as if it were whole
-        # One pass of a stream is not the end of training.
+            raise KeyboardInterrupt  # so that no partly trained model is used
+        # After partial_fit, training is not finished.
         for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
-        self.network_ = settled(fit.network, "cpu")
+        self.network_ = snapshot(fit.network, "cpu")
         self._keep(fit.weights, fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
     def _seen(self, work: _Work) -> Moments:
-        """The moments of all rows that partial_fit was given, these ones included; on the CPU, to be pickled from there."""
+        """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
         seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
         for part in blocks(len(work.x)):
             rows = as_tensor(work.x[part], "X")
-            # In units of the largest weight: sums of squares times huge or tiny ones would leave the precision of X.
+            # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
             unit = 1.0 if work.counts is None else float(work.counts[part].max())
             counts = None if work.counts is None else torch.as_tensor(work.counts[part] / unit).to(rows)
             fresh = unit * Moments.of(rows, rows[:, :0], counts)
@@ -255,7 +255,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return seen
 
     def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
-        """By full sweeps."""
+        """Train by full sweeps."""
         sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
         bcd, rows = BCD(passes=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
         solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.counts)
@@ -265,7 +265,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.validation_scores_ = None
 
     def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
-        """Rows to train on, and rows to judge by."""
+        """Rows to train on, and rows for validation."""
         labels = work.y.numpy() if self.stratified else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         counts = None if work.counts is None else work.counts[kept]
@@ -273,10 +273,10 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return train, (work.x.take(back).tensor(self.device), work.y[back])
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
-        weights = [self._inputs.inputs_back(weights[0]), *weights[1:]]
+        weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]
         if not all(bool(part.isfinite().all()) for pair in weights for part in pair):
             raise ValueError(
-                f"the weights for X and y as they are given go beyond {weights[0].w.dtype}: scale the columns of X, or y, or give "
+                f"the weights for X and y as they are given overflow in {weights[0].w.dtype}: scale the columns of X, or y, or give "
                 "dtype='float64'"
             )
         self.coefs_ = [w.T.numpy(force=True) for w, _ in weights]
@@ -285,16 +285,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.loss_curve_ = [record.loss for record in history]
 
     def _weights(self, like: Tensor | None = None) -> list[Affine]:
-        """The weights there are, where predictions are made, or as `like` in precision and device."""
-        place = self.device or "cpu" if like is None else like
+        """The fitted weights, on the device of predictions, or with the dtype and device of `like`."""
+        target = self.device or "cpu" if like is None else like
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
-        return [Affine(torch.as_tensor(w.T).to(place), torch.as_tensor(b).to(place)) for w, b in pairs]
+        return [Affine(torch.as_tensor(w.T).to(target), torch.as_tensor(b).to(target)) for w, b in pairs]
 
     def _start(self, like: Tensor) -> list[Affine]:
-        """The weights there are, as the trainer knows them."""
-        self._check_going_on(self._penalties()[0], self._inputs, "the columns of X")
+        """The fitted weights, for scaled inputs."""
+        self._check_resumable(self._penalties()[0], self._inputs, "the columns of X")
         first, *others = self._weights(like)
-        return [self._inputs.inputs_forth(first), *others]
+        return [self._inputs.to_scaled_inputs(first), *others]
 
     def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
         """New rows, a few at a time, in the precision and on the device of the fitted network."""

@@ -39,8 +39,8 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     loss : {"auto", "squared", "absolute", "huber", "quantile"} or Loss, default="auto"
         "auto" is the squared error. `losses.Quantile(0.9)` is the quantile of that level, `losses.Quantile((0.1, 0.9))` several of them at
         once, one output each; `losses.Huber(delta)` has its delta in units of the standardised response. For these and "absolute"
-        standardised means by median and quartiles, and mini-batches round the kink off over a hundredth of that. Another Loss, of real
-        responses, has them as they are.
+        responses are standardised by median and quartiles, and mini-batches smooth the kink over a hundredth of that unit. With another
+        Loss, of real responses, they are not scaled.
     lam : float, sequence of floats or "auto", default="auto"
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
@@ -50,22 +50,22 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     penalty : str, Penalty or sequence of these, default="l2"
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
-        Where it bounds or fixes the size of weights (orthogonal, ball), the inputs that they take are centred but not scaled.
+        Where it bounds or fixes the size of weights (orthogonal, ball), their inputs are centred but not scaled.
     robust : None, float, str or Uncertainty, default=None
-        How X may differ from what is given, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
-        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, with a size for each column say. See docs/robust.md.
+        How far true inputs may differ from X, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
+        "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, for example with a size for each column. See docs/robust.md.
     max_iter : int or "auto", default="auto"
-        Passes over the rows, or sweeps. The step is decayed over all of them, so this is also a schedule.
+        Passes over the rows, or sweeps. The step size is decayed over all of them, so this also sets the schedule.
     tol : float, default=1e-4
-        Sweeps stop when one lowers the objective by less than this share; for early stopping, what counts as better.
+        Sweeps stop when one lowers the objective by less than this share; for early stopping, the least rise of the score.
     batch_size : int or "auto", default="auto"
         Rows per step.
     prediction : {"feedforward", "lifted"}, default="feedforward"
         "lifted" takes the response of smallest energy (sec. 5.2 of the paper).
     random_state : int, RandomState or None, default=None
-        Of the initial weights and the order of rows.
+        Seed of the initial weights and the order of rows.
     warm_start : bool, default=False
-        Go on from the weights of the last fit.
+        Start from the weights of the last fit.
     early_stopping : bool, default=False
         Hold back some rows, stop after `n_iter_no_change` passes without a better score on them, and keep the best weights.
     validation_fraction : float, default=0.1
@@ -75,7 +75,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     verbose : bool, default=False
         Print a line per pass.
     device : str or None, default=None
-        Where to train and predict, "cuda" say; None for the CPU.
+        Where to train and predict, such as "cuda"; None for the CPU.
     dtype : {"float32", "float64"} or None, default=None
         The precision; None for that of X.
     learn_activation : {"layer", "unit"} or None, default=None
@@ -89,7 +89,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
-        The network, with every setting that was left open chosen.
+        The network, with all settings that were "auto" chosen.
     history_ : list of records
         One per pass of the last call, or per sweep from sweep 0 on.
     loss_curve_ : list of floats
@@ -107,7 +107,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     """
 
     task_loss = "squared"
-    # What y is measured in as the trainer sees it: 1 where it is standardised, its spread where it is only shifted.
+    # The unit of y for the trainer: 1 where y is standardised, its spread where it is only shifted.
     _units = 1.0
 
     def _check_parameters(self) -> None:
@@ -126,23 +126,23 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """One pass over some more rows; X and y are standardised as those of the first call."""
+        """One pass over more rows; X and y are standardised by the mean and spread of the first call."""
         return self._fit_responses(X, y, sample_weight, not hasattr(self, "coefs_"), 1)
 
     def _fit_responses(
-        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, anew: bool, passes: int | None
+        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, first: bool, passes: int | None
     ) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or anew}
+            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or first}
             rows, responses = validate_data(self, x, y, **options)
-            if anew:
+            if first:
                 self._standardise(responses, self._counts(sample_weight, rows))
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
-                    f"warm_start and partial_fit go on with the outputs of the last fit, whose loss was {self.network_.loss!r}: with "
-                    f"loss={self.loss!r}, fit anew"
+                    f"warm_start and partial_fit keep the outputs of the last fit, whose loss was {self.network_.loss!r}: with "
+                    f"loss={self.loss!r}, fit again with warm_start=False"
                 )
             self._fit(rows, encoded, sample_weight, passes)
         return self
@@ -153,7 +153,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return tags
 
     def _levels_for(self, y: Array) -> tuple[float, ...]:
-        """Of a single response that every output has; empty where outputs have columns of their own."""
+        """The quantile levels of the outputs where all are of a single response; empty where each output has its own column."""
         loss = self._loss()
         return loss.q if isinstance(loss, Quantile) and isinstance(loss.q, tuple) and y.size == len(y) else ()
 
@@ -179,15 +179,15 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
-        super()._keep([*weights[:-1], self._responses.outputs_back(weights[-1])], history, n_iter)
+        super()._keep([*weights[:-1], self._responses.from_scaled_outputs(weights[-1])], history, n_iter)
 
     def _start(self, like: Tensor) -> list[Affine]:
-        self._check_going_on(self._penalties()[-1], self._responses, "responses")
+        self._check_resumable(self._penalties()[-1], self._responses, "responses")
         *hidden, last = super()._start(like)
-        return [*hidden, self._responses.outputs_forth(last)]
+        return [*hidden, self._responses.to_scaled_outputs(last)]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The response of each row, (n,) or (n, outputs); quantiles of one response are put in the order of their levels, which brings
+        """The response of each row, (n,) or (n, outputs); quantiles of one response are put in the order of their levels, which moves
         them no farther from the true ones (Chernozhukov et al., 2010)."""
         scores = self._scores(X)
         found = self.network_.loss.decode(scores).numpy()

@@ -22,7 +22,7 @@ _SMALL, _SHARE = 64 << 20, 0.4
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """That cover so many rows."""
+    """Slices that cover `count` rows."""
     return (slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS))
 
 
@@ -30,7 +30,7 @@ def blocks(count: int) -> Iterator[slice]:
 class Rows:
     """Rows of an array of any layout and numeric type, converted to `dtype` and scaled when they are read.
 
-    chosen   the numbers of the rows that take part; None for all
+    chosen   the numbers of the rows that are used; None for all
     """
 
     x: Array
@@ -40,7 +40,7 @@ class Rows:
 
     @classmethod
     def of(cls, x: Array, dtype: str | None) -> Rows:
-        """Unscaled, in the precision `dtype`, or for None in that of X if that is one of the two."""
+        """Unscaled, in `dtype`; None: float32 if X is float32, otherwise float64."""
         exact = np.dtype(dtype or (np.float32 if x.dtype.newbyteorder("=") == np.float32 else np.float64))
         return cls(x, exact, Scaling.none(x.shape[1]))
 
@@ -53,7 +53,7 @@ class Rows:
 
     def __getitem__(self, key: slice | Array) -> Array:
         rows = self.x[key if self.chosen is None else self.chosen[key]]
-        with np.errstate(over="ignore"):  # what is infinite in `dtype` is refused by whoever reads it
+        with np.errstate(over="ignore"):  # the trainer refuses values that are infinite in `dtype`
             return self.scaling(np.asarray(rows, self.dtype))
 
     @property
@@ -66,11 +66,11 @@ class Rows:
         return replace(self, chosen=chosen if self.chosen is None else self.chosen[chosen])
 
     def tensor(self, device: str | None = None) -> Tensor:
-        """All of them; X itself where that can be, so not to be written to."""
+        """All rows as a tensor, which must not be written to: it may share the memory of X."""
         return as_tensor(self[:], "X").to(device or "cpu")
 
     def source(self, y: Tensor, counts: Array | None, device: str | None) -> Source:
-        """For a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""
+        """The source for a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""
         each, size = None if counts is None else torch.as_tensor(counts), self.dtype.itemsize * math.prod(self.shape)
         if _is_mapped(self.x) and size > _SMALL:
             return weighted(Mapped(self, y.numpy()), each)

@@ -1,4 +1,4 @@
-"""Inputs and responses in units of their own spread, and weights for those units and back: what a column is measured in is of no matter."""
+"""Inputs and responses in units of their own spread, so that the units of columns do not matter, and conversion of the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 # Rows that are added up at a time.
 _ROWS = 8192
-# Times the least normal number: the least spread that weights are divided by.
+# The least spread that weights are divided by, as a multiple of the smallest normal number.
 _LEAST = 1e4
 
 
@@ -34,11 +34,11 @@ class Scaling:
     @classmethod
     def of(cls, a: Any, counts: Array | None = None) -> Scaling:
         """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary, or so little that weights on it would
-        overflow, is only shifted. One of zeros and one other number is an indicator, and has that number as its unit: a rare one would
-        become the largest of all inputs.
+        overflow, is only shifted. A column of zeros and one other number is an indicator, with that number as its unit: divided by its
+        spread, a rare one would become the largest of all inputs.
 
-        `a` is an array, or has rows that slices give: a few are read at a time, and added up in float64 in an order that does not
-        depend on the layout.
+        `a` is an array, or gives rows for slices. It is read in blocks, and summed in float64 in an order that does not depend on the
+        memory layout.
         """
         weight, shape = float(len(a) if counts is None else counts.sum()), a.shape[1]
         mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -47,11 +47,11 @@ class Scaling:
                 mean += _total(rows, count) / weight
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         if not np.isfinite(mean).all():
-            raise ValueError(f"X or y holds numbers whose sum is beyond {a.dtype}: scale them, or give dtype='float64'")
+            raise ValueError(
+                f"X or y holds numbers whose sum overflows in {a.dtype}: scale them, or give dtype='float64'"
+            )
         mark, indicates = low + high, (low == 0) | (high == 0)
-        unit = np.ldexp(
-            1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1
-        )  # squares of what is not about 1 may overflow
+        unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
         for rows, count in _blocks(a, counts):
             squares += _total(((rows - mean) / unit) ** 2, count)
             indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
@@ -64,7 +64,7 @@ class Scaling:
 
     @classmethod
     def robust(cls, a: Array, counts: Array | None = None) -> Scaling:
-        """To median 0 and a middle half as wide as that of variance 1, however far off some rows are."""
+        """To median 0 and the interquartile range of a standard normal, which outliers do not change."""
         rows = torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64))
         centre, spread = median_and_spread(rows, None if counts is None else torch.as_tensor(counts, dtype=rows.dtype))
         return cls(centre.numpy(), spread.numpy())
@@ -88,22 +88,22 @@ class Scaling:
     def _parts(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_tensor(self.mean), like.new_tensor(self.scale)
 
-    def inputs_back(self, first: Affine) -> Affine:
-        """Weights on scaled inputs -> weights on the inputs as they are."""
+    def from_scaled_inputs(self, first: Affine) -> Affine:
+        """Convert weights on scaled inputs to weights on unscaled inputs."""
         mean, scale = self._parts(first.w)
         w = first.w / scale
         return Affine(w, first.b - w @ mean)
 
-    def inputs_forth(self, first: Affine) -> Affine:
+    def to_scaled_inputs(self, first: Affine) -> Affine:
         mean, scale = self._parts(first.w)
         return Affine(first.w * scale, first.b + first.w @ mean)
 
-    def outputs_back(self, last: Affine) -> Affine:
-        """Weights that give scaled responses -> weights that give them as they are."""
+    def from_scaled_outputs(self, last: Affine) -> Affine:
+        """Convert weights that give scaled responses to weights that give unscaled ones."""
         mean, scale = self._parts(last.w)
         return Affine(last.w * scale[:, None], last.b * scale + mean)
 
-    def outputs_forth(self, last: Affine) -> Affine:
+    def to_scaled_outputs(self, last: Affine) -> Affine:
         mean, scale = self._parts(last.w)
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
 

@@ -1,4 +1,4 @@
-"""When a fit ends early: rows that are held back, and what is watched after every pass."""
+"""Early stopping: the rows that are held back, and the check after every pass."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class EarlyStopping:
 
 
 def hold_back(labels: Array | None, rows: int, share: float, seed: int) -> tuple[Array, Array]:
-    """The numbers of the rows to train on and of those to hold back, classes in their shares where there are `labels`.
+    """The numbers of the rows to train on and of those to hold back, stratified by `labels` if given.
 
-    Where rows are too few for that, one row of every class is trained on, whatever the shares of the others.
+    Where there are too few rows for that, one row of every class is trained on, and the others are split at random.
     """
     count = math.ceil(share * rows)
     if labels is None or _can_stratify(labels, count):
@@ -58,15 +58,15 @@ def hold_back(labels: Array | None, rows: int, share: float, seed: int) -> tuple
         raise ValueError(_too_few(rows, share, "classes without a row to train on"))
     back = others[:count]
     warnings.warn(
-        f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since too few rows of some class "
-        "are there to hold back each class in its share",
+        f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since some class has too few rows "
+        "to stratify",
         stacklevel=5,
     )
     return np.setdiff1d(order, back), back
 
 
 def _can_stratify(labels: Array, count: int) -> bool:
-    """As train_test_split demands: two rows of each class, and as many rows in each part as there are classes."""
+    """What train_test_split requires: two rows of each class, and as many rows in each part as there are classes."""
     each = np.unique(labels, return_counts=True)[1]
     return bool(each.min() >= 2 and len(each) <= min(count, len(labels) - count))
 

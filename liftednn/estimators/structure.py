@@ -1,5 +1,5 @@
-"""What the estimators do with activations, with penalties that shape the weights and with uncertain inputs: what was learned goes on, one
-penalty for each layer, inputs that keep their units, units that go."""
+"""How the estimators handle activations, penalties and uncertain inputs: learned activations under warm_start, a penalty for each layer,
+the scaling of inputs, and pruning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Structured"]
 
 
 class Structured:
-    """The part of `Lifted` that knows of activations, penalties and uncertainty."""
+    """The part of `Lifted` for activations, penalties and uncertainty."""
 
     hidden_layer_sizes: int | Sequence[int]
     activation: str | Activation
@@ -37,61 +37,61 @@ class Structured:
     _asked: Activation
     _inputs: Scaling
 
-    def _activations(self, widths: list[int], goes_on: bool) -> list[Activation]:
-        """One for each hidden layer: what the parameters ask for, or what the last fit has left where this one goes on from it. Other
-        widths than then are refused with the weights."""
+    def _activations(self, widths: list[int], resumes: bool) -> list[Activation]:
+        """One for each hidden layer: that of the parameters, or where this fit resumes, those of the last fit. Changed widths are refused
+        later, with the weights."""
         name = "sigmoid" if self.activation == "logistic" else self.activation
-        asked = activations.named(name, self.divergence) if isinstance(name, str) else name
-        goes_on = goes_on and [layer.width for layer in self.network_.layers[:-1]] == widths
-        chosen = self._left(asked) if goes_on else [asked] * len(widths)
-        self._asked = asked
+        given = activations.named(name, self.divergence) if isinstance(name, str) else name
+        resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
+        chosen = self._left(given) if resumes else [given] * len(widths)
+        self._asked = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
-    def _left(self, asked: Activation) -> list[Activation]:
-        """The activations of the last fit, if it was asked for the same. Otherwise new ones, if nothing was learned."""
+    def _left(self, given: Activation) -> list[Activation]:
+        """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
-        if asked == self._asked:
+        if given == self._asked:
             return before
         if any(each != self._asked for each in before):
             raise ValueError(
-                f"the last fit was asked for {self._asked!r} and has learned {before}; warm_start goes on with that, but now {asked!r} "
-                "is asked for: give activation and divergence as they were, or fit anew with warm_start=False"
+                f"the last fit had the activation {self._asked!r} and learned {before}, which warm_start would keep, but now {given!r} is "
+                "given: give activation and divergence as they were, or fit again with warm_start=False"
             )
-        return [asked] * len(before)
+        return [given] * len(before)
 
     def _penalties(self) -> list[Penalty]:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
     def _scaling(self, x: Rows, counts: Array | None) -> Scaling:
-        """To mean 0 and variance 1, that of the feared noise included: a column that is mostly noise must not be blown up. Under an
-        orthogonal first layer, say, columns are only shifted: `coefs_`, for X as it is given, must obey the constraint too."""
+        """To mean 0 and variance 1, that of the uncertainty included: a column that is mostly noise must not be scaled up. Under a penalty
+        on the size of weights, columns are only shifted, so that `coefs_`, for X as it is given, obeys the constraint too."""
         if self.divergence == "euclidean":
             return x.scaling
-        scaling, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
+        scaling, noise = Scaling.of(x, counts), uncertainty_of(self.robust)
         if self._penalties()[0].metric:
             return scaling.shift
-        if feared is None:
+        if noise is None:
             return scaling
-        return replace(scaling, scale=np.hypot(scaling.scale, feared.deviations(x.shape[1]).numpy()))
+        return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(x.shape[1]).numpy()))
 
     def _uncertainty(self) -> Uncertainty | None:
-        """Of the inputs, in the units that the trainer sees."""
+        """The uncertainty of the inputs, in the units of the scaled inputs."""
         given = uncertainty_of(self.robust)
         return None if given is None else given.columns(torch.from_numpy(1 / self._inputs.scale))
 
-    def _check_going_on(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
-        """What the last fit has scaled cannot go on under a penalty that looks at the size of weights."""
+    def _check_resumable(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
+        """Refuse to resume with scaled data under a penalty on the size of weights."""
         if penalty.metric and bool((scaling.scale != 1).any()):
             raise ValueError(
-                f"warm_start and partial_fit go on with {what} as the last fit has scaled them, so coefs_ would not obey {penalty!r}: fit "
-                "anew, or keep the penalty of the last fit"
+                f"warm_start and partial_fit keep {what} as the last fit scaled them, so coefs_ would not obey {penalty!r}: fit "
+                "again with warm_start=False, or keep the penalty of the last fit"
             )
 
     def prune(self) -> Self:
-        """A fitted copy without the hidden units that do not matter, as penalty="group" leaves some; the same feed-forward predictions.
+        """A fitted copy without the hidden units that do not matter, such as penalty="group" leaves; it gives the same feed-forward scores.
 
-        The lifted rule's may differ: to it a unit that gives a constant was a free state."""
+        Those of the lifted rule may differ, since it also minimises over the states of constant units."""
         check_is_fitted(self)
         smaller = copy.copy(self)
         pairs = zip(self.coefs_, self.intercepts_, strict=True)

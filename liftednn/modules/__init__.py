@@ -1,7 +1,7 @@
 """Torch modules as lifted networks, and back (eq. 1 and 2): Linear layers, sums and activations, each activation an argmin map.
 
-reading.py takes a module apart, tracing.py one that has a `forward` of its own; building.py makes layers of their calls, and layers.py
-pairs torch's activations with ours. writing.py goes back.
+reading.py reads a Sequential, tracing.py a module with its own `forward`; building.py turns their calls into layers, and layers.py maps
+torch's activations to those of liftednn. writing.py converts back to torch.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["Builder", "Graph", "Use", "Value"]
 class Use:
     """One use of a weight in a forward, which is one layer of the lifted network.
 
-    step            where it stands in the module
+    step            the torch layer and its path in the module
     weight          the parameter, or a buffer; it is used transposed where `transposed`
     bias            the same, or None
     enters, added   numbers of the states that enter the product, and of those that are added to it: 0 is the input, l + 1 what layer l
@@ -52,7 +52,7 @@ class Use:
 class Graph:
     """flat    rows are flattened before the first layer
     uses    the layers, in an order in which each reads only what comes before it
-    paths   where parameters and buffers stand in the module
+    paths   the names of parameters and buffers in the module
     """
 
     flat: bool
@@ -76,14 +76,14 @@ class Graph:
 
 @dataclass(eq=False)
 class _State:
-    """The input, or what a layer gives; the width is 0 until it is known."""
+    """The input, or the output of a layer; the width is 0 until it is known."""
 
     width: int = 0
 
 
 @dataclass(eq=False)
 class _Product(_State):
-    """What a Linear gives, and the layer that it becomes.
+    """The output of a Linear, and the layer that it becomes.
 
     closed   whether what follows is known: the states that are added, the activation, and the number of the tensor that is the state
     plain    whether it was closed without an activation
@@ -115,7 +115,7 @@ class Value:
 
 
 class Builder:
-    """Takes the calls of a forward one by one; `finish` gives the layers."""
+    """Collects the calls of a forward in order; `finish` returns the layers."""
 
     def __init__(self) -> None:
         self._input = _State()
@@ -144,11 +144,11 @@ class Builder:
         return Value(next(self._numbers), (), product)
 
     def add(self, where: str, a: Value, b: Value, in_place: bool = False) -> Value:
-        """a + b; `where` begins a refusal."""
+        """a + b; `where` is the beginning of an error message."""
         a, b = self._resolved(a), self._resolved(b)
         if a.product and b.product:
             raise ValueError(
-                f"{where}, where the outputs of two Linear layers are added: put an activation behind one of them, or "
+                f"{where}, where the outputs of two Linear layers are added: put an activation after one of them, or "
                 "liftednn.modules.State() to make it a layer without one"
             )
         if set(a.states) & set(b.states):
@@ -198,11 +198,11 @@ class Builder:
         return Value(tensor, (product,))
 
     def _resolved(self, value: Value) -> Value:
-        """With the state that its product has become by now."""
+        """The value, with its product replaced by the state that it has become."""
         product = value.product
         if value.tensor in self._changed:
             raise ValueError(
-                "module: the forward uses a tensor again that it has changed in place: write a + b in place of a += b"
+                "module: the forward uses a tensor again that it has changed in place: write a + b instead of a += b"
             )
         if product is None or not product.closed:
             return value
@@ -210,7 +210,7 @@ class Builder:
         if not product.plain or len(rest) + len(product.added) != len(value.states):
             raise refusal(
                 product.step,
-                "has an output that is used twice, with different sums or activations behind it: call it once for each, since a layer "
+                "has an output that is used twice, with different sums or activations after it: call it once for each, since a layer "
                 "has one",
             )
         return replace(value, states=(product, *rest), product=None)
@@ -227,7 +227,7 @@ class Builder:
                 raise refusal(layer.step, "has an output that is not used: leave it out of the forward")
         if last != (layers[-1],):
             raise ValueError(
-                "the module ends in a sum of tensors behind their activations, or in its input: end it with a Linear, to whose output "
+                "the module ends in a sum of activated tensors, or in its input: end it with a Linear, to whose output "
                 "tensors may be added"
             )
         return Graph(self._flat, _numbered(self._input, layers), paths)

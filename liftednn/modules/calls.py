@@ -1,4 +1,4 @@
-"""Layers of torch that have a lifted form, and the functions and methods that compute the same as one of them."""
+"""Torch layers that have a lifted form, and the functions and methods that compute the same."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ KNOWN: tuple[type[nn.Module], ...] = (
 
 
 class Step(NamedTuple):
-    """A layer and where it stands in the module."""
+    """A layer and its path in the module."""
 
     path: str
     layer: nn.Module
 
 
 def refusal(step: Step, why: str) -> ValueError:
-    """In one line: of a layer with layers inside, the name alone."""
+    """The error for a layer, in one line: its path, its repr (or class, if it contains layers) and why."""
     what = type(step.layer).__name__ if any(step.layer.children()) else repr(step.layer)
     return ValueError(f"{step.path}: {what} {why}")
 
@@ -35,7 +35,7 @@ def known(module: nn.Module) -> bool:
 
 
 def called(step: Step, node: fx.Node) -> Step:
-    """The layer that a call in the forward of `step` is to, or that computes the same."""
+    """The layer that is called in the forward of `step`, or one that computes the same as the call."""
     if node.op == "call_module":
         return Step(f"{step.path}.{node.target}", step.layer.get_submodule(str(node.target)))
     try:
@@ -45,7 +45,7 @@ def called(step: Step, node: fx.Node) -> Step:
 
 
 def no_form(step: Step, node: fx.Node) -> ValueError:
-    """Of a function or method that the forward of `step` calls."""
+    """The error for a function or method in the forward of `step` that has no lifted form."""
     arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
     return ValueError(
         f"{step.path}: {name_of(node)}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
@@ -54,7 +54,7 @@ def no_form(step: Step, node: fx.Node) -> ValueError:
 
 
 def name_of(node: fx.Node) -> str:
-    """Of a function or method; those that work in place are named after what they do."""
+    """The name of a function or method, without the _ of those that work in place."""
     return str(getattr(node.target, "__name__", node.target)).rstrip("_")
 
 

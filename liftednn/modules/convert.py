@@ -36,11 +36,11 @@ def from_module(
                  for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
-    Tensors that are added before a Linear enter its layer, those that are added behind it are added to its pre-activation. Layers that use
+    Tensors that are added before a Linear are inputs of its layer, those added after it are added to its pre-activation. Layers that use
     one weight share a key, the path of that parameter; each has its own bias, a copy where the module uses one several times.
 
-    What the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are copies, all in the
-    widest of the module's precisions and at least in float32; lam and rho are the defaults of `Layer`.
+    The activation that the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are
+    copies, all in the widest of the module's precisions and at least in float32; lam and rho are the defaults of `Layer`.
     """
     graph = read(module)
     return network_of(graph, loss, divergence), weights_of(graph)
@@ -61,7 +61,7 @@ def network_of(graph: Graph, loss: str | Loss | nn.Module | None = None, diverge
 
 
 def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
-    """It names the states that it reads where they are others than the one before, first those that enter."""
+    """The lifted layer of one use. Its `reads` names states only where it reads others than the one before."""
     use = graph.uses[number]
     outputs, inputs = use.w.shape
     dense = Dense(inputs, outputs, use.bias is not None)
@@ -72,7 +72,9 @@ def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
     )
     names = () if reads == (number,) else tuple(f"x{state}" for state in reads)
     key = graph.key(use)
-    first = next(other for other in graph.uses if graph.key(other) == key) if key else use  # it has its w as it is
+    first = (
+        next(other for other in graph.uses if graph.key(other) == key) if key else use
+    )  # the one that is not transposed
     return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed != first.transposed)
 
 
@@ -92,7 +94,7 @@ def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
 
 
 def _check_link(step: Step | None, loss: Loss) -> None:
-    """What the module ends in must be the link of its loss, or nothing."""
+    """The activation that the module ends in, if any, must be the link of its loss."""
     if step is not None and not (loss.link and same_phi(loss.link, fenchel(step))):
         raise refusal(
             step, f"ends the module, but the link of {loss!r} is another: leave loss=None, or remove that layer"
@@ -105,7 +107,7 @@ def precision(graph: Graph) -> torch.dtype:
 
 
 def weights_of(graph: Graph) -> list[Affine]:
-    """Copies of a module's weights in one precision; zeros for a bias that is not there."""
+    """Copies of a module's weights in one precision; zeros for a missing bias."""
     dtype = precision(graph)
     pairs = []
     for use in graph.uses:

@@ -1,4 +1,4 @@
-"""torch's losses as ours: what `loss=` takes besides a name and a Loss."""
+"""torch's losses as losses of liftednn, for `loss=`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CRITERIA = "MSELoss, L1Loss, HuberLoss, SmoothL1Loss, CrossEntropyLoss or BCEWit
 def loss_of(criterion: object) -> Loss | None:
     """A loss of torch as a Loss with the same minimiser; None for anything else.
 
-    Ours are summed over outputs, torch's are means or sums over all entries; HuberLoss(delta) is half of Huber(delta), and
+    Losses here are summed over outputs, torch's are means or sums over all entries; HuberLoss(delta) is half of Huber(delta), and
     SmoothL1Loss(beta) is 1 / (2 beta) of Huber(beta), |u - y| for beta = 0. CrossEntropyLoss is SoftmaxCrossEntropy, and
     BCEWithLogitsLoss, up to a constant of y, Matching(Sigmoid()), both without weights of classes.
     """
@@ -33,7 +33,7 @@ def loss_of(criterion: object) -> Loss | None:
 
 
 def _check_plain(criterion: nn.CrossEntropyLoss | nn.BCEWithLogitsLoss) -> None:
-    """What changes the minimiser is refused; a negative `ignore_index`, as torch's default is, meets no label."""
+    """Refuse options that change the minimiser; a negative `ignore_index`, the default of torch, has no effect."""
     found = [name for name in ("weight", "pos_weight") if getattr(criterion, name, None) is not None]
     if isinstance(criterion, nn.CrossEntropyLoss):
         found += ["label_smoothing"] * (criterion.label_smoothing != 0) + ["ignore_index"] * (

@@ -1,4 +1,4 @@
-"""The feed-forward rule of a network that is no chain, as a torch module: layers that read several states, add them, or share weights."""
+"""The feed-forward rule of a network that is not a chain, as a torch module: layers that read or add several states, or share weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["FeedForward", "Rule", "State"]
 
 
 class State(nn.Identity):
-    """Put behind a Linear that no activation follows, it says that what comes out is a layer's state; it changes no numbers."""
+    """Marks the output of a Linear without activation as the state of a layer; it computes the identity."""
 
 
 class Rule(NamedTuple):
     """How one layer is computed: activation(w (sum of the states that enter) + b + sum of the states that are added).
 
-    enters, added   numbers of states: 0 is the input, l + 1 what layer l gives
-    owner           number of the layer whose w this layer has: its own, or that of an earlier one
+    enters, added   numbers of states: 0 is the input, l + 1 the output of layer l
+    owner           number of the layer whose w this layer uses: its own, or that of an earlier one
     transposed      the layer has the transpose of that w
     """
 
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 
 
 class FeedForward(nn.Module):
-    """Layers that are computed one after another, each from the input and the layers before it; it gives what the last one gives.
+    """Layers that are computed one after another, each from the input and the layers before it; it returns the output of the last.
 
     linears       by the layer's number, for every layer that has a weight of its own
     biases        by the layer's number, for layers that have the weight of another one; none where a layer has no bias

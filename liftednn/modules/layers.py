@@ -1,4 +1,4 @@
-"""Torch's activation layers and the activations of sec. 4, one for the other."""
+"""Conversion between torch's activation layers and the activations of sec. 4."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liftednn.modules.calls import Step, refusal
 
 __all__ = ["fenchel", "joint", "layer_of", "same_phi"]
 
-# Where torch's softplus goes over to the identity: from here on by less than float32 can tell.
+# torch's softplus is the identity above its threshold; from this threshold on, the difference is below the precision of float32.
 _THRESHOLD = 20
 
 
@@ -78,7 +78,7 @@ def joint(step: Step) -> Activation:
             return act.HardTanh()
         case act.FenchelHardSigmoid():
             return act.HardSigmoid()
-    raise refusal(step, "has no jointly convex divergence: take divergence='fenchel'")
+    raise refusal(step, "has no jointly convex divergence: give divergence='fenchel'")
 
 
 def _one_slope(alpha: Tensor | float) -> bool:
@@ -86,7 +86,7 @@ def _one_slope(alpha: Tensor | float) -> bool:
 
 
 def layer_of(activation: Activation) -> nn.Module | None:
-    """The torch layer that computes phi; None where there is none. A class derived from one of ours may compute anything."""
+    """The torch layer that computes phi; None where there is none. A subclass has none, since it may compute anything."""
     match activation:
         case act.LeakyReLU(alpha=alpha) if alpha <= 1 and type(activation) is act.LeakyReLU:
             return nn.LeakyReLU(alpha)

@@ -1,4 +1,4 @@
-"""Whether parameters can be those of a lifted layer: real numbers, each with memory of its own."""
+"""Checks that parameters can be those of a lifted layer: real, and not overlapping in memory."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_parameters(step: Step, parts: Sequence[Tensor], seen: Sequence[Tensor]) -> None:
-    """A parameter may be one that was seen before, but must not lie in the memory of another one."""
+    """A parameter may be used again, but must not share memory with another one."""
     for part in parts:
         if part.dtype not in _REAL:
             raise refusal(step, f"has weights of {part.dtype}: convert it to float32 or float64, or to a 16-bit float")
         if part.layout != torch.strided or any(
             n > 1 and not stride for n, stride in zip(part.shape, part.stride(), strict=True)
         ):
-            raise refusal(
-                step, "has weights that are sparse or expanded, so that not each has memory of its own: copy them"
-            )
+            raise refusal(step, "has weights that are sparse or expanded, so that some share memory: copy them")
         if any(part is not other and _overlap(part, other) for other in seen):
             raise refusal(
                 step,
-                "has weights that lie in the memory of another parameter: to share them, use one and the same parameter in both layers, "
+                "has weights that share memory with another parameter: to share them, use one and the same parameter in both layers, "
                 "otherwise copy them",
             )
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two parameters lie in the same memory, as a transposed view does; neighbours in one vector do not."""
+    """Whether two parameters share memory, as a transposed view does; neighbouring slices of one vector do not."""
     if a.is_meta or b.is_meta or a.device != b.device or not a.numel() or not b.numel():
         return False
     return a.data_ptr() < _end(b) and b.data_ptr() < _end(a)

@@ -1,7 +1,7 @@
 """A torch module as layers: Linear maps of states, with the states that are added to them and the activations that follow.
 
-Nested Sequentials are read as they stand, a module with a `forward` of its own by tracing.py. Nothing is run and nothing in the module
-changes. What has no lifted form is refused by its name and its place.
+Nested Sequentials are read directly, a module with its own `forward` by tracing.py. Nothing is run and nothing in the module changes.
+What has no lifted form raises an error with its name and path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["read"]
 
 
 def read(module: nn.Module) -> Graph:
-    """The module as layers; refused in words if it is not made of them."""
+    """The module as layers; an error says which part has no lifted form."""
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise ValueError(f"module must be a torch.nn.Module such as a Sequential, got {what}")
@@ -31,10 +31,10 @@ def read(module: nn.Module) -> Graph:
 
 
 def _run(builder: Builder, step: Step, value: Value) -> Value:
-    """What a layer, or a module of layers, gives for a value."""
+    """The output of a layer, or of a module of layers, for a value."""
     layer = step.layer
     if isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward:
-        for name, part in layer._modules.items():  # named_children would leave out a layer that comes a second time
+        for name, part in layer._modules.items():  # named_children would leave out a layer that is used a second time
             if part is None:
                 raise ValueError(f"{step.path}.{name} is None: put a layer there, or remove it")
             value = _run(builder, Step(f"{step.path}.{name}", part), value)
@@ -64,11 +64,11 @@ def _applied(builder: Builder, step: Step, value: Value) -> Value:
 def _check_plain(module: nn.Module) -> None:
     for name, part in module.named_modules():
         step = Step(f"module.{name}".rstrip("."), part)
-        if "_orig_mod" in part._modules:  # so that torch's compiler need not be imported to know its class
+        if "_orig_mod" in part._modules:  # so that torch's compiler need not be imported
             raise refusal(step, f"is compiled: give the module before torch.compile: {step.path}._orig_mod")
         if any(isinstance(each, nn.UninitializedParameter) for each in part.parameters(recurse=False)):
             raise refusal(step, "has no weights yet: run the module on a batch first")
         if is_parametrized(part):
-            raise refusal(step, "is parametrized, so its weights are not its own: remove the parametrization first")
+            raise refusal(step, "is parametrized, so its weights are computed: remove the parametrization first")
         if part._forward_hooks or part._forward_pre_hooks:
             raise refusal(step, "has forward hooks, which may change what it computes: remove them first")

@@ -1,4 +1,4 @@
-"""The slopes of PReLU layers as learned activations: which are learned, where they begin, and where they are written."""
+"""The slopes of PReLU layers as learned activations: which are learned, their initial values, and the parameters they are written to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from liftednn.network import LiftedNetwork
 
 __all__ = ["found", "grains", "started"]
 
-# A slope of 0 is a ReLU, which learns none: it begins here.
+# The initial value of a learned slope that is 0.
 _FIRST = 0.01
 
 Grains = list[Grain | None]
 
 
 def grains(graph: Graph, learn_activation: str | None) -> Grains:
-    """What is learned of each hidden layer; a PReLU that comes twice has one slope for two layers and stays."""
+    """What is learned of each hidden layer; a PReLU that is used twice has one slope for two layers and is not learned."""
     if learn_activation not in ("auto", None):
         raise ValueError(
             f"learn_activation must be 'auto', to learn the slopes of PReLU layers, or None, got {learn_activation!r}"
@@ -37,11 +37,11 @@ def _grain(layer: nn.Module | None) -> Grain | None:
 
 
 def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
-    """The network with a first slope where one is to be learned and there is none yet."""
+    """The network with an initial slope above 0 where one is learned."""
     layers = list(network.layers)
-    for place, per in enumerate(learned):
-        if per and isinstance(layers[place].divergence, FenchelReLU):
-            layers[place] = replace(layers[place], divergence=FenchelLeakyReLU(torch.full((1,), _FIRST)))
+    for number, per in enumerate(learned):
+        if per and isinstance(layers[number].divergence, FenchelReLU):
+            layers[number] = replace(layers[number], divergence=FenchelLeakyReLU(torch.full((1,), _FIRST)))
     return LiftedNetwork(layers)
 
 

@@ -1,6 +1,6 @@
-"""A module that has a `forward` of its own, read by torch.fx: which layers it calls, on what, and which tensors it adds.
+"""A module with its own `forward`, read by torch.fx: which layers it calls, on what, and which tensors it adds.
 
-The forward is run on symbols, never on numbers. Calls such as `F.relu` are read as the layers that compute the same.
+The forward is traced symbolically, never run on numbers. Calls such as `F.relu` are read as the layers that compute the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Weight(NamedTuple):
 
 
 def traced(step: Step, value: Value, builder: Builder, run: Callable[[Step, Value], Value]) -> Value:
-    """What the forward of `step` gives for `value`; `run` does the same for the layers that it calls."""
+    """The output of the forward of `step` for `value`; `run` gives that of the layers it calls."""
     forward = _Forward(step, builder, run)
     for node in _graph(step).nodes:
         if node.op == "output":
@@ -38,7 +38,7 @@ def traced(step: Step, value: Value, builder: Builder, run: Callable[[Step, Valu
 
 
 class _Symbol(fx.Proxy):
-    """torch.fx alone would read a += b as a + b, as if a had not changed."""
+    """Records a += b, which torch.fx itself would record as a + b."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
@@ -55,13 +55,13 @@ class _Tracer(fx.Tracer):
 
 
 def _graph(step: Step) -> fx.Graph:
-    """As the module is in evaluation mode; its flags are put back, and constants that torch.fx adds to it are removed."""
+    """The trace in evaluation mode; the training flags are restored, and constants that torch.fx adds to the module are removed."""
     training, names = [part for part in step.layer.modules() if part.training], set(vars(step.layer))
     try:
         for part in training:
             part.training = False
         return _Tracer().trace(step.layer)
-    except Exception as error:  # whatever a forward raises when it is run on symbols
+    except Exception as error:  # a forward may raise anything when it is traced
         raise ValueError(
             f"{step.path}: the forward of {type(step.layer).__name__} cannot be read as layers and sums ({error}): "
             "write it without control flow, or as a Sequential"
@@ -74,12 +74,12 @@ def _graph(step: Step) -> fx.Graph:
 
 
 def _is_idle(node: fx.Node) -> bool:
-    """Whether a node is an argument that has a default and is never used, as a mask that other modules take."""
+    """Whether a node is an argument that has a default and is never used, such as an optional mask."""
     return node.op == "placeholder" and bool(node.args) and not node.users
 
 
 class _Forward:
-    """The nodes of one traced forward; `found` has what each gives."""
+    """The nodes of one traced forward; `found` has the result of each."""
 
     def __init__(self, step: Step, builder: Builder, run: Callable[[Step, Value], Value]) -> None:
         self.step, self.builder, self.run = step, builder, run
@@ -158,10 +158,12 @@ class _Forward:
         assert isinstance(weight, _Weight)
         transposed = weight.transposed != flip
         outputs, inputs = reversed(w.shape) if transposed else w.shape
-        # A Linear without numbers, for what a refusal says.
+        # A Linear without values, for error messages.
         step = Step(f"{self.step.path}.forward.{node.name}", nn.Linear(inputs, outputs, bias is not None, "meta"))
         if bias is not None and tuple(bias.shape) != (outputs,):
-            raise ValueError(f"{self._where(node)}, where a bias of {len(bias)} entries goes with {outputs} outputs")
+            raise ValueError(
+                f"{self._where(node)}, where a bias of {len(bias)} entries is added to {outputs} outputs: give one for each"
+            )
         return self.builder.linear(step, w, transposed, bias, value)
 
     def _parameter(self, node: fx.Node, given: Value | _Weight | None, ndim: int) -> Tensor:
@@ -169,7 +171,7 @@ class _Forward:
             raise self._refused(node)
         if given.part is None or given.part.ndim != ndim:
             raise ValueError(
-                f"{self._where(node)}, where a tensor is used that is no parameter or buffer with {ndim} dimension{'s' * (ndim > 1)}: "
+                f"{self._where(node)}, where a tensor is used that is not a parameter or buffer with {ndim} dimension{'s' * (ndim > 1)}: "
                 "make it one"
             )
         return given.part
@@ -188,7 +190,7 @@ class _Forward:
 
 
 def _attribute(module: nn.Module, path: str) -> Tensor | None:
-    """None for a constant that torch.fx had added."""
+    """The tensor at a path; None for a constant that torch.fx added."""
     *owners, name = path.split(".")
     found = getattr(module.get_submodule(".".join(owners)), name, None)
     return found if isinstance(found, Tensor) else None

@@ -21,14 +21,14 @@ __all__ = ["to_module"]
 
 def to_module(
     network: LiftedNetwork, weights: Weights
-) -> nn.Sequential | Any:  # Any: a caller knows a chain from others
-    """The network's feed-forward rule as Linear layers and activations of torch, in the weights' own precision and place.
+) -> nn.Sequential | Any:  # Any: the caller knows whether the network is a chain
+    """The network's feed-forward rule as Linear layers and activations of torch, with the dtype and device of the weights.
 
     A chain becomes a Sequential. Layers that read other states than the one before, add states or share weights become a `FeedForward`,
-    in which a weight that is shared is one parameter.
+    in which a shared weight is one parameter.
 
     The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
-    a `Scaled` activation goes into the weights before it.
+    a `Scaled` activation is multiplied into the weights before it.
     """
     operators = [_dense(number, layer) for number, layer in enumerate(network.layers)]
     network.check_shared(weights)
@@ -49,19 +49,19 @@ def _dense(number: int, layer: Layer) -> Dense:
     inner = layer.operator.operator if isinstance(layer.operator, Sum) else layer.operator
     if not isinstance(inner, Dense):
         raise ValueError(
-            f"layer {number}: torch has no standard layer for {layer.operator!r}, only Dense becomes one, and sums with it"
+            f"layer {number}: torch has no standard layer for {layer.operator!r}: only Dense, and sums with it, can be converted"
         )
     return inner
 
 
 def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Module, Affine]:
-    """The torch layer that follows a Linear, and the weights of that."""
+    """The torch activation after a Linear, and the weights of the Linear."""
     layer, owners = network.layers[number], network.connections.owners
     phi = _activation(layer)
     if isinstance(phi, Scaled) and (layer.operator.skips or owners.count(owners[number]) > 1):
         raise ValueError(
-            f"layer {number}: the scale of {phi!r} would have to go into weights that another layer has too, or to states that are "
-            "added: take an activation without a scale"
+            f"layer {number}: the scale of {phi!r} would have to be multiplied into weights that another layer shares, or into "
+            "states that are added: give an activation without a scale"
         )
     phi, weight = _unscaled(phi, weight)
     follows = layer_of(phi)
@@ -78,7 +78,7 @@ def _activation(layer: Layer) -> Activation:
 
 
 def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
-    """phi(s u) is phi on weights s times as large."""
+    """The activation without its scale s, and s times the weights: phi(s u) = phi((s w) x + s b)."""
     while isinstance(phi, Scaled):
         scale = torch.as_tensor(phi.scale).to(weight.w).reshape(-1)
         phi, weight = phi.activation, Affine(scale[:, None] * weight.w, scale * weight.b)
@@ -86,7 +86,7 @@ def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
 
 
 def _linear(operator: Dense, weights: Affine) -> nn.Linear:
-    """On the meta device nothing is drawn, so that the global generator stays where it is."""
+    """Created on the meta device, so that torch's global generator is not advanced."""
     linear = nn.Linear(operator.in_features, operator.out_features, operator.bias, device="meta")
     linear.weight = nn.Parameter(weights.w.detach().clone())
     if operator.bias:

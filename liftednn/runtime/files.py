@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what is written appears at once or not at all, and what is damaged is refused in words.
+"""Files that are complete or do not exist: a file is written in full or not at all, and a damaged one raises an error that says so.
 
 A model or a checkpoint is a safetensors file whose header has three entries: its format, facts as JSON, and a checksum of facts and
 tensors. Torch is imported with the first tensor that is read or written, not before, since the command line uses this module too.
@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["beside", "check_place", "digest", "read_tensors", "rebuilding", "write_tensors"]
+__all__ = ["beside", "check_writable", "digest", "read_tensors", "rebuilding", "write_tensors"]
 
 
-def check_place(path: str | Path) -> None:
-    """Refuse a path that no file can be written to: to be asked before the work, not after it."""
+def check_writable(path: str | Path) -> None:
+    """Refuse a path that no file can be written to; call it before the work, not after."""
     target = _target(path)
     try:
         _part(target).unlink()
@@ -49,7 +49,7 @@ def beside(path: str | Path) -> Iterator[Path]:
             part.chmod(mode)
         os.replace(part, target)
     except OSError as error:
-        raise OSError(f"{path} could not be written: {error.strerror or error}; it is as it was before") from error
+        raise OSError(f"{path} could not be written: {error.strerror or error}; it is unchanged") from error
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
@@ -73,10 +73,10 @@ def _mode(target: Path) -> int | None:
 
 
 def _part(target: Path, mode: int | None = None) -> Path:
-    """A new, empty file beside the target, of a name that nothing else has: neither the user's own files nor another run's.
+    """A new, empty file beside the target, with a name that no other file has.
 
     Nobody may read it who may not read the target; its owner may write it, even where the target is read-only. Not by
-    tempfile.mkstemp, whose files only their owner may read: to mend that, the umask of all threads would have to change.
+    tempfile.mkstemp, whose files only their owner may read: to change that, the umask of all threads would have to be changed.
     """
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     part.touch(0o666 if mode is None else mode | stat.S_IWUSR, exist_ok=False)
@@ -120,14 +120,14 @@ def read_tensors(
         with safe_open(path, "pt") as stored:
             head: dict[str, str] = stored.metadata() or {}
             check(head.get("format", ""))
-            # Copies, since a tensor of the file's own memory would change when the file is written anew.
+            # Copies, since tensors that map the file would change when the file is overwritten.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
         whole = digest(head.get("facts", ""), tensors) == head.get("sha256")
         facts = json.loads(head["facts"]) if whole else {}
         if not isinstance(facts, dict):
-            raise TypeError("its facts are no JSON object")
+            raise TypeError("its facts are not a JSON object")
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path} is no whole {what} ({error}): {cure}") from error
+        raise ValueError(f"{path} is not a complete {what} ({error}): {cure}") from error
     if not whole:
         raise ValueError(f"{path} is damaged, its checksum does not agree with what it holds: {cure}")
     return facts, tensors
@@ -135,9 +135,9 @@ def read_tensors(
 
 @contextmanager
 def rebuilding(path: str | Path, cure: str) -> Iterator[None]:
-    """Whatever goes wrong while objects are built from what a file holds becomes a ValueError; `cure` says what to do.
+    """Turn any error while objects are built from a file into a ValueError; `cure` says what to do.
 
-    All exceptions, since a forged file can make a constructor raise any.
+    All exceptions, since a manipulated file can make a constructor raise any.
     """
     try:
         yield
@@ -151,8 +151,8 @@ def rebuilding(path: str | Path, cure: str) -> Iterator[None]:
 
 
 def _check_ordinary(path: Path) -> None:
-    """A device or a pipe must never be replaced by a file, and reading one could wait for ever."""
+    """Refuse folders, devices and pipes: writing would replace a device by a file, and reading a pipe could block."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file in it")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no ordinary file: name one that is")
+        raise ValueError(f"{path} is not a regular file: name one that is")

@@ -1,4 +1,4 @@
-"""Steps without Python in the loop: on a CUDA device a step is recorded once as a graph and replayed for every batch."""
+"""Training steps as CUDA graphs: a step is recorded once and replayed for every batch, without Python in between."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Step = Callable[..., Any]
 
 
 def recorded(step: Step, device: torch.device) -> Step:
-    """The step, a function of tensors and None's that changes others in place and returns one or None; on a CUDA device its
-    recording.
+    """A function of tensors (or None) that changes other tensors in place and returns one or None; on a CUDA device, its recording.
 
-    The first calls, `WARM_UP` of them, are plain steps, and so are those with other shapes than the first had.
+    The first `WARM_UP` calls are plain steps, and so are those with other shapes than the first.
     """
     return _Recorded(step) if device.type == "cuda" else step
 
@@ -41,9 +40,9 @@ class _Recorded:
             if self.calls >= WARM_UP and shapes == self.shapes:
                 self._record(given)
             return found
-        for place, new in zip(self.kept, given, strict=True):
-            if place is not None and new is not None:
-                place.copy_(new)
+        for buffer, new in zip(self.kept, given, strict=True):
+            if buffer is not None and new is not None:
+                buffer.copy_(new)
         self.graph.replay()
         return None if self.found is None else self.found.clone()  # the next replay writes to the same memory
 

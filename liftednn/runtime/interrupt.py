@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never within one: what is kept is then whole."""
+"""Ctrl-C takes effect between two steps, never within one, so that the weights are consistent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Interruption", "between_steps"]
 
 
 class Interruption(KeyboardInterrupt):
-    """A Ctrl-C that came to be noticed between two steps."""
+    """A Ctrl-C that took effect between two steps."""
 
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Gives a function to call after every step: it raises `Interruption` if Ctrl-C was pressed since. A second Ctrl-C is at
-    once, and no `Interruption`; one that came after the last call is raised at the end.
+    """Gives a function to call after every step: it raises `Interruption` if Ctrl-C was pressed since. A second Ctrl-C
+    raises a plain KeyboardInterrupt at once; one after the last call is raised at the end.
 
-    Signals reach the main thread only; elsewhere, and where Ctrl-C is not Python's own, nothing is changed.
+    Signals reach the main thread only; in other threads, and where another handler is set, nothing is changed.
     """
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if threading.current_thread() is not threading.main_thread() or not own:
@@ -34,7 +34,7 @@ def between_steps() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
         pressed = True
 
-    def ask() -> None:
+    def check() -> None:
         nonlocal raised
         if pressed:
             raised = True
@@ -42,7 +42,7 @@ def between_steps() -> Iterator[Callable[[], None]]:
 
     before = signal.signal(signal.SIGINT, remember)
     try:
-        yield ask
+        yield check
     finally:
         signal.signal(signal.SIGINT, before)
     if pressed and not raised:

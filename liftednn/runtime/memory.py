@@ -1,4 +1,4 @@
-"""Whether a run fits in memory, by an estimate made before anything is allocated: beyond it, the system would end the program."""
+"""Whether a run fits in memory, by an estimate before anything is allocated; otherwise the system might kill the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["check_memory", "needed", "total"]
 
-# Training holds the weights, their velocity, the last good ones, a step, and two copies while it begins.
+# Training holds the weights, their velocity, the last good ones, a step, and two copies at the start.
 _WEIGHTS = 6
 # Each layer has the Gram matrix of its inputs and its inverse; while one is factored, there are three more. All are in float64 here.
 _KEPT, _FACTORED = 2, 3
@@ -29,7 +29,7 @@ def check_memory(shapes: Sequence[tuple[int, int]], like: Tensor, rows: int = 0)
         sizes = "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
         raise ValueError(
             f"layers of {sizes} would need about {_gigabytes(need)} of memory, and {like.device} has {_gigabytes(there)}: give smaller "
-            "layers or fewer inputs; a layer needs the square of its inputs"
+            "layers or fewer inputs; a layer needs memory for the square of its inputs"
         )
 
 
@@ -42,7 +42,7 @@ def needed(shapes: Sequence[tuple[int, int]], size: int, rows: int = 0) -> int:
 
 
 def total(device: torch.device) -> int | None:
-    """All the memory of a device in bytes, used or not; None where it cannot be known."""
+    """All the memory of a device in bytes, used or not; None where it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):

@@ -1,4 +1,4 @@
-"""The arithmetic of training and prediction: without gradients, and in the precision of the data whatever surrounds the call."""
+"""The arithmetic of training and prediction: without gradients, and in the precision of the data, even under autocast."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One thread for small work: more are no faster there, and how many there are decides how sums are rounded.
+"""One thread for small problems: more are no faster there, and their number changes how sums are rounded.
 
 Training amplifies rounding: after some passes, two runs that differ in their last bits give different scores. Runs of one seed therefore
-agree bit by bit only with one number of threads; small ones, with any.
+agree bit by bit only with the same number of threads; small ones always do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread(small: bool) -> Iterator[None]:
-    """With `small`, torch has one thread within; then as many as before."""
+    """With `small`, torch has one thread inside the block, and as many as before after it."""
     before = torch.get_num_threads()
     if not small or before == 1:
         yield

@@ -1,4 +1,4 @@
-"""`check_activation`."""
+"""The check for activations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
     _check_argmin(activation, u, seed)
     reached = activation.prox(z, other, 0.7)  # a point of the domain that is not phi(u)
     inside = below_cap(activation, u, reached)
-    for size in (1.0, 0.1):  # far out, and near 0, where a sigmoid bends most
+    for size in (1.0, 0.1):  # far from 0, and near 0, where a sigmoid has the most curvature
         check_in_u(
             activation,
             below_cap(activation, size * u, reached),
@@ -191,16 +191,16 @@ def _parameters(activation: Activation) -> dict[str, Tensor]:
 
 
 def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
-    """Rows of no weight do not count, those of next to none count for next to nothing where `summed` is declared."""
+    """Rows of weight 0 have no effect and, where `summed` is declared, rows of tiny weight almost none."""
     half = len(u) // 2
-    z = torch.cat([z[:half].lerp(z.mean(0), 0.5), z[half:]])  # so that the rows that count are not the outermost
+    z = torch.cat([z[:half].lerp(z.mean(0), 0.5), z[half:]])  # so that the rows with weight are not the extreme ones
     weights = (torch.arange(len(u)) < half).double().clamp(min=1e-12 if activation.summed else 0.0)
     whole, few = (_parameters(activation.refit(*rows)) for rows in ((u, z, weights), (u[:half], z[:half])))
     for name in activation.learned:
         close(
             whole[name],
             few[name],
-            f"refit does not weigh rows by sample_weight, or is not `summed`: {name}",
+            f"refit does not weight rows by sample_weight, or is not `summed`: {name}",
             share=1e-6,
         )
 
@@ -219,7 +219,7 @@ def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> No
 
 
 def _check_least(activation: Activation, found: Activation, u: Tensor, z: Tensor, counts: Tensor) -> None:
-    """What was learned lies within the limits, and nothing close by does better there."""
+    """The learned parameters lie within the limits, and none close by is better."""
     least = float(found.value(u, z) @ counts)
     for name, now in _parameters(found).items():
         given = _parameters(activation)[name]

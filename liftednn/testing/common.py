@@ -1,4 +1,4 @@
-"""What the checks share: points, rivals, and what holds for every divergence as a function of u."""
+"""What the checks share: random points, and the properties of every divergence as a function of u."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def no_better(
 
 
 def below_cap(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
-    """u moved into the domain that z leaves it."""
+    """u moved into the domain that z allows."""
     return torch.minimum(u, divergence.cap(z)) if divergence.capped else u
 
 
 def rivals(z: Tensor, seed: int, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Points near and far, as they are and pulled into the domain."""
+    """Points near and far from z, unchanged and projected into the domain."""
     generator = torch.Generator().manual_seed(seed + 17)
     rivals = []
     for size in (1e-3, 1e-2, 0.1, 1.0, 5.0):
@@ -91,7 +91,7 @@ def check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> N
 def check_minimal(
     energy: Callable[[Tensor], Tensor], found: Tensor, v: Tensor, step: float, name: str, seed: int
 ) -> None:
-    """`found` minimises energy + |. - v|^2 / (2 step) among points near and far."""
+    """`found` minimises energy + |. - v|^2 / (2 step), compared with points near and far."""
 
     def objective(point: Tensor) -> Tensor:
         return energy(point) + (point - v).square().sum(-1) / (2 * step)
@@ -105,7 +105,7 @@ def check_minimal(
 
 
 def check_units(divergence: Divergence, u: Tensor, z: Tensor) -> None:
-    """`unitwise`: units of one row beside those of another add up to the same energy. `uniform`: so does every unit by itself."""
+    """`unitwise`: D is a sum over units, so mixing the units of two rows keeps their total. `uniform`: all units have the same D."""
     assert divergence.unitwise or not divergence.uniform, "declared uniform, but not unitwise"
     if not divergence.unitwise:
         return

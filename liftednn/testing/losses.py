@@ -1,4 +1,4 @@
-"""`check_loss`."""
+"""The check for losses."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _check_link(loss: Loss, u: Tensor) -> None:
 
 
 def _check_met(loss: Loss, u: Tensor, encoded: Tensor) -> None:
-    """A row that counts three times is three rows."""
+    """A row of weight 3 is the same as three rows."""
     counts = torch.arange(N) % 3 + 1
     met = loss.curvature_met(u, encoded, counts.to(u))
     assert met > 0, f"curvature_met must be positive, got {met}"
     many = loss.curvature_met(*(part.repeat_interleave(counts, 0) for part in (u, encoded)))
-    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weigh rows by counts")
+    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weight rows by counts")

@@ -22,7 +22,7 @@ __all__ = ["check_operator"]
 # Inputs and outputs of the network that is trained, and the share by which rounding may raise the objective of a block.
 _INPUTS, _OUTPUTS, _ROUNDING = 5, 2, 1e-9
 _SHIFT = 0.7
-# Scales that operators are tried at, and the factor by which a bound may be above what it bounds.
+# Scales at which operators are checked, and the factor by which a bound may exceed the true value.
 _SCALES, _LOOSE = (1.0, 1e-3, 1e3), 100.0
 
 
@@ -55,7 +55,7 @@ def _check_shapes(operator: Operator) -> None:
     assert operator.out_width == math.prod(operator.out_shape), "out_width is not that of out_shape"
     assert operator.outputs == math.prod(shape[:-1]), "outputs are not those of weight_shape"
     whole = operator.positions * operator.outputs == operator.out_width
-    assert whole, f"out_shape {operator.out_shape} is no whole number of positions with {operator.outputs} outputs"
+    assert whole, f"out_shape {operator.out_shape} is not a whole number of positions with {operator.outputs} outputs"
 
 
 def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
@@ -86,15 +86,15 @@ def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> 
 
 
 def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: int, r: Tensor) -> None:
-    """As a function of one state."""
-    without = [torch.zeros_like(x) if place == index else x for place, x in enumerate(xs)]
+    """Check the operator as a linear function of one state."""
+    without = [torch.zeros_like(x) if state == index else x for state, x in enumerate(xs)]
     image, x = operator.forward(xs, weights) - operator.forward(without, weights), xs[index]
     given = r.clone()
     back = operator.adjoint(r, weights, index)
     assert back.shape == x.shape, f"adjoint gave shape {tuple(back.shape)}, expected {tuple(x.shape)}"
     close((image * r).sum(), (x * back).sum(), f"adjoint fails <A x, r> = <x, A' r> for state {index}")
     back.zero_()
-    close(r, given, "adjoint must give a tensor of its own, since it is written to")
+    close(r, given, "adjoint must return a new tensor, since it is written to")
     normal = operator.normal(weights, index)
     after = operator.adjoint(image, weights, index)
     close(normal.apply(x), after, "normal must be adjoint after forward")
@@ -132,7 +132,7 @@ def _check_sizes(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
 
 
 def _check_norm(operator: Operator, weights: Affine) -> None:
-    """An upper bound that is of some use."""
+    """An upper bound that is not too loose."""
     for index in range(len(operator.in_shapes)):
         normal, bound = operator.normal(weights, index), operator.norm(weights, index)
         if normal.small:

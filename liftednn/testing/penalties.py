@@ -1,4 +1,4 @@
-"""`check_penalty`."""
+"""The check for penalties."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
 
 
 def _rivals(penalty: Penalty, w: Tensor, seed: int) -> list[Tensor]:
-    """Weights near and far: all entries moved, those that are not 0, and few. A set without convexity forgives what lies close to it, so
-    they are moved onto it."""
+    """Weights near and far: all entries moved, those that are not 0, and few. A non-convex set accepts points close to it, so they are
+    projected onto it."""
     generator = torch.Generator().manual_seed(seed + 17)
     found = []
     for size in (1e-3, 1e-2, 0.1, 1.0, 5.0):
@@ -63,7 +63,7 @@ def _check_convex(penalty: Penalty, w: Tensor, inside: Tensor, seed: int) -> Non
 
 
 def _check_fits(penalty: Penalty, shape: tuple[int, int]) -> None:
-    """What it says of a shape is so: there, the penalty can be computed."""
+    """`fits` is right: for the shapes it allows, the penalty can be computed."""
     assert penalty.fits(shape), f"fits says that no weights of shape {shape} can have it: give the shape that can"
     for each in (shape, (shape[0] + 1, shape[1] + 2)):
         if penalty.fits(each):
@@ -95,7 +95,7 @@ def _check_minimiser(penalty: Penalty, shape: tuple[int, int], seed: int) -> Non
 
 
 def _check_restrict(penalty: Penalty, w: Tensor) -> None:
-    """As if the weights that are left out were 0, where those may be."""
+    """The restricted penalty is that of weights which are 0 elsewhere, where the penalty allows zeros."""
     outputs, inputs = (torch.arange(0, count, 2) for count in w.shape)
     part = w[outputs][:, inputs]
     few = penalty.restrict(outputs, inputs)

@@ -1,4 +1,4 @@
-"""The check of an uncertainty: its term, and that every step it owns is a step on that term."""
+"""The check for uncertainties: the term, and that all steps are steps on that term."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class _Point:
     w: Tensor
 
     def term(self, u: Tensor | None = None) -> float:
-        """The robust energy, at pre-activations that are not the rows' own if given."""
+        """The robust energy, at the pre-activations of the rows or at u."""
         seen = self.kind.seen(self.divergence, self.w)
         mean = float(seen.value(self.x @ self.w.T if u is None else u, self.z).mean())
         return self.kind.term(mean, self.divergence.curvature, self.w)
 
     def batch_term(self, u: Tensor) -> RobustTerm:
-        """Renewed at pre-activations u."""
+        """The batch term, renewed at pre-activations u."""
         found: RobustTerm = self.kind.batch_term(self.divergence, _LAM, self.w)
         found.renew(self.w, u, self.z, None, None)
         return found

@@ -1,6 +1,6 @@
 """The X-step on a batch, once for every layer, from the states of the recursion.
 
-With X_l = phi(u_l) from the forward pass, the layers are gone through from the last to the first. Each state answers the
+With X_l = phi(u_l) from the forward pass, the layers are gone through from the last to the first. Each state is updated for the
 gradient g of the terms after it by  z = argmin <g, z> + lam D(u, z):  a proximal gradient step in the layer's own divergence, which is
 the Bregman distance from phi(u) where D is a Fenchel divergence. It does not raise the block's objective where lam is at least
 curvature(D) times the curvature of the terms after it. The layer's own pull is then lam grad_u D(u, z), the gradient in u of
@@ -25,18 +25,18 @@ from liftednn.network import LiftedNetwork, Weights
 
 __all__ = ["Answer", "answer", "curvatures", "descent_refusal", "recursion"]
 
-# A layer that feels less than this share of the loss's curvature feels nothing, nor does a unit beside one that feels so much more.
-_FELT = 1e-10
+# Curvature below this share of the loss's counts as 0 for a layer, and below this share of the largest unit's for a unit.
+_NEGLIGIBLE = 1e-10
 
 
 class Answer(NamedTuple):
-    """What a batch says.
+    """The X-step on a batch.
 
     forward          states of the recursion (X_0, ..., X_L)
     preactivations   u_0, ..., u_L of the recursion
     states           states after the X-step (X_1, ..., X_L)
     pulls            lam grad_u D of every layer, or of its robust form
-    levers           for a layer whose rows lie in a box, the gradient in how far its pre-activations reach; None for the others
+    levers           for a layer whose rows lie in a box, the gradient in the radius of its pre-activations; None for the others
     """
 
     forward: list[Tensor]
@@ -48,10 +48,10 @@ class Answer(NamedTuple):
 
 def descent_refusal(network: LiftedNetwork) -> str:
     """Why mini-batch descent cannot train a network; empty if it can."""
-    for place, layer in enumerate(network.layers):
+    for number, layer in enumerate(network.layers):
         if layer.divergence.curvature == torch.inf:
             return (
-                f"layer {place}: {layer.divergence!r} has no finite curvature, and mini-batch steps need one: "
+                f"layer {number}: {layer.divergence!r} has no finite curvature, and mini-batch steps need one: "
                 "use its Fenchel form, give a loss a smoothing, or use BCD"
             )
     return ""
@@ -67,7 +67,7 @@ def answer(
 ) -> Answer:
     """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss.
 
-    terms   the robust terms of layers whose rows are uncertain; without them the layers count as if they were not
+    terms   the robust terms of layers whose rows are uncertain; without them all rows count as certain
     """
     forward, preactivations = recursion(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
@@ -91,12 +91,12 @@ def curvatures(
     counts: Tensor | None = None,
     y: Tensor | None = None,
 ) -> list[Tensor]:
-    """c of every layer, the mean over rows, and over units that feel any, of the curvature in u of what comes after, as 0-dim tensors.
-    That of the loss is its bound, or with responses y what it meets there.
+    """c of every layer: the mean over rows, and over units with a gradient, of the curvature in u of what comes after; 0-dim tensors.
+    That of the loss is its bound or, with responses y, its value at the residuals.
 
     Probes (m, n, outputs) of the loss's curvature, random signs say, are sent backward as pulls; the mean square that arrives is the
     mean diagonal of J' (c_loss I) J, J the Jacobian from u to the scores. Where nothing arrives, as below a head of zeros, c is
-    infinite: the layer had better wait.
+    infinite, and the layer takes no step.
     """
     if probes.ndim != 3 or not len(probes) or probes.shape[1:] != preactivations[-1].shape:
         n, outputs = preactivations[-1].shape
@@ -106,32 +106,34 @@ def curvatures(
     met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, counts)
     top = network.layers[-1].lam * met
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
-    if any(activation.joint for activation in network.hidden):  # these pull even where the states obey the recursion
+    if any(
+        activation.joint for activation in network.hidden
+    ):  # whose pull is not 0 even where the states obey the recursion
         rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
     found = [
-        torch.stack([reduce.mean_square(pull, counts) for pull in pulls]).mean() / _felt(pulls)
+        torch.stack([reduce.mean_square(pull, counts) for pull in pulls]).mean() / _active_share(pulls)
         for pulls in zip(*arrived, strict=True)
     ]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    found = [torch.where(c < _FELT * top, torch.inf, c) for c in found]
+    found = [torch.where(c < _NEGLIGIBLE * top, torch.inf, c) for c in found]
     bounded = [torch.where(c.isinf(), c, c.clamp(max=limit)) for c, limit in zip(found, limits, strict=True)]
     return [*bounded[:-1], probes.new_full((), top)]
 
 
-def _felt(pulls: Sequence[Tensor]) -> Tensor:
-    """The share of units that a pull arrives at on any row. Those that have died must not lower a mean: steps are as long as it is
-    small, and longer ones let more units die."""
+def _active_share(pulls: Sequence[Tensor]) -> Tensor:
+    """The share of units that receive a pull on any row. Units that are constant must not lower the mean curvature: a smaller one gives
+    longer steps, which make more units constant."""
     arrived = torch.stack([reduce.total(pull.square()) for pull in pulls]).sum(0)
-    return torch.where(arrived.max() > 0, (arrived > _FELT * arrived.max()).to(pulls[0]).mean(), 1.0)
+    return torch.where(arrived.max() > 0, (arrived > _NEGLIGIBLE * arrived.max()).to(pulls[0]).mean(), 1.0)
 
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """States (X_0, ..., X_L) and pre-activations (u_0, ..., u_L) of the forward pass."""
     states, preactivations = [x], []
-    for place, layer in enumerate(network.layers):
-        preactivations.append(network.preactivation(place, weights, states))
-        if place + 1 < len(network.layers):
+    for number, layer in enumerate(network.layers):
+        preactivations.append(network.preactivation(number, weights, states))
+        if number + 1 < len(network.layers):
             states.append(layer.divergence(preactivations[-1]))
     return states, preactivations
 
@@ -169,7 +171,7 @@ def _respond(
     down: Tensor | None,
     terms: Sequence[RobustTerm | None],
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The state that layer `number` gives, its own pull and lever, where `down` arrives at the state."""
+    """State, pull and lever of layer `number`, where `down` is the gradient that its state receives."""
     layer, u = network.layers[number], preactivations[number]
     assert isinstance(layer.divergence, Activation)
     assert down is not None

@@ -1,8 +1,8 @@
-"""Block-coordinate descent (sec. 6): the loop that owns the states.
+"""Block-coordinate descent (sec. 6) over full passes; the states of all rows are kept.
 
 A sweep updates the states from the last layer to the first, then all weights. Every block minimises the same objective over its own
-variables, so the objective does not rise at any of them. History starts at sweep 0, random features with a fitted head: the control
-that any sweep has to beat.
+variables, so the objective does not rise at any of them. History starts at sweep 0, random features with a fitted head, as a
+baseline.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Block(NamedTuple):
 
 @dataclass
 class State:
-    """Where a run stands: weights, states (X_0, ..., X_{L+1}), and the regressions on X_0, whose Gram matrices never change, by layer.
+    """The state of a run: weights, states (X_0, ..., X_{L+1}), and the regressions on X_0, whose Gram matrices never change, by layer.
 
-    `kkt` holds the last residual of each block, `network` the network with the activations as they are by now.
+    `kkt` holds the last residual of each block, `network` the network with the activations learned so far.
     """
 
     weights: list[Affine]
@@ -68,13 +68,13 @@ class State:
 class BCD:
     """Full-batch block-coordinate descent.
 
-    passes    sweeps at most
-    tol         stop when a sweep lowers the objective by less than this share of it
-    joint       update the states of all layers at once; every activation must be jointly convex
-    seed        of the initial weights
-    block_tol   relative KKT residual to which each block is solved
-    block_iter  iterations at most in a block
-    learn_activation       learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    passes             the most passes (sweeps) over all blocks
+    tol                stop when a sweep lowers the objective by less than this share of it
+    joint              update the states of all layers at once; every activation must be jointly convex
+    seed               of the initial weights
+    block_tol          relative KKT residual to which each block is solved
+    block_iter         the most iterations in a block
+    learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     """
 
     passes: int = 20
@@ -105,8 +105,8 @@ class BCD:
         """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
 
         weights         where to start; None for random features with a fitted head
-        callback        called with each sweep's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
-        sample_weight   (n,), how much each row counts: means over rows become weighted ones. A state answers to its own row alone,
+        callback        called with each sweep's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
+        sample_weight   (n,), how much each row counts: means over rows become weighted ones. Each row has states of its own,
                         so the X-step does not depend on them
         """
         started = time.perf_counter()
@@ -120,13 +120,13 @@ class BCD:
                 if callback is not None and callback(record):
                     status = "stopped"
                     break
-                if len(history) > 1 and _settled(history[-2].objective, record.objective, self.tol):
+                if len(history) > 1 and _converged(history[-2].objective, record.objective, self.tol):
                     status = "converged"
                     break
         except KeyboardInterrupt:
             status = "stopped"
-        told, final = _sentence(status, history, self.tol), state.network or network
-        return Fit(state.weights, history, status, told, final, state.states)
+        sentence, final = _sentence(status, history, self.tol), state.network or network
+        return Fit(state.weights, history, status, sentence, final, state.states)
 
     def init(
         self,
@@ -136,7 +136,7 @@ class BCD:
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         sample_weight: Any = None,
     ) -> State:
-        """Check everything at the door; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
+        """Check the arguments; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
         check_trainable(network)
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
@@ -165,13 +165,13 @@ class BCD:
             state.states = [state.states[0], *step.states, state.states[-1]]
             yield Block("x", step.kkt, step.n_iter, step.method)
         else:
-            for place in range(hidden, 0, -1):
-                yield self._update_state(network, state, place)
-        for place in range(hidden + 1):
-            if network.connections.owners[place] == place:
-                yield self._update_weights(network, state, place)
-            if place < hidden and grains_of(network, self.learn_activation)[place]:
-                yield self._update_activation(network, state, place)
+            for number in range(hidden, 0, -1):
+                yield self._update_state(network, state, number)
+        for number in range(hidden + 1):
+            if network.connections.owners[number] == number:
+                yield self._update_weights(network, state, number)
+            if number < hidden and grains_of(network, self.learn_activation)[number]:
+                yield self._update_activation(network, state, number)
                 network = state.network or network
 
     def _update_state(self, network: LiftedNetwork, state: State, number: int) -> Block:
@@ -181,7 +181,7 @@ class BCD:
         return Block(f"x{number}", step.kkt, step.n_iter, step.method)
 
     def _update_weights(self, network: LiftedNetwork, state: State, owner: int) -> Block:
-        """Of one layer, or of all that share its w."""
+        """The W-step of one layer, or of all that share its w."""
         members, limits = network.connections.sharing(owner), (self.block_tol, self.block_iter)
         layers, xs = [network.layers[each] for each in members], [network.read(each, state.states) for each in members]
         designs, zs = [_designs(network, state, each) for each in members], [state.states[each + 1] for each in members]
@@ -195,13 +195,13 @@ class BCD:
                 state.weights[each] = weights
         return Block(f"w{owner}", step.kkt, step.n_iter, step.method)
 
-    def _update_activation(self, network: LiftedNetwork, state: State, place: int) -> Block:
-        u = network.preactivation(place, state.weights, state.states)
-        per = grains_of(network, self.learn_activation)[place] or "layer"
-        w, z = state.weights[place].w, state.states[place + 1]
-        step = update_activation(network, place, w, u, z, state.sample_weight, per)
+    def _update_activation(self, network: LiftedNetwork, state: State, number: int) -> Block:
+        u = network.preactivation(number, state.weights, state.states)
+        per = grains_of(network, self.learn_activation)[number] or "layer"
+        w, z = state.weights[number].w, state.states[number + 1]
+        step = update_activation(network, number, w, u, z, state.sample_weight, per)
         state.network = step.network
-        return Block(f"phi{place + 1}", step.kkt, 1, "learned")
+        return Block(f"phi{number + 1}", step.kkt, 1, "learned")
 
     def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
         for sweep in range(self.passes + 1):
@@ -222,7 +222,7 @@ class BCD:
 
 
 def _plain(network: LiftedNetwork, state: State, number: int | None = None) -> list[Layer]:
-    """The layers as an X-step takes them, at the present weights and states; with a number, those that meet in that state."""
+    """The layers as an X-step takes them, at the present weights and states; with a number, only those at that state change."""
     layers, readers = list(network.layers), network.connections.readers
     for each in range(len(layers)) if number is None else {number - 1, *(reader for reader, _ in readers[number])}:
         xs, z = network.read(each, state.states), state.states[each + 1]
@@ -231,7 +231,7 @@ def _plain(network: LiftedNetwork, state: State, number: int | None = None) -> l
 
 
 def _designs(network: LiftedNetwork, state: State, number: int) -> list[Design]:
-    """The regressions of a layer; those on the data are kept."""
+    """The regressions of a layer; those on the inputs are computed once."""
     if any(network.connections.reads[number]):
         return designs_of(network.layers[number], network.read(number, state.states), state.sample_weight)
     if number not in state.designs:
@@ -240,7 +240,7 @@ def _designs(network: LiftedNetwork, state: State, number: int) -> list[Design]:
     return state.designs[number]
 
 
-def _settled(before: float, after: float, tol: float) -> bool:
+def _converged(before: float, after: float, tol: float) -> bool:
     return before - after <= tol * abs(before)
 
 

@@ -1,7 +1,7 @@
-"""Where an interrupted run left off: tensors in a safetensors file, with JSON beside them in its header and a checksum; no pickle.
+"""Checkpoints of a run: tensors in a safetensors file, with JSON and a checksum in its header; no pickle.
 
-A file is written beside the old one and then renamed over it, so that a crash leaves one of the two whole. It names what its run was
-trained on, part by part (`identity.py`), and goes on with nothing else.
+A file is written beside the old one and then renamed over it, so that a crash leaves one of the two complete. It records what its run
+was trained on, part by part (`identity.py`), and only a run on the same can resume from it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
 __all__ = ["Checkpoint"]
 
 _FORMAT, _VERSION = "liftednn-checkpoint", 2
-_CURE = "delete it to start anew"
+_CURE = "delete it to start again"
 
 
 @dataclass
 class Checkpoint:
-    """A file that a run writes every `seconds`, and at its end; a run with the same settings, network and data goes on from there."""
+    """A file that a run writes every `seconds`, and after each pass; a run with the same settings, network and data resumes from it."""
 
     path: str | Path
     seconds: float = 60.0
@@ -51,12 +51,12 @@ class Checkpoint:
         facts, tensors = read_tensors(path, "checkpoint", _CURE, self._check_format)
         there = facts.get("identity")
         if not isinstance(there, dict):
-            raise ValueError(f"{path} is no whole checkpoint (it does not say what run it is of): {_CURE}")
+            raise ValueError(f"{path} is not a complete checkpoint (it does not record its run): {_CURE}")
         self._check_same(there, identity)
         return tensors, facts
 
     def rebuilding(self) -> AbstractContextManager[None]:
-        """To take up in it what `load` gave: what does not fit the run is refused."""
+        """Context in which to restore what `load` gave: errors in it become a ValueError that names the file."""
         return rebuilding(self.path, _CURE)
 
     def _check_same(self, there: dict[str, Any], here: dict[str, str]) -> None:
@@ -74,6 +74,6 @@ class Checkpoint:
         if int(version[1]) != _VERSION:
             writer = "a newer" if int(version[1]) > _VERSION else "an older"
             raise ValueError(
-                f"{self.path} was written by {writer} liftednn (its format is {version[1]}, this one reads {_VERSION}): go on "
+                f"{self.path} was written by {writer} liftednn (its format is {version[1]}, this one reads {_VERSION}): resume "
                 f"with that version, or {_CURE}"
             )

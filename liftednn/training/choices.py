@@ -1,5 +1,5 @@
-"""Choices made from the data: how closely the states obey (lam), how small the weights stay (rho), how far the Gram
-matrices are trusted (damping), how large a batch is."""
+"""Hyperparameters chosen from the data: how closely the states obey the recursion (lam), how small the weights stay (rho), the
+damping of the Gram matrices, the batch size and the number of passes."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = [
     "damping",
     "first_passes",
     "fitted_head",
-    "guarded",
     "passes",
     "probes",
     "random_features",
     "small",
     "smoothed",
+    "with_input_uncertainty",
     "with_loss",
 ]
 
 # Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
-# Taken for the number of rows where only a pass over the data could tell.
+# The number of rows that is assumed where it is unknown.
 _MANY = 50_000
-# Passes at most, and rows to see in all before they are fewer.
+# The most passes, and the number of rows that all passes together should read at least.
 _MOST, _SEEN = 200, 60_000
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
-# lam against the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would undo the residual.
-_STIFFNESS = 100.0
-# A lam at which the X-step is linear to many digits.
-_STIFF = 1e8
+# lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
+_LAM_FACTOR = 100.0
+# A lam so large that the X-step is linear to many digits.
+_LARGE_LAM = 1e8
 _SHRINKAGE = 6.5e-4
 # The width over which a kink of the loss is rounded off, as a share of the responses' spread.
 _SMOOTHING = 0.01
-# The same width where a first head is fitted.
+# The same width where the initial head is fitted.
 _LOOSE = 0.5
-# Scores up to this many are probed one output at a time: so few would make one random probe noisy.
+# Up to this many scores, each output has a probe of its own: one random probe would be noisy.
 _EXACT = 256
 
 
@@ -76,17 +76,17 @@ def small(network: LiftedNetwork, size: int) -> bool:
 
 
 def passes(rows: int | None) -> int:
-    """Over the data: many where rows are few."""
+    """The number of passes over the data: more where there are fewer rows."""
     return max(30, min(_MOST, _SEEN // (rows or _MANY)))
 
 
 def first_passes(rows: int | None) -> int:
-    """Over the data, for the first weights of a network that is then trained otherwise: three, more where rows are few."""
+    """The number of initialisation passes, for a network that is then trained otherwise: three, more where there are few rows."""
     return max(3, min(_MOST, _SEEN // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int) -> float:
-    """d as a share of the mean diagonal of the inputs' Gram matrix: more where rows are few and directions many."""
+    """d as a share of the mean diagonal of the inputs' Gram matrix: larger for few rows and many columns."""
     return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
 
 
@@ -96,16 +96,16 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
     rho_l = 6.5e-4 (variance of the layer's inputs, summed) / (curvature of the loss) / sqrt(rows): it vanishes as rows grow. Inputs
     scaled as a whole give the same predictions where a layer reads them alone, since its initial weights shrink with their spread
-    (`unit_of`); columns in units of their own should be standardised first. Responses may have any units: where the loss does not
+    (`unit_of`); columns in different units should be standardised first. Responses may have any units: where the loss does not
     change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
-    lam_l = 100 times the mean curvature, in u_l, of what the layer feels through the layers after it.
+    lam_l = 100 times the mean curvature of the loss in u_l, through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
     """
     check_network(network)
     source = source_of(x, y, sample_weight)
     if isinstance(source, Once):
         raise ValueError(
-            "an iterator would lose the rows that choices are made from: give some rows and responses instead"
+            "an iterator can be read only once, and automatic would use up its first rows: give some rows and responses instead"
         )
     with one_thread(small(network, batch_size(source.rows))):
         return _chosen(network, source, seed)
@@ -118,17 +118,19 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     network = with_loss(network, smoothed(network.loss, y, counts))
     weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
     scales = _scales(network, weights, x, counts)
-    hardness = 2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
+    loss_curvature = (
+        2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
+    )
     units, head = _units(network.loss, y, counts)
     sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
-    rhos = [_SHRINKAGE / hardness * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
+    rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
     layers = [
         replace(layer, penalty=L2(rhos[owner])) if isinstance(layer.penalty, L2) else layer
         for layer, owner in zip(network.layers, network.connections.owners, strict=True)
     ]
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, counts)
-    lams = [_STIFFNESS * c for c in _stiff_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
+    lams = [_LAM_FACTOR * c for c in _limit_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
@@ -163,8 +165,8 @@ def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
 
 
 def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
-    """The spread of the responses that vary, to the next power of two: rho need not be known more closely, and responses that are
-    standardised, of which only a sample is seen, have 1; so have those that do not vary."""
+    """The spread of the responses that vary, to the next power of two: rho need not be more exact, and a sample of
+    standardised responses then gives exactly 1. Also 1 for responses that do not vary."""
     smallest, greatest = reduce.ends(y)
     varying = y[:, smallest < greatest]
     if not varying.numel():
@@ -184,23 +186,25 @@ def with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
     return LiftedNetwork([*network.layers[:-1], replace(network.layers[-1], divergence=loss)])
 
 
-def guarded(network: LiftedNetwork, uncertainty: Uncertainty | None, stiff: bool = True) -> LiftedNetwork:
-    """The network with uncertain inputs: its first layer has the uncertainty, as the loss feels it at the first weights.
+def with_input_uncertainty(
+    network: LiftedNetwork, uncertainty: Uncertainty | None, automatic_lam: bool = True
+) -> LiftedNetwork:
+    """The network with uncertain inputs: its first layer gets the uncertainty, scaled to the weight it would have at the loss.
 
-    With `stiff`: a hidden layer's lam, as `automatic` chooses it, is 100 times the curvature of what the layer feels through the layers
-    after it. To be feared as much as the loss fears it, its uncertainty is made sqrt(100 curvature(D)) times smaller.
+    automatic_lam   lam is the one that `automatic` chooses: 100 times the curvature of the loss through the layers after a hidden layer.
+                    The uncertainty of a hidden layer is then made sqrt(100 curvature(D)) times smaller
     """
     if uncertainty is None:
         return network
     first, *others = network.layers
     curvature = first.divergence.curvature
-    # Where there is no curvature, the size stays: a kind that needs one refuses the layer by name.
-    size = (_STIFFNESS * curvature) ** -0.5 if others and stiff and curvature < torch.inf else 1.0
+    # Without a finite curvature the size stays: a kind of uncertainty that needs one raises an error that names the layer.
+    size = (_LAM_FACTOR * curvature) ** -0.5 if others and automatic_lam and curvature < torch.inf else 1.0
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 
 def _variance(state: Tensor, counts: Tensor | None) -> float:
-    """Summed over units, and no less than rounding leaves of states that do not vary."""
+    """Summed over units; at least the rounding error of states that do not vary."""
     mean, variances = reduce.mean_and_variance(state, counts)
     return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
 
@@ -213,9 +217,9 @@ def random_features(
     counts: Tensor | None,
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
-    """Where training begins: random weights, and a head fitted to a sample unless some of it is fixed."""
+    """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed."""
     start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(network, x, counts)), fixed)
-    weights = given_weights(network, start, x, [place for place, (w, _) in enumerate(fixed) if w is not None])
+    weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights
     few = None if counts is None else counts[:_ROWS]
@@ -225,12 +229,12 @@ def random_features(
 def fitted_head(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
 ) -> list[Affine]:
-    """The weights with the last layer fitted, to a loose residual: a few steps, so of a loss that bends no more than the squared one."""
-    last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # where training begins, not where it ends
+    """The weights with the last layer fitted to a loose tolerance, in a few steps; for these a loss with a kink is smoothed more."""
+    last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # a start needs no robustness
     if isinstance(loss, Bounded):
         last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
     number, owners = len(network.layers) - 1, network.connections.owners
-    if owners.count(owners[number]) > 1:  # its w is another layer's, too
+    if owners.count(owners[number]) > 1:  # another layer has the same w
         return weights
     xs = network.read(number, network.propagate(weights, x))
     step = update_layer(last, designs_of(last, xs, counts), xs, y, weights[-1], 1e-2, 12)
@@ -239,7 +243,7 @@ def fitted_head(
 
 def probes(like: Tensor, seed: int) -> Tensor:
     """What `curvatures` sends backward from scores `like` (n, p): one probe of random signs, drawn on the CPU so that all devices
-    agree, or, where scores are few, one for each output, which leaves nothing to chance."""
+    agree, or, where scores are few, one exact probe for each output."""
     n, p = like.shape
     if n * p <= _EXACT:
         return (math.sqrt(p) * torch.eye(p).to(like))[:, None].expand(p, n, p)
@@ -247,15 +251,17 @@ def probes(like: Tensor, seed: int) -> Tensor:
     return (2 * drawn - 1).to(like)[None]
 
 
-def _stiff_curvatures(
+def _limit_curvatures(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int, units: float
 ) -> list[float]:
-    """The curvatures in the limit of large lam, in units of the loss, where the probe is linear: in float64, since it is a difference of
-    near numbers."""
-    stiff = LiftedNetwork([*(replace(layer, lam=_STIFF * units) for layer in network.layers[:-1]), network.layers[-1]])
+    """The curvatures in the limit of large lam, in units of the loss, where probes act linearly: in float64, since it is a difference of
+    nearly equal numbers."""
+    limit = LiftedNetwork(
+        [*(replace(layer, lam=_LARGE_LAM * units) for layer in network.layers[:-1]), network.layers[-1]]
+    )
     precise = [Affine(w.double(), b.double()) for w, b in weights]
-    _, preactivations = recursion(stiff, precise, x.double())
+    _, preactivations = recursion(limit, precise, x.double())
     counts = None if counts is None else counts.double()
-    found = curvatures(stiff, precise, preactivations, probes(preactivations[-1], seed), counts, y.double())
-    neutral = float(found[-1])  # for a layer that feels nothing yet
+    found = curvatures(limit, precise, preactivations, probes(preactivations[-1], seed), counts, y.double())
+    neutral = float(found[-1])  # for a layer that no gradient reaches yet
     return [float(c) if math.isfinite(c) else neutral for c in found]

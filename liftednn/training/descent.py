@@ -25,12 +25,12 @@ __all__ = ["Descent", "reach_of"]
 
 # The share of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
-# A row this many times farther off than the mean one, in squares, counts for less.
+# A row whose squared norm is more than this many times the mean one counts for less.
 _REACH = 10.0
 
 
 def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
-    """The squared norm beyond which a row of whitened inputs is far off; None where all are 0."""
+    """The squared norm beyond which a row of whitened inputs (n, p) counts for less; None where all are 0."""
     reach = _REACH * x.shape[1] * reduce.mean_square(x, counts)
     return reach if float(reach) > 0 else None
 
@@ -42,7 +42,7 @@ class Descent:
     geometries   one for every w, in the order of the layers that own it
     reach        rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise
                  move the weights by more than its own residual
-    model        what answers for rows, pulls and probes; None for the network's own sweeps
+    model        gives rows, pulls and curvatures; None for the lifted network itself
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Descent:
 
     @property
     def terms(self) -> Sequence[RobustTerm | None]:
-        """Of layers whose rows are uncertain."""
+        """The robust terms, None for layers without uncertain inputs."""
         return self.model.terms if isinstance(self.model, LiftedModel) else ()
 
     def _parts(self, flat: Tensor) -> list[list[Tensor]]:
@@ -101,7 +101,7 @@ class Descent:
         return seen.scores
 
     def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Seen:
-        """What a batch says."""
+        """Rows and pulls of every layer on a batch."""
         return self.model.see(self.weights, x, y, counts, self._row_weights(x))
 
     def _direction(self, at: int, seen: Seen) -> list[Tensor]:
@@ -113,12 +113,12 @@ class Descent:
     def _prox(self, at: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
         geometry, w = self.geometries[at], self.weights[self.members[at][0]].w
-        step = (1 + self.momentum) * float(self.rate) * geometry.reach()  # as far as the gradient has gone in this step
+        step = (1 + self.momentum) * float(self.rate) * geometry.reach()  # the length of this gradient step
         w.copy_(geometry.layer.penalty_prox(w, step))
         self._parts(self.velocity)[at][0].copy_(w - before)
 
-    def let_go(self, x: Tensor) -> None:
-        """Weigh no rows, if all that will come are x and none of them is out of reach."""
+    def drop_row_weights(self, x: Tensor) -> None:
+        """Weight no rows from now on, if all rows of x, the whole data, lie within `reach`."""
         if self.reach is not None and bool((x.square().sum(1) <= self.reach).all()):
             self.reach = None
 
@@ -129,7 +129,7 @@ class Descent:
         """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
-        of a ReLU then no longer are what the curvature was measured with.
+        of a ReLU would then differ from those that the curvature was measured with.
         """
         seen = self.see(x, y, counts)
         found, extra = self.model.probe(self.weights, seen, y, probes, counts)
@@ -139,7 +139,7 @@ class Descent:
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
             w, *intercepts = self._direction(at, seen)
             excess = max(self._excess(each, w, b, seen, counts) for each, b in zip(layers, intercepts, strict=True))
-            if 1 < excess < torch.inf:  # where there is no size yet, none is to be kept
+            if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
                 geometry.shorten(excess)
 
     def _positions(self, number: int) -> int:
@@ -152,7 +152,7 @@ class Descent:
         return float((motion / reduce.mean_square(seen.images[number], counts)).sqrt()) / _TRUST
 
     def restore(self, values: Tensor) -> None:
-        """Back to earlier values, at rest."""
+        """Set the weights to earlier values, with zero velocity."""
         self.values.copy_(values)
         self.velocity.zero_()
 
@@ -166,7 +166,7 @@ class Descent:
         return named
 
     def load(self, named: dict[str, Tensor]) -> None:
-        """Take up a state that was saved; in place."""
+        """Load what `state` returned, in place."""
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])

@@ -1,4 +1,4 @@
-"""Batches as a trainer takes them: checked at the door, encoded, in the place where training happens, in whitened coordinates."""
+"""Batches as a trainer takes them: checked, encoded, on the device of training, in whitened coordinates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Feed:
     like: Tensor | None = None  # gives the precision of all batches, that of the sample
 
     def checked(self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None) -> Batch:
-        """Rows, encoded responses and counts, where they are trained on; as `like` in precision and place, if given."""
+        """Rows, encoded responses and counts, on the device of training; with the dtype and device of `like`, if given."""
         rows = inputs(self.network, x)
         rows = rows.to(self.device) if self.device else rows
         rows = rows if like is None else rows.to(like)
@@ -44,13 +44,13 @@ class Feed:
         return rows, responses(self.network, y, rows), counts
 
     def sample(self, count: int, seed: int) -> Batch:
-        """Some rows to begin with, in the coordinates they are given in."""
+        """At most `count` rows to prepare training with, not whitened."""
         x, y, counts = self.checked(*self.source.sample(count, seed))
         self.weighted, self.like = counts is not None, x[:0]
         return x, y, counts
 
     def enter(self, coordinates: Coordinates) -> None:
-        """From now on give rows in these coordinates; what is in memory is changed once, unless that would take too much of it."""
+        """Give rows in these coordinates from now on. Data in memory is converted once, unless the copy would be too large."""
         self.coordinates = coordinates
         if isinstance(self.source, Gathered):
             self._gather(self.source, coordinates)
@@ -59,7 +59,7 @@ class Feed:
             self.source = replace(self.source, x=coordinates.inward(x), y=y, counts=counts)
 
     def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
-        """A copy of all rows, made block by block, if it takes no more than there is to spare."""
+        """A copy of all rows, made block by block, if it takes no more than `source.spare` bytes."""
         network = coordinates.network
         row = (
             (network.in_width + network.layers[-1].operator.out_width)
@@ -73,12 +73,12 @@ class Feed:
             x, y, counts = self.checked(*source.at(chosen))
             parts = [part for part in (coordinates.inward(x), y, counts) if part is not None]
             whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
-            for place, part in zip(whole, parts, strict=True):
-                place[chosen[0] : chosen[-1] + 1] = part
+            for buffer, part in zip(whole, parts, strict=True):
+                buffer[chosen[0] : chosen[-1] + 1] = part
         self.source = Memory(whole[0], whole[1], whole[2] if len(whole) > 2 else None, source.total)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        """Those of pass `number`."""
+        """The batches of pass `number`."""
         batches = self.source.batches(size, seed, number)
         return batches if isinstance(self.source, Memory) else self._streamed(batches)
 
@@ -89,6 +89,6 @@ class Feed:
                 raise ValueError(
                     "some batches come with sample_weight and some without: give it with all, or with none"
                 )
-            if counts is None or bool((counts != 0).any()):  # a batch that counts for nothing is none
+            if counts is None or bool((counts != 0).any()):  # a batch whose weights are all 0 is skipped
                 rows, targets, checked = self.checked(x, y, counts, self.like)
                 yield self.coordinates.inward(rows), targets, checked

@@ -1,4 +1,4 @@
-"""The geometries of mini-batch steps for a w that has groups, or that layers share; `Metric` is that of a plain one."""
+"""The geometries of mini-batch steps for a w with groups, or that several layers share; `Metric` is that of a plain w."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Geometry(Protocol):
     def proxed(self) -> bool: ...
 
     def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
-        """Let the rows of every layer into the moments, and forget some of the older ones."""
+        """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
-        """Factor anew for the curvature of every layer, and what must be added in w, (p, p)."""
+        """Factor again, for the curvature of every layer and, if given, an extra curvature (p, p) in w."""
 
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
 
     def reach(self) -> float:
-        """How far a step of rate 1 goes along the gradient in w, on average."""
+        """The mean length of a step of rate 1 along the gradient in w."""
 
     def direction(
         self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 takes off w and the intercept of every layer."""
+        """What a step of rate 1 subtracts from w and from the intercept of every layer."""
 
     def state(self) -> dict[str, Tensor]: ...
 
@@ -65,8 +65,8 @@ def geometries_of(
 ) -> list[Geometry]:
     """One for every w of a network, from the states of some samples.
 
-    layers   whose penalties are meant, in the coordinates that the inputs are given in
-    scale    of whitened inputs, which the first layer has
+    layers   with the penalties, in the coordinates that the inputs are given in
+    scale    of the whitened inputs of the first layer; None where they are not whitened
     """
     free, found = [(True, True)] * len(layers) if free is None else free, []
     for owner in sorted(set(network.connections.owners)):
@@ -89,7 +89,7 @@ def _geometry(
     damping: float,
     scale: Tensor | None,
 ) -> Geometry:
-    """The rows of every layer that has the w, cut by groups where it has some."""
+    """The geometry of one w, with the rows of every layer that has it; one for each group where w has groups."""
     shape = layers[0].operator.weight_shape
     if len(shape) == 3:
         cut = zip(*(torch.split(part, shape[-1], 1) for part in rows), strict=True)
@@ -157,7 +157,7 @@ class Grouped:
 
 
 class SharedMetric:
-    """A w that several layers have, each with rows, a curvature c, t rows for a sample and an intercept of its own. The bound is that of
+    """A w that several layers share, each with rows, a curvature c, t rows for a sample and an intercept of its own. The bound is that of
     blocks/shared.py, with a = c t and gram + d I for gram.
 
     left, right   the spectra's eigenvectors
@@ -181,7 +181,7 @@ class SharedMetric:
             metric.absorb([x], [count])
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
-        """A layer that nothing arrives at adds no curvature; where all are such, w stays."""
+        """A layer that no gradient reaches adds no curvature; where none is reached, w stays."""
         for metric, curvature in zip(self.metrics, curvatures, strict=True):
             metric.curvature.copy_(curvature)
         sides = [self._side(flip) for flip in (False, True)]

@@ -1,4 +1,4 @@
-"""Notices a mini-batch run that goes astray: its loss runs away, or all its scores have become one, as when every unit of a layer died."""
+"""Detects a mini-batch run that diverges: its loss explodes, or its scores collapse to a constant, as when all units of a layer are 0."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from liftednn import reduce
 from liftednn.network import LiftedNetwork
 
-__all__ = ["DivergenceError", "Verdict", "Watch"]
+__all__ = ["DivergenceError", "DivergenceGuard", "Verdict"]
 
-# "good" weights are worth going back to; a run that is "away" or "lost" should go back.
+# "good": keep these weights to roll back to. "away": the loss has exploded. "lost": the scores have collapsed. Both call for a roll-back.
 Verdict = Literal["good", "doubtful", "lost", "away"]
 
-# A loss beyond this many times the first one has run away.
+# A loss above this many times the first one has exploded.
 _FAR = 20.0
-# Scores whose loss is below this share of that of one score for all rows tell the rows apart.
-_TELLING = 0.5
-# Shares of the first scores' variance below which scores are lost, and below which that is to be feared; by whether these told anything.
+# Scores beat the constant one if their loss is below this share of its loss.
+_BEATS = 0.5
+# Shares of the first scores' variance below which scores are lost, and below which they are doubtful; by `beats_constant`.
 _SHARES = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
 
 
@@ -29,44 +29,43 @@ class DivergenceError(ArithmeticError):
 
 
 @dataclass
-class Watch:
-    """What a run is held against.
+class DivergenceGuard:
+    """The loss and scores at the start of a run, with which later ones are compared.
 
-    first    the loss that it began with; where inputs are uncertain at least that of one score for all rows, to which fear may rightly
-             bring them
-    spread   the variance of its first scores; 0 where inputs are uncertain
-    told     whether these told the rows apart: then it takes less to be lost
+    first            the first loss; where inputs are uncertain, at least that of a constant score, which robust training may lead to
+    spread           the variance of the first scores; 0 where inputs are uncertain
+    beats_constant   whether the first scores were clearly better than a constant: then a stricter threshold for collapse applies
     """
 
     network: LiftedNetwork
     first: float = math.inf
     spread: float = 0.0
-    told: bool = False
+    beats_constant: bool = False
 
     def begin(self, scores: Tensor, y: Tensor) -> None:
         loss, constant = self._loss(scores, y), self._loss(reduce.mean(scores).to(scores).expand_as(scores), y)
         certain = all(layer.uncertainty is None for layer in self.network.layers)
         self.first = loss if certain else max(loss, constant)
-        self.spread, self.told = _variance(scores) if certain else 0.0, loss < _TELLING * constant
+        self.spread, self.beats_constant = _variance(scores) if certain else 0.0, loss < _BEATS * constant
 
     def judge(self, scores: Tensor, y: Tensor) -> Verdict:
-        """Of the scores of a batch."""
+        """The verdict on the scores (n, outputs) of a batch."""
         if not self._loss(scores, y) <= _FAR * max(self.first, 1e-3):
             return "away"
-        variance, (lost, feared) = _variance(scores), _SHARES[self.told]
+        variance, (lost, doubtful) = _variance(scores), _SHARES[self.beats_constant]
         if variance < lost * self.spread:
             return "lost"
-        return "doubtful" if variance < feared * self.spread else "good"
+        return "doubtful" if variance < doubtful * self.spread else "good"
 
     def _loss(self, scores: Tensor, y: Tensor) -> float:
         return float(reduce.mean(self.network.loss.value(scores, y)))
 
     def facts(self) -> dict[str, Any]:
-        return {"first_loss": self.first, "first_spread": self.spread, "told": self.told}
+        return {"first_loss": self.first, "first_spread": self.spread, "beats_constant": self.beats_constant}
 
     def load(self, facts: dict[str, Any]) -> None:
         self.first, self.spread = facts["first_loss"], facts.get("first_spread", 0.0)
-        self.told = facts.get("told", False)
+        self.beats_constant = facts.get("beats_constant", facts.get("told", False))  # "told" in older checkpoints
 
 
 def _variance(scores: Tensor) -> float:

@@ -17,41 +17,41 @@ from liftednn.network import LiftedNetwork
 
 __all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
 
-# What the first layer's initial pre-activations are multiplied by where the activation has no scale of its own: smaller ones learn better
-# features. An activation that saturates must start where it bends.
+# A factor on the first layer's initial pre-activations where the activation is homogeneous: smaller ones learn better features. An
+# activation that saturates must start where it is curved.
 _SPREAD = 0.3
 
 
 def given_weights(
     network: LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], x: Tensor, frozen: Sequence[int] = ()
 ) -> list[Affine]:
-    """Weights to start from, checked; `frozen` are the places of layers whose w must stay as it is."""
+    """Weights to start from, checked; `frozen` are the numbers of layers whose w must not change."""
     pairs = pairs_of(weights, "weights")
     if len(pairs) != len(network.layers):
-        raise ValueError(f"the network has {len(network.layers)} layers, weights were given for {len(pairs)}")
+        raise ValueError(
+            f"the network has {len(network.layers)} layers, weights were given for {len(pairs)}: give a pair (w, b) for each"
+        )
     check_start(network, x)
     start = [Affine(*(as_tensor(part, "a weight").to(x) for part in pair)) for pair in pairs]
-    for place, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
+    for number, (layer, (w, b)) in enumerate(zip(network.layers, start, strict=True)):
         shape, units = layer.operator.weight_shape, (layer.operator.outputs,)
         if w.shape != shape or b.shape != units:
-            raise ValueError(f"layer {place} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
+            raise ValueError(f"layer {number} takes w {shape} and b {units}, got {tuple(w.shape)} and {tuple(b.shape)}")
         if not bool(w.isfinite().all() and b.isfinite().all()):
-            raise ValueError(f"the weights of layer {place} hold NaN or infinity")
+            raise ValueError(f"the weights of layer {number} hold NaN or infinity: give finite ones")
         if not layer.operator.bias and bool(b.any()):
-            raise ValueError(f"layer {place} has no bias, but its b is not 0: give zeros")
-        if network.connections.owners[place] == place and not bool(layer.penalty_value(w).isfinite()):
+            raise ValueError(f"layer {number} has no bias, but its b is not 0: give zeros")
+        if network.connections.owners[number] == number and not bool(layer.penalty_value(w).isfinite()):
             remedy = "give penalty.prox(w, 0.0), which satisfies it"
-            if place in frozen:
-                remedy = (
-                    "the layer is frozen (requires_grad=False, or fixed): let it be trained, or give it another penalty"
-                )
-            raise ValueError(f"the weights of layer {place} break the constraint {layer.penalty!r}: {remedy}")
+            if number in frozen:
+                remedy = "the layer is frozen (requires_grad=False, or fixed): train it, or give it another penalty"
+            raise ValueError(f"the weights of layer {number} break the constraint {layer.penalty!r}: {remedy}")
     network.check_shared(start)
     return start
 
 
 def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Affine]:
-    """The weights, with those that must stay as they are in their place."""
+    """The weights, with the fixed ones put in."""
     kept = pairs_of(fixed, "fixed")
     if len(kept) != len(weights):
         raise ValueError(f"fixed has {len(kept)} entries for {len(weights)} layers: give a pair for each")
@@ -64,10 +64,10 @@ def with_fixed(weights: Sequence[Affine], fixed: Sequence[tuple[Tensor | None, T
 
 
 def fixed_together(network: LiftedNetwork, fixed: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """What must stay as it is, with a w that is fixed in one layer fixed in all that share it."""
+    """The fixed weights, where a w that is fixed in one layer is fixed in all that share it."""
     whole = list(fixed)
     if len(whole) != len(network.layers):
-        return whole  # refused with the weights
+        return whole  # `with_fixed` raises the error
     connections = network.connections
     for number, owner in enumerate(connections.owners):
         for other in connections.sharing(owner):
@@ -79,7 +79,7 @@ def fixed_together(network: LiftedNetwork, fixed: Sequence[tuple[Any, Any]]) -> 
 
 
 def pairs_of(given: Any, name: str) -> list[tuple[Any, Any]]:
-    """(w, b) for each layer, from whatever holds them."""
+    """A list of (w, b), one for each layer, from any iterable of pairs."""
     try:
         return [(w, b) for w, b in given]
     except (TypeError, ValueError) as error:
@@ -93,7 +93,7 @@ def random_weights(
 
     The head is constant, at the mean response, a point of every loss's domain; or near it, where the penalty does not allow 0.
 
-    unit   what the inputs are measured in, see `unit_of`: the first layer's weights are divided by it
+    unit   the unit of the inputs, see `unit_of`: the first layer's weights are divided by it
     """
     check_start(network, x)
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +105,9 @@ def random_weights(
             weights.append(Affine(network.shared(index, weights), b))
             continue
         w = torch.randn(shape, generator=generator, dtype=torch.float64) * (2 / shape[-1]) ** 0.5
-        alone = network.connections.owners.count(index) == 1  # a w that other layers have too is in no unit of the data
+        alone = (
+            network.connections.owners.count(index) == 1
+        )  # a w that is shared with other layers is not scaled to the inputs
         w = w / unit if network.connections.reads[index] == (0,) and alone else w
         w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
         weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
@@ -123,8 +125,8 @@ def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Ten
 
 
 def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> float:
-    """What the first layer's initial weights measure x (n, p) in: the root of the mean variance of its columns, over 0.3 where the
-    layer's activation is homogeneous.
+    """The unit of x (n, p), which the first layer's initial weights are divided by: the root of the mean variance of its columns,
+    divided by 0.3 where the layer's activation is homogeneous.
 
     Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
     `counts[i]` times; 1 where nothing varies, to the precision of x.

@@ -1,14 +1,14 @@
 """Learned activations in mini-batch training: the refit block, relaxed.
 
 A batch's states lie close to the recursion, so that the minimiser theta' of the block, `Activation.refit` on them, lies close to theta:
-it says where to go, and too little of how far. As for the weights, the way is measured by the curvature of what the layer feels. Along
+it gives the direction of a step, but not its length. As for the weights, the length follows from the curvature of the loss. Along
 d = theta' - theta the block gains  g = lam mean D_theta - lam mean D_theta',  so that its slope is -2 g, and the scores move by J d:
 
-    theta <- theta + rate * 2 g / (c mean |J d|^2) * d,      c the curvature of the loss, as its residuals meet it
+    theta <- theta + rate * 2 g / (c mean |J d|^2) * d,      c the curvature of the loss at its residuals
 
-with g and c |J d|^2 as running means. It rests where theta = refit(u, z), as the exact block does. Parameters are tensors that
-are changed in place, so that a step recorded on a GPU sees them. They belong to the run: `as_tensors` copies what is given, `settled`
-what is handed out, and a layer that learns nothing is never written to.
+with g and c |J d|^2 as running means. Its fixed points are theta = refit(u, z), as the exact block does. Parameters are tensors that
+are changed in place, so that a step recorded on a GPU sees them. They belong to the run: `as_tensors` copies what is given, `snapshot`
+what is returned, and a layer without learned parameters is never written to.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from liftednn.network import LiftedNetwork
 from liftednn.training.batch import Answer
 from liftednn.training.descent import Descent
 
-__all__ = ["Learner", "as_tensors", "named_parameters", "settled", "with_parameters"]
+__all__ = ["Learner", "as_tensors", "named_parameters", "snapshot", "with_parameters"]
 
 # Steps from one refit to the next: each costs about as much as a step.
 _EVERY = 5
-# What a running mean keeps of itself.
+# The weight of the old value in a running mean.
 _KEEP = 0.9
-# The factor by which one refit may change a parameter, and the share by which one is changed to see what moves.
+# The factor by which one step may change a parameter, and the relative change by which the effect on the scores is measured.
 _TRUST, _PROBE = 1.25, 0.05
 
 
 def as_tensors(network: LiftedNetwork, learned: Grains, like: Tensor) -> LiftedNetwork:
-    """The network with everything that is learned as tensors of its own: one entry per unit, or as many as there are, none for a number."""
-    for place, per in enumerate(grains_of(network, learned)):
-        activation = network.hidden[place]
+    """The network with learned parameters as new tensors: one entry per unit, or the shape that was given; 0-dim for a number."""
+    for number, per in enumerate(grains_of(network, learned)):
+        activation = network.hidden[number]
         if per is None:
             continue
         if not activation.summed:
             raise ValueError(
-                f"layer {place}: the bounds of {activation!r} are the outermost states of all rows, which no batch knows: use BCD, "
-                "or learn a scale, Scaled(activation)"
+                f"layer {number}: the bounds of {activation!r} are the extreme states of all rows, which a batch does not contain: use "
+                "BCD, or learn a scale, Scaled(activation)"
             )
         if len(activation.learned) != 1:
-            raise ValueError(f"layer {place}: batches learn one parameter, and {activation!r} has several: use BCD")
-        shape = (network.layers[place].operator.out_width,) if per == "unit" else ()
+            raise ValueError(f"layer {number}: batches learn one parameter, and {activation!r} has several: use BCD")
+        shape = (network.layers[number].operator.out_width,) if per == "unit" else ()
         fresh = {name: _tensor(given, shape, like) for name, given in parameters(activation).items()}
-        network = with_activation(network, place, replace(activation, **fresh))  # type: ignore[type-var]
+        network = with_activation(network, number, replace(activation, **fresh))  # type: ignore[type-var]
     return network
 
 
@@ -60,16 +60,16 @@ def _tensor(given: Tensor | float, shape: tuple[int, ...], like: Tensor) -> Tens
     return entries.expand(shape).clone() if shape else entries.clone()
 
 
-def settled(network: LiftedNetwork, device: str | None = None) -> LiftedNetwork:
-    """The network as it is now, with what is learned as copies that stay, on a device if given: numbers where they were numbers."""
-    for place, activation in enumerate(network.hidden):
+def snapshot(network: LiftedNetwork, device: str | None = None) -> LiftedNetwork:
+    """The network with copies of its learned parameters, on a device if given, that training does not change; 0-dim ones as numbers."""
+    for number, activation in enumerate(network.hidden):
         tensors = {name: given for name, given in parameters(activation).items() if isinstance(given, Tensor)}
         if tensors:
             kept = {
                 name: given.to(device or given.device, copy=True) if given.ndim else float(given)
                 for name, given in tensors.items()
             }
-            network = with_activation(network, place, replace(activation, **kept))  # type: ignore[type-var]
+            network = with_activation(network, number, replace(activation, **kept))  # type: ignore[type-var]
     return network
 
 
@@ -82,18 +82,18 @@ class Learner:
         self.good = self._kept()
 
     def step(self, x: Tensor, y: Tensor, counts: Tensor | None, taken: int) -> None:
-        """Where it is due after `taken` steps, move every layer's parameters towards the refit on a batch."""
+        """Every few steps (`taken` so far), move every layer's parameters towards the refit on a batch."""
         if taken % _EVERY or not any(self.grains):
             return
         seen = self.descent.see(x, y, counts).answer
         assert seen is not None
-        for place, per in enumerate(self.grains):
+        for number, per in enumerate(self.grains):
             if per is not None:
-                self._move(place, seen, y, counts)
+                self._move(number, seen, y, counts)
 
-    def _move(self, place: int, seen: Answer, y: Tensor, counts: Tensor | None) -> None:
-        now, per = self.descent.network.hidden[place], self.grains[place] or "layer"
-        u, z = seen.preactivations[place].double(), seen.states[place].double()
+    def _move(self, number: int, seen: Answer, y: Tensor, counts: Tensor | None) -> None:
+        now, per = self.descent.network.hidden[number], self.grains[number] or "layer"
+        u, z = seen.preactivations[number].double(), seen.states[number].double()
         found = now.refit(u, z, counts, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
@@ -103,17 +103,20 @@ class Learner:
             return
         reach = _PROBE / largest
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
-        lam, felt = self.descent.network.layers[place].lam, self._felt(place, seen, probe, y, counts) / reach**2
+        lam, change = (
+            self.descent.network.layers[number].lam,
+            self._score_change(number, seen, probe, y, counts) / reach**2,
+        )
         gain = lam * (reduce.mean(now.value(u, z), counts) - reduce.mean(found.value(u, z), counts))
-        fresh = torch.stack([gain, felt])
+        fresh = torch.stack([gain, change])
         if not bool(fresh.isfinite().all()):
-            return  # the run diverges, and the trainer will take it back
-        self.means[place].mul_(_KEEP).add_(fresh, alpha=1 - _KEEP)
-        gain, felt = self.means[place].clamp(min=torch.finfo(torch.float64).tiny)
-        factor = 1 + self.descent.rate * _EVERY * 2 * gain / felt * share
+            return  # the run diverges, and the trainer will roll it back
+        self.means[number].mul_(_KEEP).add_(fresh, alpha=1 - _KEEP)
+        gain, change = self.means[number].clamp(min=torch.finfo(torch.float64).tiny)
+        factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * share
         given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
-    def _felt(self, place: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
+    def _score_change(self, number: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
         network, weights, states, last = (
             self.descent.network,
@@ -121,9 +124,9 @@ class Learner:
             list(seen.forward),
             len(seen.forward) - 1,
         )
-        changed = {place + 1}
-        states[place + 1] = probe(seen.preactivations[place])
-        for later in range(place + 1, last):
+        changed = {number + 1}
+        states[number + 1] = probe(seen.preactivations[number])
+        for later in range(number + 1, last):
             if changed & set(network.connections.reads[later]):
                 states[later + 1] = network.hidden[later](network.preactivation(later, weights, states))
                 changed.add(later + 1)
@@ -136,8 +139,8 @@ class Learner:
         return self._now() | {f"good.{name}": tensor for name, tensor in self.good.items()}
 
     def _now(self) -> dict[str, Tensor]:
-        hidden = [(place, phi) for place, phi in enumerate(self.descent.network.hidden) if self.grains[place]]
-        named = {f"phi.{place}.{name}": part for place, phi in hidden for name, part in parameters(phi).items()}
+        hidden = [(number, phi) for number, phi in enumerate(self.descent.network.hidden) if self.grains[number]]
+        named = {f"phi.{number}.{name}": part for number, phi in hidden for name, part in parameters(phi).items()}
         tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
         return tensors and {"phi.means": self.means, **tensors}
 
@@ -145,16 +148,16 @@ class Learner:
         return {name: tensor.clone() for name, tensor in self._now().items()}
 
     def keep(self) -> None:
-        """Remember the parameters as they are now, to come back to."""
+        """Keep a copy of the parameters, to roll back to."""
         self.good = self._kept()
 
     def restore(self) -> None:
-        """Back to the parameters last kept; in place."""
+        """Set the parameters to those last kept, in place."""
         for name, tensor in self._now().items():
             tensor.copy_(self.good[name])
 
     def load(self, named: dict[str, Tensor]) -> None:
-        """Take up a state that was saved; in place."""
+        """Load what `state` returned, in place."""
         for name, tensor in self.state().items():
             tensor.copy_(named[name])
 
@@ -162,20 +165,20 @@ class Learner:
 def named_parameters(network: LiftedNetwork, like: LiftedNetwork) -> dict[str, Tensor]:
     """The parameters that are tensors in `like`, with their values in `network`, by name."""
     return {
-        f"phi.{place}.{name}": torch.as_tensor(
-            getattr(network.hidden[place], name), dtype=given.dtype, device=given.device
+        f"phi.{number}.{name}": torch.as_tensor(
+            getattr(network.hidden[number], name), dtype=given.dtype, device=given.device
         )
-        for place, activation in enumerate(like.hidden)
+        for number, activation in enumerate(like.hidden)
         for name, given in parameters(activation).items()
         if isinstance(given, Tensor)
     }
 
 
 def with_parameters(network: LiftedNetwork, named: dict[str, Tensor], prefix: str = "") -> LiftedNetwork:
-    """The network, settled, with the values that `named_parameters` gave."""
+    """A snapshot of the network, with the values that `named_parameters` gave."""
     values = {name: named[prefix + name].to(given) for name, given in named_parameters(network, network).items()}
-    for place, activation in enumerate(network.hidden):
-        own = {name: values[key] for name in activation.learned if (key := f"phi.{place}.{name}") in values}
+    for number, activation in enumerate(network.hidden):
+        own = {name: values[key] for name in activation.learned if (key := f"phi.{number}.{name}") in values}
         if own:
-            network = with_activation(network, place, replace(activation, **own))  # type: ignore[type-var]
-    return settled(network)
+            network = with_activation(network, number, replace(activation, **own))  # type: ignore[type-var]
+    return snapshot(network)

@@ -18,12 +18,12 @@ __all__ = ["Metric"]
 
 @dataclass
 class Metric:
-    """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed now and then.
+    """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed every few steps.
 
     damping     d as a share of the mean diagonal of gram
-    forget      what a refresh leaves of the older rows' weight
-    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; over the rows t that a sample has,
-                since means here are over all rows
+    forget      the factor on the weight of older rows at each refresh
+    shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; divided by the t rows of a
+                sample, since means here are over all rows
     free        whether w and b may move
     """
 
@@ -48,11 +48,11 @@ class Metric:
         counts: Tensor | None = None,
         free: tuple[bool, bool] = (True, True),
     ) -> Metric:
-        """From rows x; with `scale`, of whitened rows, whose geometry stays."""
+        """From rows x (n, p); with `scale`, of whitened rows, whose Gram matrix is not updated."""
         p = x.shape[1]
         rho = 2 * (layer.penalty.ridge or 0.0) / layer.operator.positions
         shrinkage = x.new_full((1,), rho) if scale is None else rho * scale.square()
-        # A prox wants the plain metric; on a set without convexity it is a projection, which any short step may end with.
+        # A prox needs a multiple of the identity; for a non-convex set it is a projection, which may follow any short step.
         full = layer.penalty.ridge is not None or not layer.penalty.convex
         shape = (p,) if scale is not None else (p, p) if full else ()
         shape = (p, p) if shape and layer.uncertainty is not None else shape
@@ -62,7 +62,7 @@ class Metric:
         return metric
 
     def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
-        """Let rows into the moments, and forget some of the older ones."""
+        """Add rows to the running moments, and reduce the weight of older rows."""
         if self.white:
             return
         (x,), (count,) = rows, counts
@@ -72,7 +72,7 @@ class Metric:
         self.mean.copy_(self.moments.mean_x)
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
-        """Factor anew for this curvature, and what an uncertainty adds to it (p, p); in place, so that a recorded step sees it."""
+        """Factor again, for this curvature and what an uncertainty adds to it (p, p); in place, so that a recorded step uses it."""
         (curvature,) = curvatures
         self.curvature.copy_(curvature)
         if bool(self.curvature.isinf()):
@@ -97,9 +97,9 @@ class Metric:
             self.inverse.copy_(Factor.of(gram, c, rho, self.moments.eps).inverse())
 
     def damped(self, gram: Tensor) -> float:
-        """d for a Gram matrix."""
+        """The damping d of a Gram matrix."""
         assert self.moments is not None
-        # Of inputs that do not vary, pull' x - b mean is rounding, eps times the mean's size: it must not be blown up to a step.
+        # For inputs that do not vary, pull' x - b mean is rounding error, about eps times the mean: it must not become a large step.
         floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
         return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
 
@@ -127,14 +127,14 @@ class Metric:
         return self.layer.penalty.ridge is None and self.free[0]
 
     def reach(self) -> float:
-        """How far a step of rate 1 goes along the gradient of the mean over samples, on average."""
+        """The mean length of a step of rate 1 along the gradient of the mean over samples."""
         mean = self.inverse.diagonal().mean() if self.inverse.ndim == 2 else self.inverse
         return float(mean) / self.layer.operator.positions
 
     def direction(
         self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 takes off (w, b), on the layer's rows with its pull, and a push on w itself."""
+        """What a step of rate 1 subtracts from (w, b), given the layer's rows, its pull, and a further gradient `push` in w."""
         (x,), (pull,) = rows, pulls
         b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
         if not self.free[0]:

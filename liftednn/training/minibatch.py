@@ -3,7 +3,7 @@
 Each batch starts from the states of its own forward pass, so nothing is kept per sample and memory does not grow with their number.
 What is given up: the X-step lowers its block only where lam is large enough (see training/batch.py), and from one batch to the next
 nothing is guaranteed, as for any stochastic method. What is kept: every batch costs a forward and a backward product per layer; a run
-that would diverge, or lose what it knew, is noticed, taken back and goes on with half the step, or ends there with a warning.
+that diverges, or whose scores collapse, is rolled back to its last good weights and continues with half the step, or stops with a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.guard import DivergenceError
-from liftednn.training.learning import settled
+from liftednn.training.learning import snapshot
 from liftednn.training.result import Fit, Record, Status
 from liftednn.training.run import Run
 from liftednn.training.shortcomings import shortcomings
@@ -39,17 +39,17 @@ __all__ = ["MiniBatch"]
 class MiniBatch:
     """Mini-batch descent. What is None is chosen from the data; `automatic` chooses the network's lam and rho.
 
-    passes     passes over the data
-    batch_size   rows per step; an iterable of batches brings its own
-    step         the first rate, decayed to 0 along a cosine over all passes
-    momentum     Nesterov's
-    damping      of the Gram matrices, as a share of their mean diagonal
-    keep         share of the inputs' variance that training sees; the directions that hold the rest get no weight
-    refresh      steps between two refreshes of the Gram matrices' factors
-    patience     stop after this many passes without a better validation score; None: never
-    seed         of the initial weights and the order of rows
-    device       where to train; None: where x is
-    learn_activation        learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence: one each
+    passes             passes over the data
+    batch_size         rows per step; ignored for an iterable of batches
+    step               the initial rate, decayed to 0 along a cosine over all passes
+    momentum           Nesterov's
+    damping            of the Gram matrices, as a share of their mean diagonal
+    keep               share of the inputs' variance to keep; the directions that hold the rest get zero weights
+    refresh            steps between two refreshes of the Gram matrices' factors
+    patience           stop after this many passes without a better validation score; None: never
+    seed               of the initial weights and the order of rows
+    device             where to train; None: where x is
+    learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     """
 
     passes: int = 17
@@ -100,11 +100,11 @@ class MiniBatch:
 
         weights         where to start; None for random features with a head fitted to a sample
         validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
-        callback        called with each pass's record; a true answer stops the run. Ctrl-C stops it too and keeps what it has
-        checkpoint      a file to write to and to go on from, if all else that is given here is the same
+        callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
+        checkpoint      a file to write to, and to resume from if all other arguments are the same
         sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
         fixed           for every layer, w and b that must stay as they are, None for what is trained
-        moments         of the inputs, where more is known of them than these rows tell
+        moments         of the inputs, where they are known from more rows than these
         """
         check_network(network)
         if self.patience and validation is None:
@@ -119,23 +119,23 @@ class MiniBatch:
 
     def _finish(self, run: Run, callback: Callable[[Record], object] | None) -> Fit:
         stopped, interrupted, diverged = False, False, ()
-        with between_steps() as asked:
+        with between_steps() as check_interrupt:
             try:
-                for record in run.passes(asked):
+                for record in run.passes(check_interrupt):
                     if stopped := callback is not None and bool(callback(record)):
                         break
                 else:
-                    asked()  # after the last step too
+                    check_interrupt()  # after the last step too
             except DivergenceError as error:
                 diverged = error.args
             except KeyboardInterrupt as pressed:
                 stopped = interrupted = True
-                run.settle()
+                run.roll_back_if_diverged()
                 if isinstance(pressed, Interruption):
                     run.save()
         ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
-        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or settled(run.network)
+        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or snapshot(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
         wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

@@ -1,4 +1,4 @@
-"""What a mini-batch step asks of the model that it trains: rows and pulls of every regression, and what arrives of probes."""
+"""The interface of a model to the mini-batch step: rows and pulls of every regression, and its curvatures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LiftedModel", "Model", "Seen"]
 
 
 class Seen(NamedTuple):
-    """What a batch says of every layer.
+    """Rows and pulls of every layer on a batch.
 
     rows     of its regression, (n t, p)
-    pulls    the gradient in what the regression gives, (n t, q), each row counting as often as its sample does
+    pulls    the gradient in the output of the regression, (n t, q), times how much each sample counts
     images   its pre-activations, in any layout
     scores   of the batch, (n, outputs)
-    answer   the states behind them, for a model that has states
+    answer   the states, for a model that has states
     """
 
     rows: list[Tensor]
@@ -31,30 +31,30 @@ class Seen(NamedTuple):
 
 
 class Model(Protocol):
-    """A model with linear regressions inside, which a mini-batch step can train."""
+    """A model made of linear regressions, which a mini-batch step can train."""
 
     def see(self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None, row_weights: Tensor | None) -> Seen:
         """Rows and pulls for a batch; sample i counts `counts[i]` times, and its loss `row_weights[i]` times as much."""
 
     def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
-        """The gradient in the w of a layer beside what its pulls say; None where there is none."""
+        """A further gradient in the w of a layer, beside that of its pulls; None where there is none."""
 
     def probe(
         self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The curvature, in what each regression gives, of all that comes after it, from probes (m, n, outputs) that are sent backward
-        from the scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: what depends on the present
-        point may be renewed."""
+        """The curvature, in the output of each regression, of all that comes after it, from probes (m, n, outputs) that are sent backward
+        from the scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
+        current weights may be updated."""
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that a refresh writes, by name."""
 
     def load(self, named: dict[str, Tensor]) -> None:
-        """Take up a state that was saved; in place."""
+        """Load what `state` returned, in place."""
 
 
 class LiftedModel:
-    """A lifted network as a `Model`: it answers by its own forward and backward sweep."""
+    """A lifted network as a `Model`, by a forward and a backward pass over its layers."""
 
     def __init__(self, network: LiftedNetwork, weights: Weights) -> None:
         self.network = network
@@ -63,7 +63,7 @@ class LiftedModel:
     def see(
         self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None = None, row_weights: Tensor | None = None
     ) -> Seen:
-        """Each sample's states are its own affair, and its pulls then count as often as it does."""
+        """The states of a sample do not depend on its count; its pulls are multiplied by it."""
         found = answer(self.network, weights, x, y, row_weights, self.terms)
         if counts is not None:
             levers = [None if lever is None else lever * counts[:, None] for lever in found.levers]
@@ -86,7 +86,7 @@ class LiftedModel:
                 z, lever = [*seen.answer.states, y][number], seen.answer.levers[number]
                 term.renew(weights[number].w, seen.images[number], z, lever, counts)
         if self.terms[-1] is not None:
-            found = [c / self.terms[-1].share for c in found]  # to all layers the loss counts 1 / share times
+            found = [c / self.terms[-1].share for c in found]  # the loss counts 1 / share times for all layers
         return found, [None if term is None else term.stiffness() for term in self.terms]
 
     def state(self) -> dict[str, Tensor]:
@@ -95,13 +95,13 @@ class LiftedModel:
         return {f"{number}.{name}": part for number, term in named for name, part in term.state().items()}
 
     def load(self, named: dict[str, Tensor]) -> None:
-        """Take up a state that was saved; in place."""
+        """Load what `state` returned, in place."""
         for number, term in enumerate(self.terms):
             if term is not None:
                 term.load({name: named[f"{number}.{name}"] for name in term.state()})
 
 
 def _term_of(layer: Layer, w: Tensor) -> RobustTerm | None:
-    """For weights like w; None where the layer has no uncertainty."""
+    """The robust term of a layer with weights like w; None where the layer has no uncertainty."""
     kind = layer.uncertainty
     return None if kind is None else kind.batch_term(layer.divergence, layer.lam, w)

@@ -14,18 +14,18 @@ from liftednn import reduce
 from liftednn.base import Affine, Loss
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.predict import feedforward
-from liftednn.training.learning import named_parameters, settled, with_parameters
+from liftednn.training.learning import named_parameters, snapshot, with_parameters
 from liftednn.training.result import Record, Status
 
 __all__ = ["Monitor", "Tally"]
 
-# Scores, as numbers, that are kept before they are evaluated.
+# How many scores are collected before they are evaluated.
 _KEPT = 1 << 18
 
 
 @dataclass
 class Tally:
-    """Loss and score over all batches of a pass. Scores are kept and evaluated many at a time: a step then costs no more for it.
+    """Loss and score over all batches of a pass. Scores are collected and evaluated many at a time, so that a step costs no more.
 
     sums   of the losses, of the rows' weights, of the scores of what was evaluated together times its rows, and of these rows
     kept   scores, responses and row weights of the batches that are not in `sums` yet; `size` is how many scores
@@ -63,7 +63,7 @@ class Tally:
         return torch.cat(scores), torch.cat(y), None if counts[0] is None else torch.cat(counts)
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept, by name."""
+        """The batches not evaluated yet, by name."""
         if not self.kept:
             return {}
         named = zip(("scores", "y", "counts"), self._together(), strict=True)
@@ -98,7 +98,7 @@ class Monitor:
         return sum(record.steps for record in self.history)
 
     def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
-        """Close a pass that ends at `weights`."""
+        """The record of a pass that ends at `weights`."""
         looks, self.looks = self.looks, []
         penalty = sum(self.network.penalties(weights))
         gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
@@ -129,11 +129,11 @@ class Monitor:
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = weights, len(self.history) + 1
-            self.best_network = settled(self.network)
+            self.best_network = snapshot(self.network)
         return loss, score
 
     def sentence(self, status: Status, halved: int, patience: int | None) -> str:
-        """How the run has ended."""
+        """How the run ended, as a sentence."""
         done, best = len(self.history), self.best_pass
         kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
         shorter = f"; the step was halved {halved} times" if halved else ""
@@ -146,7 +146,7 @@ class Monitor:
         return sentence + kept + shorter
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON can; the best weights are kept apart."""
+        """What a checkpoint stores as JSON; `state` gives the tensors."""
         return {
             "history": [asdict(record) for record in self.history],
             "looks": self.looks,
@@ -155,14 +155,14 @@ class Monitor:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the best weights and activations, and of the present pass."""
+        """The tensors that a checkpoint stores: the best weights and activations, and those of the present pass."""
         parts = dict(enumerate(part for weights in self.best or [] for part in weights))
         learned = {} if self.best_network is None else named_parameters(self.best_network, self.network)
         return {f"best.{name}": part for name, part in (parts | learned).items()} | self.tally.state()
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
-        """Take up what `facts` and `state` kept, in the precision and place of `like`."""
-        names = [f"best.{place}" for place in range(2 * len(self.network.layers))]
+        """Load what `facts` and `state` returned, with the dtype and device of `like`."""
+        names = [f"best.{number}" for number in range(2 * len(self.network.layers))]
         best = [tensors[name].to(like) for name in names if name in tensors]
         self.history = [_record(each) for each in facts["history"]]
         self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]

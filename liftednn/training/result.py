@@ -12,7 +12,7 @@ from liftednn.network import LiftedNetwork
 
 __all__ = ["Fit", "Record", "Status"]
 
-# converged: a pass lowered the objective by less than asked; finished: all passes done; early: no better validation score for long
+# converged: a pass lowered the objective by less than tol; finished: all passes done; early: the validation score stopped improving
 Status = Literal["converged", "finished", "stopped", "early", "diverged"]
 
 
@@ -25,7 +25,7 @@ class Record:
 
     number                              of the pass
     objective                           F, and of full passes its `terms` and `penalties`, one for each layer
-    gaps                                for each hidden layer, how far its states are from obeying the recursion
+    gaps                                for each hidden layer, the distance of its states from the recursion
     loss, score                         of the feed-forward predictions
     seconds                             of training so far, preparation included and validation not
     kkt                                 of full passes, the residual of each block
@@ -53,10 +53,10 @@ class Record:
 class Fit:
     """What a run returns.
 
-    weights    the last ones, or with validation data the best
+    weights    those of the last pass, or with validation data of the best
     history    a record of every pass
     status     how the run ended in a word, `result` in a sentence
-    network    with the activations as they were learned
+    network    with the learned activations
     states     (X_0, ..., X_{L+1}) of full passes; None for mini-batches, which keep none
     warnings   sentences that say what is wrong with the result, and what to try
     """

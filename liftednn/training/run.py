@@ -1,4 +1,4 @@
-"""A run of `MiniBatch` in progress: batches, steps, refreshes, and the way back where it diverges."""
+"""A run of `MiniBatch` in progress: batches, steps, refreshes, and the roll-back of a run that diverges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.descent import Descent, reach_of
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
-from liftednn.training.guard import DivergenceError, Watch
+from liftednn.training.guard import DivergenceError, DivergenceGuard
 from liftednn.training.initial import fixed_together, given_weights, pairs_of, with_fixed
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
@@ -38,7 +38,7 @@ __all__ = ["Run"]
 
 # Rows for the Gram matrix of the inputs.
 _ROWS = 8192
-# Rows that the hidden layers' first Gram matrices are from.
+# Rows for the first Gram matrices of the hidden layers.
 _FEW = 4096
 _HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
@@ -46,7 +46,7 @@ _COUNTERS = ("taken", "per_pass", "halved", "seconds")
 
 
 class Run:
-    """A run in progress. The learned parameters of its `network` change in place; those given and handed out are copies."""
+    """A run in progress. The learned parameters of its `network` change in place; the caller's are never changed."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Run:
         if isinstance(source, Once) and settings.passes > 1:
             raise ValueError(
                 f"an iterator can be read only once, and passes is {settings.passes}: give passes=1, or an iterable that "
-                "starts anew each time, such as a DataLoader or a list"
+                "can be read again, such as a DataLoader or a list"
             )
         self.size = settings.batch_size or choices.batch_size(source.rows)
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
@@ -87,8 +87,8 @@ class Run:
         self.monitor = Monitor(self.network, held, Tally(self.network.loss))
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
-            self.descent.let_go(self.feed.source.x)
-        self.taken, self.halved, self.watch = 0, 0, Watch(self.descent.network)
+            self.descent.drop_row_weights(self.feed.source.x)
+        self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
             with checkpoint.rebuilding():
@@ -107,7 +107,7 @@ class Run:
         moments: Moments | None,
         stored: dict[str, Tensor],
     ) -> None:
-        """Weights to start from, whitened inputs, and the geometry of every layer, from a sample; coordinates as they are stored."""
+        """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
         few = None if counts is None else counts[:_FEW]
         if given is None:
             weights = choices.random_features(self.network, self.settings.seed, x, y, counts, self.fixed)
@@ -134,8 +134,8 @@ class Run:
         patience, history = self.settings.patience, self.monitor.history
         return patience is not None and len(history) - self.monitor.best_pass >= patience
 
-    def passes(self, asked: Callable[[], None] = lambda: None) -> Iterator[Record]:
-        """One pass after another; `asked` is called after every step and may raise."""
+    def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
+        """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.settings.passes and not self.out_of_patience:
             before = self.monitor.steps
@@ -143,20 +143,20 @@ class Run:
             for batch in itertools.islice(batches, self.taken - before, None):
                 self._advance(*batch, self.taken - before)
                 self.seconds = time.perf_counter() - started
-                asked()
+                check_interrupt()
                 if self.checkpoint is not None and self.checkpoint.due:
                     self.save()
             yield self._close(self.taken - before, started)
-            started = time.perf_counter() - self.seconds  # what the caller does in between is not ours
+            started = time.perf_counter() - self.seconds  # the caller's own time does not count
 
     def _close(self, steps: int, started: float) -> Record:
-        """The end of a pass."""
+        """End a pass: check that the weights are finite, record it and save."""
         if not steps:
             raise ValueError(
-                f"pass {len(self.monitor.history) + 1} gave no batches: the iterable must start anew each time"
+                f"pass {len(self.monitor.history) + 1} gave no batches: give an iterable that can be read again"
             )
         if not bool(self.descent.values.square().sum().isfinite()):
-            self._go_back(math.nan)
+            self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
@@ -185,20 +185,20 @@ class Run:
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        """Go back to the last good weights and activations if the run goes astray, and renew the geometry."""
+        """Roll back to the last good weights and activations if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
         if self.taken == 0:
-            self.watch.begin(scores, y)
-        verdict = self.watch.judge(scores, y)
+            self.guard.begin(scores, y)
+        verdict = self.guard.judge(scores, y)
         if verdict == "away" or (verdict == "lost" and self.halved < _HALVINGS):
-            self._go_back(float(reduce.mean(inner.loss.value(scores, y))))
+            self._roll_back(float(reduce.mean(inner.loss.value(scores, y))))
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
 
-    def _go_back(self, loss: float) -> None:
+    def _roll_back(self, loss: float) -> None:
         self._restore()
         self.halved += 1
         if self.halved > _HALVINGS:
@@ -211,13 +211,13 @@ class Run:
         self.descent.restore(self.good)
         self.learner.restore()
 
-    def settle(self) -> None:
-        """Back to the last good weights and activations, should the present ones have run away."""
+    def roll_back_if_diverged(self) -> None:
+        """Restore the last good weights and activations if the present weights are not finite."""
         if not bool(self.descent.values.square().sum().isfinite()):
             self._restore()
 
     def outward(self) -> list[Affine]:
-        """The present weights, on the inputs as they are given."""
+        """The present weights, for the inputs as given, not whitened."""
         return with_fixed(self.coordinates.outward(self.descent.weights), self.fixed)
 
     def save(self) -> None:
@@ -226,7 +226,7 @@ class Run:
         tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
         tensors |= self.coordinates.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
-        facts |= self.watch.facts() | self.monitor.facts()
+        facts |= self.guard.facts() | self.monitor.facts()
         self.checkpoint.save(tensors, facts | {"identity": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -234,6 +234,6 @@ class Run:
         self.learner.load(tensors)
         self.good.copy_(tensors["good"])
         self.monitor.load(facts, tensors, self.good)
-        self.watch.load(facts)
+        self.guard.load(facts)
         for name in _COUNTERS:
             setattr(self, name, facts[name])

@@ -1,4 +1,4 @@
-"""What is wrong with a trained network, in sentences: judged on some of the rows that it was trained on."""
+"""Warnings about a trained network, in sentences, from some of the rows that it was trained on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from liftednn.training.choices import fitted_head
 
 __all__ = ["shortcomings"]
 
-# Halvings of the step that need no mention, and the share of hidden units that may be constant.
-_HALVINGS, _DEAD = 2, 1 / 3
-# With fewer rows nothing can be said.
+# Up to this many halvings of the step, and this share of constant hidden units, there is no warning.
+_HALVINGS, _CONSTANT = 2, 1 / 3
+# With fewer rows there are no warnings about predictions.
 _FEWEST = 40
 # The share by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
-# rho of the heads that are compared: enough to be well-posed; that the rows judged are other ones makes up for the rest.
+# rho of the linear models that are compared: just enough to be well-posed, since they are judged on other rows.
 _RHO = 1e-6
 
 
@@ -53,21 +53,24 @@ def shortcomings(
 
 
 def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor) -> Iterator[str]:
-    """Not of layers whose penalty may have been asked to switch units off."""
+    """Layers whose penalty may set units to 0 are left out."""
     states = zip(network.layers[:-1], network.propagate(weights, x)[1:], strict=True)
     ends = [reduce.ends(z) for layer, z in states if layer.penalty.ridge is not None]
-    dead, units = sum(int((low == high).sum()) for low, high in ends), sum(layer.width for layer in network.layers[:-1])
-    if dead > _DEAD * units:
+    constant, units = (
+        sum(int((low == high).sum()) for low, high in ends),
+        sum(layer.width for layer in network.layers[:-1]),
+    )
+    if constant > _CONSTANT * units:
         yield (
-            f"{dead} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try another "
-            "seed, larger batches, or the activation leaky_relu"
+            f"{constant} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try "
+            "another seed, larger batches, or the activation leaky_relu"
         )
 
 
 def _comparisons(
     network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, white: Tensor, y: Tensor, counts: Tensor | None
 ) -> Iterator[str]:
-    """With the best constant, and with a linear model that was fitted to one half of the rows and is judged on the other."""
+    """Compare with the best constant, and with a linear model that is fitted to one half of the rows and judged on the other."""
     ours = network.loss.value(network.scores(weights, x), y)
     constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, counts, len(x))
     ours, constant = (_counted(part, counts) for part in (ours, constant))
@@ -75,7 +78,7 @@ def _comparisons(
     if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
             f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
-            f"{theirs:.4g} on {len(x)} training rows): the inputs may tell nothing about the responses; otherwise try more "
+            f"{theirs:.4g} on {len(x)} training rows): the responses may not depend on the inputs; otherwise try more "
             "passes, a smaller penalty or another seed"
         )
         return

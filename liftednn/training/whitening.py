@@ -3,7 +3,7 @@
     x' = (x - mean) V diag(s + d)^-1/2,      gram = V diag(s) V',      d = damping * mean diagonal of the Gram matrix
 
 The Gram matrix of the data never changes, so this is done once, and a gradient step in these coordinates is a step of the ridge
-regression preconditioned by (gram + d I)^-1. Directions of next to no variance are left out: the rest costs less at every step.
+regression preconditioned by (gram + d I)^-1. Directions of almost no variance are left out, which makes every step cheaper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS = 4096
 class Whitening:
     """mean (p,), basis (p, k) with orthonormal columns, scale (k,) = (s + d)^-1/2.
 
-    far   the mean is large against the spread: it must be taken off before the product, not after, or digits are lost
+    far   the mean is large compared with the spread: it must be subtracted before the product, not after, or digits are lost
     """
 
     mean: Tensor
@@ -56,7 +56,7 @@ class Whitening:
         alive = int((values > len(values) * moments.eps * values[0]).sum())
         kept = max(1, min(max(enough, _FEWEST), alive))
         damped = values[:kept] + damping * values.mean()
-        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # inputs that are constant altogether stay where they are
+        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # constant inputs are not scaled
         basis = vectors.flip(1)[:, :kept].contiguous()
         far = bool(moments.mean_x.abs().max() > values[0].sqrt())
         return cls(moments.mean_x.to(like), basis.to(like), scale.to(like), far)
@@ -84,7 +84,7 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A network whose inputs are whitened, and the way there and back; `whitening` is None where that cannot be done."""
+    """A network whose inputs are whitened, with the conversions in both directions; `whitening` is None where it is not possible."""
 
     network: LiftedNetwork
     whitening: Whitening | None
@@ -122,7 +122,7 @@ class Coordinates:
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
 
     def state(self) -> dict[str, Tensor]:
-        """What `of` can take up again, by name."""
+        """What `of` takes as `stored`, by name."""
         if self.whitening is None:
             return {}
         parts = {"mean": self.whitening.mean, "basis": self.whitening.basis, "scale": self.whitening.scale}

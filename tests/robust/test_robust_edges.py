@@ -24,7 +24,7 @@ from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.training.batch import answer
 from liftednn.training.checkpoint import Checkpoint
-from liftednn.training.choices import guarded
+from liftednn.training.choices import with_input_uncertainty
 from liftednn.training.descent import Descent
 from liftednn.training.metric import Metric
 from liftednn.training.run import Run
@@ -131,7 +131,7 @@ def test_no_curvature_is_refused_by_name_at_the_door() -> None:
     network = LiftedNetwork.mlp([4, 3, 2], ReLU(norm="l1"))
     for kind in KINDS[:2]:
         with pytest.raises(ValueError, match=r"ReLU\(norm='l1'\) has no finite curvature"):
-            guarded(network, kind)
+            with_input_uncertainty(network, kind)
     x = draw(40, 4).numpy()
     with pytest.raises(ValueError, match="no finite curvature"):
         lnn.LiftedClassifier((3,), activation=ReLU(norm="l1"), robust=0.1).fit(x, x[:, 0] > 0)

@@ -22,7 +22,7 @@ from liftednn.robust.box import BoxTerm
 from liftednn.robust.words import parse
 from liftednn.robust.worst import Worst
 from liftednn.training.checkpoint import Checkpoint
-from liftednn.training.choices import guarded
+from liftednn.training.choices import with_input_uncertainty
 from liftednn.training.descent import Descent
 from liftednn.training.metric import Metric
 from liftednn.training.whitening import Coordinates
@@ -165,19 +165,19 @@ def test_mini_batches_come_near_the_full_batch_minimum(kind: Uncertainty) -> Non
 
 def test_guarded_sizes_are_as_the_loss_feels_them() -> None:
     network = LiftedNetwork.mlp([4, 3, 2], "fenchel_relu")
-    first = guarded(network, Noise(0.5)).layers[0].uncertainty
+    first = with_input_uncertainty(network, Noise(0.5)).layers[0].uncertainty
     assert isinstance(first, Noise)
     assert first.sigma == pytest.approx(0.05)
-    bare = guarded(LiftedNetwork.mlp([4, 2]), Noise(0.5)).layers[0].uncertainty
+    bare = with_input_uncertainty(LiftedNetwork.mlp([4, 2]), Noise(0.5)).layers[0].uncertainty
     assert isinstance(bare, Noise)
     assert bare.sigma == 0.5
-    assert guarded(network, None) is network
+    assert with_input_uncertainty(network, None) is network
 
 
 @pytest.mark.parametrize("words", ["noise:0.3", "ball:0.5", "box:0.05"])
 def test_a_robust_run_goes_on_from_a_checkpoint(words: str, tmp_path: Path) -> None:
     x, y = draw(200, 4).float(), torch.arange(200) % 3
-    network = guarded(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), parse(words))
+    network = with_input_uncertainty(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), parse(words))
     trainer = lnn.MiniBatch(passes=3, batch_size=20)
     whole = trainer.run(network, x, y)
     path = tmp_path / "run.safetensors"

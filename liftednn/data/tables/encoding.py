@@ -1,4 +1,4 @@
-"""How a table's columns become a network's inputs and targets, learnt from the table that is trained on and kept with the model."""
+"""How a table's columns become a network's inputs and targets, learned from the training table and stored with the model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from liftednn.data.tables.values import (
     are_labels,
     check_guess,
     check_kind,
+    indices_of,
     is_number,
     kind_of,
     mean_and_scale,
     numbers,
-    places_of,
     text_of,
     weights_of,
 )
 
 __all__ = ["Column", "Encoding", "Task"]
 
-# Integers with more distinct values than this are taken for quantities, with fewer for labels.
+# A target of integers with more distinct values than this is a quantity, with fewer it holds labels.
 _FEW_LABELS = 30
 # More categories than this would make one column wider than most tables.
 _MOST_CATEGORIES = 1000
@@ -63,7 +63,9 @@ class Column:
             return cls(name, kind, *mean_and_scale(found, None if counts is None else counts[present]))
         categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
         if kind == "text" and len(categories) == table.rows > 1:
-            table.refuse(name, f"has another value in each of its {table.rows} rows, as an identifier has: remove it")
+            table.refuse(
+                name, f"has a different value in each of its {table.rows} rows, as an identifier does: remove it"
+            )
         if len(categories) > _MOST_CATEGORIES:
             table.refuse(name, f"has {len(categories)} categories, {_MOST_CATEGORIES} at most: group or remove them")
         return cls(name, kind, categories=tuple(categories))
@@ -83,24 +85,24 @@ class Column:
             check_kind(table.present(self.name), self.name, self.kind)
         if self.kind != "number":
             texts = text_of(table.columns[self.name]).fill_null("")
-            places = places_of(table, self.name, texts, self.categories)
-            return np.asarray(places[:, None] == np.arange(self.width), dtype=np.float32)
+            indices = indices_of(table, self.name, texts, self.categories)
+            return np.asarray(indices[:, None] == np.arange(self.width), dtype=np.float32)
         values = np.full(table.rows, self.mean)
         values[present] = numbers(table.present(self.name), self.name)
         with np.errstate(over="ignore"):
             scaled = ((values - self.mean) / self.scale).astype(np.float32)
         if not np.isfinite(scaled).all():
-            table.refuse(self.name, f"is out of all proportion to training's in row {table.row(~np.isfinite(scaled))}")
+            table.refuse(self.name, f"is too large, compared with training, in row {table.row(~np.isfinite(scaled))}")
         return scaled[:, None]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The inputs and the target of a network, as functions of a table. `why` says what the task was inferred from.
+    """How a table becomes the inputs and the target of a network. `why` says what the task was inferred from.
 
     classes       the labels, as the table has them; empty for a regression
-    mean, scale   of a real target, which is learnt as (value - mean) / scale
-    weight        the column of the rows' weights, which is no input; None: all count alike
+    mean, scale   of a real target, which is learned as (value - mean) / scale
+    weight        the column of the rows' weights, which is no input; None: all have the same
     missing       what stands for a missing value, to be filled in; None: missing values are refused
     """
 
@@ -135,7 +137,7 @@ class Encoding:
             table.check_whole(table.columns)
         check_guess(table, target)
         kind = kind_of(table, target)
-        chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as was asked for")
+        chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as given by --task")
         classes = _classes(table, target, kind) if chosen == "classification" else ()
         mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, counts)
         columns = [Column.of(table, name, counts) for name in table.columns if name not in (target, weight)]
@@ -155,7 +157,7 @@ class Encoding:
         return [name for name, kind in kinds.items() if kind == "text"]
 
     def counted(self, table: Table) -> tuple[Table, NDArray[np.float64] | None]:
-        """The rows to train on, and how much each counts; a row of weight 0 is as if it were not there."""
+        """The rows to train on, and how much each counts; rows of weight 0 are left out."""
         return _counted(table, self.weight)
 
     def inputs(self, table: Table) -> NDArray[np.float32]:
@@ -177,7 +179,7 @@ class Encoding:
         values = table.column(self.target)
         check_kind(table, self.target, self.kind)
         if self.classes:
-            return places_of(table, self.target, text_of(values) if self.kind == "text" else values, self.classes)
+            return indices_of(table, self.target, text_of(values) if self.kind == "text" else values, self.classes)
         return np.asarray((numbers(table, self.target) - self.mean) / self.scale, dtype=np.float32)
 
     def decode(self, scores: NDArray[Any]) -> NDArray[Any]:
@@ -192,7 +194,7 @@ class Encoding:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Encoding:
-        """What `facts` gave, also after JSON has made lists of its tuples; refuses what no table's encoding can be."""
+        """The encoding from what `facts` returned, also where JSON made lists of its tuples; invalid facts raise a ValueError."""
         try:
             columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in facts["columns"]]
             missing = None if facts.get("missing") is None else _tuple(facts["missing"])
@@ -245,7 +247,7 @@ def _varying(table: Table, columns: Sequence[Column], target: str, drop_constant
     constant = [column.name for column in columns if column.constant]
     if constant and not drop_constant:
         names, cure = listed(constant), "remove them, or leave them out by --drop-constant"
-        raise ValueError(f"{table.path} has constant columns, which tell nothing: {names}; {cure}")
+        raise ValueError(f"{table.path} has constant columns, which carry no information: {names}; {cure}")
     if len(constant) == len(columns):
         raise ValueError(f"{table.path} has no columns to learn {target!r} from: it needs one that varies")
     return [column for column in columns if not column.constant]
@@ -267,13 +269,15 @@ def _classes(table: Table, target: str, kind: Kind) -> tuple[Any, ...]:
     if len(classes) == 1:
         table.refuse(target, f"is {classes[0]!r} in all rows: a target needs two classes or more")
     if len(classes) == table.rows > 2:
-        table.refuse(target, "has another class in each row: name another target, or for numbers ask for a regression")
+        table.refuse(
+            target, "has a different class in each row: name another target, or for numbers give --task regression"
+        )
     return tuple(classes)
 
 
 def _real(table: Table, target: str, kind: Kind, counts: NDArray[np.float64] | None) -> tuple[float, float]:
     if kind != "number":
-        table.refuse(target, f"holds {WORDS[kind]}, and a regression needs numbers: ask for a classification")
+        table.refuse(target, f"holds {WORDS[kind]}, and a regression needs numbers: give --task classification")
     mean, scale = mean_and_scale(numbers(table, target), counts)
     if scale == 0:
         table.refuse(target, f"is {mean:g} in all rows: there is nothing to learn")

@@ -1,7 +1,7 @@
 """Tables in files.
 
 A table is a CSV (plain or .gz), Parquet or npz file whose columns have names. Of an npz file, a 1-d array is a column, and a 2-d array
-`x` gives the columns x0, x1, ...  Rows are counted from 1, a CSV's header apart. Whatever is not understood is refused, never guessed at.
+`x` gives the columns x0, x1, ...  Rows are counted from 1, a CSV's header apart. What cannot be read for certain is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Table:
     """Named columns, as pyarrow arrays of one length, and the file they are from.
 
     numbers   the rows' numbers in the file, if not all of its rows are here
-    guessed   columns that hold text because not all of their values could be read as anything else, as a CSV does not say what it holds
+    guessed   columns that hold text because some of their values could not be read as numbers or dates; only a CSV has such columns
     """
 
     path: str
@@ -44,7 +44,7 @@ class Table:
     guessed: frozenset[str] = frozenset()
 
     def column(self, name: str) -> Any:
-        """That column, if it is there and whole."""
+        """That column; refused where it does not exist or has missing values."""
         self.check_name(name)
         self.check_whole([name])
         return self.columns[name]
@@ -74,15 +74,15 @@ class Table:
         return replace(self, columns={name: self.columns[name]}).only(~self.missing(name))
 
     def only(self, mask: NDArray[np.bool_]) -> Table:
-        """Those rows alone; in a refusal they keep their numbers."""
+        """Only the rows of the mask; errors still name them by their numbers in the file."""
         columns = {name: values.filter(pa.array(mask)) for name, values in self.columns.items()}
         numbers = np.arange(1, self.rows + 1) if self.numbers is None else self.numbers
         return replace(self, columns=columns, rows=int(mask.sum()), numbers=numbers[mask])
 
     def row(self, mask: NDArray[np.bool_]) -> int:
-        """The number of the first row that the mask holds for."""
-        place = int(mask.argmax())
-        return place + 1 if self.numbers is None else int(self.numbers[place])
+        """The number of the first row in the mask."""
+        index = int(mask.argmax())
+        return index + 1 if self.numbers is None else int(self.numbers[index])
 
     def refuse(self, name: str, sentence: str) -> NoReturn:
         raise ValueError(f"column {name!r} of {self.path} {sentence}")
@@ -92,7 +92,7 @@ def suffix(path: str | Path) -> str:
     """Which kind of table that file is, by its name."""
     found = [each for each in _SUFFIXES if str(path).lower().endswith(each)]
     if not found:
-        raise ValueError(f"{path} is none of {', '.join(_SUFFIXES)}, by its name: give a table of one of these kinds")
+        raise ValueError(f"{path} does not end in one of {', '.join(_SUFFIXES)}: give a table of one of these kinds")
     return found[-1]
 
 
@@ -123,7 +123,7 @@ def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | No
 
 
 def _blanked(values: Any, missing: Sequence[str]) -> Any:
-    """Without the values that stand for missing ones; lists and the like, which are no text, stay."""
+    """Without the values that stand for missing ones; values that cannot be cast to text, such as lists, stay."""
     try:
         found = pc.is_in(values.cast(pa.string()), value_set=pa.array(missing, pa.string()))
         return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
@@ -133,13 +133,13 @@ def _blanked(values: Any, missing: Sequence[str]) -> Any:
 
 def _unreadable(path: Path, kind: str, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError) and kind.startswith(".csv"):
-        return f"{path} is not UTF-8, so it has another encoding or is no CSV: save it as UTF-8"
+        return f"{path} is not UTF-8, so it has another encoding or is not a CSV: save it as UTF-8"
     reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-    return f"{path} cannot be read, so it is cut, damaged or no such table: {reason}"
+    return f"{path} cannot be read, so it is cut off, damaged or of another format: {reason}"
 
 
 def write(path: Path, kind: str, columns: Mapping[str, Any]) -> None:
-    """Columns to a new file of that kind (a suffix), whatever its name."""
+    """Write columns to a new file of that kind, given as a suffix."""
     if kind == ".npz":
         _write_npz(path, columns)
         return
@@ -163,7 +163,7 @@ def _read_arrow(path: Path, kind: str, text: Sequence[str], missing: Sequence[st
 
 
 def _read_csv(path: Path, text: Sequence[str], missing: Sequence[str]) -> Any:
-    """Quoted cells are text as it stands, unless they are named as missing."""
+    """Quoted cells are text, unless they are named as missing."""
     _check_csv(path)
     types, always = dict.fromkeys(text, pa.string()), csv.ConvertOptions().null_values
     nulls = csv.ConvertOptions(
@@ -177,7 +177,7 @@ def _read_csv(path: Path, text: Sequence[str], missing: Sequence[str]) -> Any:
 
 
 def _check_csv(path: Path) -> None:
-    """What pyarrow does not mind: it takes text that is no UTF-8 for bytes, and a cut quotation for the last value."""
+    """Refuse what pyarrow accepts: it reads text that is not UTF-8 as bytes, and an unclosed quotation as the last value."""
     decoder, quotes = codecs.getincrementaldecoder("utf-8")(), 0
     with pa.input_stream(str(path), compression="detect") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):

@@ -21,21 +21,21 @@ __all__ = [
     "check_guess",
     "check_kind",
     "check_text",
+    "indices_of",
     "is_number",
     "kind_of",
     "mean_and_scale",
     "numbers",
-    "places_of",
     "text_of",
     "weights_of",
 ]
 
 _EXACT = 2**53  # beyond it, neighbouring integers are the same double
 _NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
-# Numbers as people write them and no program reads them: 1,5 or 12,345.6 or 5% or $3.
+# Numbers in forms that pyarrow does not read: 1,5 or 12,345.6 or 5% or $3.
 _WRITTEN = r"^\s*[-+]?[$€£]?\s*[0-9]+((,[0-9]{3})*(\.[0-9]+)?|,[0-9]+)\s*[%$€£]?\s*$"
 _TIME = r"^\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*$"
-# Text of which so many distinct values are numbers is taken for numbers with some odd values.
+# Text is taken for numbers with some odd values if at least this share of its distinct values are numbers.
 _MOSTLY = 0.5
 # Letters of a value in a sentence, at most.
 _SHOWN = 60
@@ -54,11 +54,11 @@ def kind_of(table: Table, name: str) -> Kind:
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return "number"
     what = "dates or times" if types.is_temporal(kind) else str(kind)
-    return table.refuse(name, f"holds {what}; only numbers, text and true/false are known: recode or remove it")
+    return table.refuse(name, f"holds {what}; only numbers, text and true/false are supported: recode or remove it")
 
 
 def check_guess(table: Table, name: str) -> None:
-    """Refuse numbers that are text only because of a few odd values, as one "?" makes a category of every number.
+    """Refuse numbers that are text only because of a few odd values, as where a single "?" would turn every number into a category.
 
     Distinct values are counted: categories such as "0", "low" and "high" are text, even where most rows are "0".
     """
@@ -104,7 +104,7 @@ def check_text(table: Table, names: Sequence[str]) -> None:
         table.check_name(name)
         kind = kind_of(table, name)
         if kind != "text":
-            table.refuse(name, f"holds {WORDS[kind]}, and only a CSV leaves open what it holds: store it there as text")
+            table.refuse(name, f"holds {WORDS[kind]}, and --text is for CSV files: store it there as text")
 
 
 def text_of(values: Any) -> Any:
@@ -124,18 +124,18 @@ def numbers(table: Table, name: str) -> NDArray[np.float64]:
     return found
 
 
-def places_of(table: Table, name: str, values: Any, known: Sequence[Any]) -> NDArray[np.int64]:
-    """Which of the known values each is."""
+def indices_of(table: Table, name: str, values: Any, known: Sequence[Any]) -> NDArray[np.int64]:
+    """For each value, its index in `known`, (rows,)."""
     among = pa.array(known)
     if among.type != values.type:
         among, values = among.cast(pa.float64()), values.cast(pa.float64())
-    places = pc.index_in(values, value_set=among)
-    if places.null_count:
-        unseen = np.asarray(pc.is_null(places))
+    indices = pc.index_in(values, value_set=among)
+    if indices.null_count:
+        unseen = np.asarray(pc.is_null(indices))
         value = _shown(values[int(unseen.argmax())].as_py())
-        held = f"holds {value} in row {table.row(unseen)}, which training never saw"
-        table.refuse(name, f"{held}: it saw {listed(known)}; remove that row, or train on rows that have it")
-    return np.asarray(places).astype(np.int64)
+        held = f"holds {value} in row {table.row(unseen)}, which is not in the training data"
+        table.refuse(name, f"{held}: that has {listed(known)}; remove that row, or train on rows that have it")
+    return np.asarray(indices).astype(np.int64)
 
 
 def is_number(value: Any) -> bool:
@@ -155,7 +155,7 @@ def are_labels(kind: Kind, labels: Sequence[Any]) -> bool:
 
 
 def weights_of(table: Table, name: str) -> NDArray[np.float64]:
-    """How much each row counts, by that column."""
+    """The weight of each row, from that column."""
     table.column(name)
     check_guess(table, name)
     kind = kind_of(table, name)
@@ -166,14 +166,14 @@ def weights_of(table: Table, name: str) -> NDArray[np.float64]:
         if wrong.any():
             table.refuse(name, f"holds {what} in row {table.row(wrong)}: weights are from 0 to 2^53")
     if not counts.any():
-        table.refuse(name, "is 0 in all rows, so that none counts: some weight must be positive")
+        table.refuse(name, "is 0 in all rows: some weight must be positive")
     return counts
 
 
 def mean_and_scale(values: NDArray[np.float64], counts: NDArray[np.float64] | None = None) -> tuple[float, float]:
-    """Of values as large as doubles go, so that their squares do not overflow; a scale of 0 where all are the same.
+    """Mean and standard deviation, without overflow even for the largest doubles; the latter is 0 where all values are the same.
 
-    counts   how much each value counts; None: all alike
+    counts   the weight of each value; None: all the same
     """
     if values.min() == values.max():
         return float(values[0]), 0.0
