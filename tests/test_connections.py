@@ -216,7 +216,7 @@ def test_pruning_leaves_what_a_sum_or_a_key_needs() -> None:
     smaller, found = network.prune(weights)
     assert [layer.operator.out_width for layer in smaller.layers] == [3, 4, 4, 4, 2]
     torch.testing.assert_close(smaller.scores(found, X), network.scores(weights, X))
-    with pytest.raises(ValueError, match="no unit can go"):
+    with pytest.raises(ValueError, match="no unit can be removed"):
         autoencoder(phi).prune([lnn.Affine(weights[0].w, weights[0].b)] * 2)
 
 
@@ -250,7 +250,7 @@ REFUSED = {
     ),
     "transposed=True needs a key": lambda: network_with(lnn.Layer(Dense(4, 4), RELU, transposed=True)),
     "does not act on every unit alone and alike": lambda: network_with(lnn.Layer(Halves(3, 2), act.Softmax())),
-    "uncertain rows go with layers u = x w' \\+ b": lambda: network_with(
+    "an uncertainty needs a layer u = x w' \\+ b": lambda: network_with(
         lnn.Layer(Halves(3, 2), RELU, uncertainty=lnn.robust.Noise(0.1))
     ),
 }

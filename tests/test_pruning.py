@@ -132,14 +132,14 @@ def test_a_topology_is_cut_with_its_units() -> None:
     [
         (
             act.Softmax(),
-            r"Softmax\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+            r"Softmax\(\) is not declared `unitwise`, so its units may depend on each other and none can be removed",
         ),
         (
             act.Simplex(),
-            r"Simplex\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+            r"Simplex\(\) is not declared `unitwise`, so its units may depend on each other and none can be removed",
         ),
         (act.Scaled(act.Softmax(), 2.0), r"Scaled\(.*\) is not declared `unitwise`"),
-        (act.MaxPool(2), "MaxPool.* makes one state of several units, so none can go"),
+        (act.MaxPool(2), "MaxPool.* makes one state of several units, so none can be removed"),
     ],
 )
 def test_units_that_depend_on_each_other_are_refused(activation: lnn.Activation, sentence: str) -> None:
@@ -157,7 +157,7 @@ def test_an_orthogonal_layer_is_not_broken() -> None:
     whole[0] = lnn.Affine(pen.Orthogonal().prox(whole[0].w, 0.0), whole[0].b)
     whole[1].w[:, 2] = 0
     with pytest.raises(
-        ValueError, match=r"the weights of layer 0 would break Orthogonal\(scale=1.0\): give that layer"
+        ValueError, match=r"the weights of layer 0 would violate Orthogonal\(scale=1.0\): give that layer"
     ):
         network.prune(whole)
     smaller, _ = network.with_penalty("l2").prune(whole)

@@ -69,7 +69,7 @@ class Structured:
         if self.divergence == "euclidean":
             return x.scaling
         scaling, feared = Scaling.of(x, counts), uncertainty_of(self.robust)
-        if self._penalties()[0].metric:
+        if self._penalties()[0].scale_sensitive:
             return scaling.shift
         if feared is None:
             return scaling
@@ -82,7 +82,7 @@ class Structured:
 
     def _check_going_on(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
         """What the last fit has scaled cannot go on under a penalty that looks at the size of weights."""
-        if penalty.metric and bool((scaling.scale != 1).any()):
+        if penalty.scale_sensitive and bool((scaling.scale != 1).any()):
             raise ValueError(
                 f"warm_start and partial_fit go on with {what} as the last fit has scaled them, so coefs_ would not obey {penalty!r}: fit "
                 "anew, or keep the penalty of the last fit"

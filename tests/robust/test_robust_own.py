@@ -99,5 +99,5 @@ def test_what_it_declares_is_obeyed() -> None:
     with pytest.raises(ValueError, match="with a LayerByLayer the states must be updated layer by layer"):
         lnn.BCD(joint=True).run(network, x, y)
     learned = replace(network.layers[0], divergence=lnn.activations.FenchelLeakyReLU(0.1))
-    with pytest.raises(ValueError, match="in a LayerByLayer all units share one parameter"):
+    with pytest.raises(ValueError, match="with a LayerByLayer all units share one parameter"):
         lnn.BCD(learn_activation="unit").run(LiftedNetwork([learned, last]), x, y)
