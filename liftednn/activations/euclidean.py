@@ -2,7 +2,7 @@
 
     D(u, z) = |u - z|^2  on a convex domain, +inf outside,   phi(u) = argmin_z D(u, z)
 
-D is not 0 at z = phi(u) where the projection moves u; that is the price of joint convexity (docs/notation.md).
+D is positive at z = phi(u) where the projection changes u; joint convexity requires this (docs/notation.md).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReLU(Activation):
     """phi(u) = max(0, u) (eq. 4).
 
     norm="l2": D(u, z) = |u - z|^2 on z >= 0, curvature 2; the paper's model.
-    norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative that sec. 4 names.
+    norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative in sec. 4.
     """
 
     norm: Literal["l2", "l1"] = "l2"
@@ -160,7 +160,7 @@ class LeakyReLU(Activation):
         return z / self.alpha
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        z = (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)  # were there no constraint
+        z = (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)  # without the constraint
         u = _meet(a, z, step)
         edge = (a + self.alpha * b) / (1 + self.alpha**2 + 2 * step * (1 - self.alpha) ** 2)  # on z = alpha u
         outside = z < self.alpha * u

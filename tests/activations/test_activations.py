@@ -362,7 +362,7 @@ def test_float32_stays_finite_for_large_pre_activations(activation: Activation) 
         (lambda: MaxPool((2, 3)).fan(3), "gives 2 states, not 3"),
         (lambda: Monotone(torch.sin, torch.arcsin), "phi must be increasing"),
         (lambda: Monotone(lambda u: 2 * u, lambda z: z / 2), "pass a larger one"),
-        (lambda: Monotone(torch.tanh, torch.sinh), "inverse must undo phi"),
+        (lambda: Monotone(torch.tanh, torch.sinh), "inverse must be the inverse of phi"),
     ],
 )
 def test_constructors_refuse_with_a_sentence(build: Callable, sentence: str) -> None:
