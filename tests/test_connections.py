@@ -211,8 +211,8 @@ def test_pruning_leaves_what_a_sum_or_a_key_needs() -> None:
     ]
     for number in (0, 1):
         weights[number].w[1] = 0  # constants: the first goes into both biases, the second is part of a sum
-    weights[1].w[:, 3] = weights[2].w[:, 3] = 0  # nobody listens
-    weights[1].w[:, 2] = 0  # one of two listens
+    weights[1].w[:, 3] = weights[2].w[:, 3] = 0  # no layer uses unit 3
+    weights[1].w[:, 2] = 0  # one of two layers uses unit 2
     smaller, found = network.prune(weights)
     assert [layer.operator.out_width for layer in smaller.layers] == [3, 4, 4, 4, 2]
     torch.testing.assert_close(smaller.scores(found, X), network.scores(weights, X))

@@ -81,19 +81,19 @@ def test_what_is_left_over_by_a_pruned_unit_goes_too() -> None:
     forward, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "tanh"), weights(5, 6, 7, 3)
     whole[0].w[3] = 0
     whole[1].w[2] = 0
-    whole[1].w[2, 3] = 1.0  # unit 2 listens to a constant only
+    whole[1].w[2, 3] = 1.0  # unit 2 reads a constant only
     assert widths(same(forward, whole)[0]) == [5, 6, 3]
     whole = weights(5, 6, 7, 3)
     whole[2].w[:, 4] = 0
     whole[1].w[:, 1] = 0
-    whole[1].w[4, 1] = 1.0  # unit 1 speaks to one that nobody listens to
+    whole[1].w[4, 1] = 1.0  # only a unit that no layer uses reads unit 1
     assert widths(same(forward, whole)[0]) == [5, 6, 3]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_one_unit_stays_where_none_matters(place: int) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_unit_stays_where_none_matters(number: int) -> None:
     network, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "sigmoid"), weights(5, 6, 7, 3)
-    whole[place].w.zero_()
+    whole[number].w.zero_()
     assert min(widths(same(network, whole)[0])[:2]) == 1
 
 

@@ -129,8 +129,8 @@ class FenchelLeakyReLU(Fenchel):
             spread(self.alpha, of_u),
             (of_z / of_u).sqrt(),
         )  # NaN (0 / 0) where no entry is negative: alpha then stays as it is
-        held = within(found, now, self.limits)
-        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, held), self.alpha, u))
+        clamped = within(found, now, self.limits)
+        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, clamped), self.alpha, u))
 
 
 class _Entropic(Fenchel):

@@ -124,8 +124,8 @@ class MaxPool(Activation):
 
         def slope(z: Tensor) -> Tensor:
             top = self._spread(z)
-            held = (a - top).relu() / step  # where u is at the cap, u moves with z
-            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(held) + (z - b) / step
+            binding = (a - top).relu() / step  # where u is at the cap, u moves with z
+            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(binding) + (z - b) / step
 
         z = root(slope, torch.minimum(b, -self(-a)) - 1, torch.maximum(b, self(a)) + 1)
         return self.prox_u(a, z, step), z

@@ -99,17 +99,17 @@ class Scaled(Fenchel):
         if per == "unit":
             self._check_units()
         u, z, given = u.double(), z.double(), u
-        held = self._held(z, sample_weight, per)
+        goal = self._total_entropy(z, sample_weight, per)
 
         def excess(log_scale: Tensor) -> Tensor:
-            return self._held(self.activation(log_scale.exp() * u), sample_weight, per) - held
+            return self._total_entropy(self.activation(log_scale.exp() * u), sample_weight, per) - goal
 
-        now, low, high = (spread(bound, held).log() for bound in (self.scale, *self.limits))
+        now, low, high = (spread(bound, goal).log() for bound in (self.scale, *self.limits))
         found = root(excess, now.minimum(low), now.maximum(high))
         known = excess(now.maximum(high)) > excess(now.minimum(low))  # False where all u are 0
         return Scaled(self.activation, as_given(torch.where(known, found, now).exp(), self.scale, given))
 
-    def _held(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+    def _total_entropy(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
         """sum Phi(z), up to a constant."""
         zero = torch.zeros_like(z)
         entries = self._entries(zero, z) if per == "unit" else self.activation.value(zero, z)[:, None]

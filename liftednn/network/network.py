@@ -201,11 +201,11 @@ class LiftedNetwork:
         parts = [self._energies(weights, rows, seen) for rows in _blocks(states)]
         energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
         *means, loss = reduce.mean(energies, sample_weight).tolist()
-        terms, floor = means[: len(self.layers)], means[len(self.layers) :]
+        terms, lowest = means[: len(self.layers)], means[len(self.layers) :]
         return Evaluation(
             tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
             self.penalties(weights),
-            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor, strict=True)),
+            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], lowest, strict=True)),
             loss,
             self.loss.score(scores, states[-1]),
         )
@@ -213,7 +213,7 @@ class LiftedNetwork:
     def _energies(self, weights: Weights, rows: States, seen: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
         """For a block of rows, one column each: the energy of every layer, min_z of the energy of every hidden layer, and the loss of the
         feed-forward scores; and these scores."""
-        energies, floors, forward = [], [], list(rows[:1])
+        energies, lowest, forward = [], [], list(rows[:1])
         for number, layer in enumerate(self.layers):
             of_data = not any(self.connections.reads[number])
             u = self.preactivation(number, weights, rows)
@@ -221,10 +221,10 @@ class LiftedNetwork:
             energies.append(seen[number].value(u, rows[number + 1]))
             if number < len(self.layers) - 1:
                 forward.append(layer.divergence(v))
-                floors.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
+                lowest.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
                 if seen[number] is not layer.divergence:  # a gap is about D itself, not its robust form
-                    floors[-1] = floors[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
-        return torch.stack([*energies, *floors, self.loss.value(v, rows[-1])], 1), v
+                    lowest[-1] = lowest[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
+        return torch.stack([*energies, *lowest, self.loss.value(v, rows[-1])], 1), v
 
     def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
         """F(W, b, X) (eq. 10), summed in float64."""

@@ -106,9 +106,9 @@ class FrobeniusBall(Uncertainty):
         return self.through(torch.diag(factors))
 
     def through(self, basis: Tensor) -> FrobeniusBall:
-        wide = basis.double()
-        inner = wide if self.metric is None else self.metric.to(wide) @ wide
-        return replace(self, metric=wide.T @ inner)
+        precise = basis.double()
+        inner = precise if self.metric is None else self.metric.to(precise) @ precise
+        return replace(self, metric=precise.T @ inner)
 
     def restrict(self, inputs: Tensor) -> FrobeniusBall:
         if self.metric is None:

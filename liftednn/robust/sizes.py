@@ -79,10 +79,10 @@ def curvature_refusal(what: str, divergence: Divergence) -> str:
 
 def quadratic_form(w: Tensor, matrix: Tensor | None) -> float:
     """tr(w matrix w') in float64; None for the identity."""
-    wide = w.double()
+    precise = w.double()
     if matrix is None:
-        return float(wide.square().sum())
-    return float(((wide @ matrix.to(wide)) * wide).sum())
+        return float(precise.square().sum())
+    return float(((precise @ matrix.to(precise)) * precise).sum())
 
 
 def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:

@@ -205,11 +205,11 @@ class _Block:
 
     def _begin(self) -> None:
         """Multipliers from the gradient where it keeps an entry at its bound; elsewhere s = z."""
-        held = self.box.clip(self.z - self.g) == self.z
+        active = self.box.clip(self.z - self.g) == self.z
         # the gradient at the start overestimates the free entries, and too large a rho costs less than too small a one
-        self.level = (_levels(~held) - 1).clamp(min=0)
+        self.level = (_levels(~active) - 1).clamp(min=0)
         weight = self._rho() * self.shared.metric.to(self.q.dtype)
-        self.s = torch.where(held, self.z - self.g / weight, self.z)
+        self.s = torch.where(active, self.z - self.g / weight, self.z)
         self.c = torch.empty_like(self.q)
 
     def solve(self, out: Tensor, tol: float, max_iter: int) -> tuple[int, str]:
@@ -260,7 +260,7 @@ class _Block:
         return step - self.best_step > patience
 
     def _drop(self, done: Tensor, out: Tensor) -> bool:
-        """Write rows that are newly done to out; drop written rows once 10% are, which is worth the copy. False when none is left."""
+        """Write rows that are newly done to out; drop written rows once they are over 10%, to save copies. False when none is left."""
         fresh = torch.nonzero(done & ~self.written).flatten()
         if not len(fresh):
             return True

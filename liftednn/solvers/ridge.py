@@ -43,8 +43,8 @@ class Factor:
         matrix.diagonal().add_(rho)
         size = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
         lower, info = torch.linalg.cholesky_ex(matrix / size[:, None] / size)
-        floor = 0.0 if rho > 0 else len(matrix) * eps
-        if int(info) == 0 and bool(lower.diagonal().square().min() > floor):
+        threshold = 0.0 if rho > 0 else len(matrix) * eps
+        if int(info) == 0 and bool(lower.diagonal().square().min() > threshold):
             return cls(size[:, None] * lower, singular=False)
         check_finite("the Gram matrix", matrix)
         values, vectors = torch.linalg.eigh(matrix)

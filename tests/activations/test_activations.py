@@ -190,7 +190,7 @@ def test_curvature_is_attained(activation: Activation) -> None:
     """An upper bound is checked by check_activation; a bound far too large would only make training slow."""
     u = torch.cat([0.02 * rows(300, 6), 0.5 + 0.02 * rows(300, 6), rows(300, 6)])
     near = u + 1e-6 * rows(900, 6, seed=9)
-    if isinstance(activation, Softmax):  # attained for two equal scores and a move that tells them apart
+    if isinstance(activation, Softmax):  # attained for two equal scores and a step that separates them
         u, near = torch.zeros(1, 2).double(), torch.tensor([[1e-6, -1e-6]]).double()
     if isinstance(activation, Softplus | FenchelLeakyReLU):
         u, near = torch.cat([u + 20, u - 20]), torch.cat([near + 20, near - 20])

@@ -65,7 +65,7 @@ UNITS: list[Activation] = [
 
 
 def data(activation: Activation, n: int = 200, p: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Pre-activations, states that do not obey them, and how much rows count, some nothing."""
+    """Pre-activations, other states, and row weights, some of them 0."""
     generator = torch.Generator().manual_seed(0)
     u, other = torch.randn(2, n, p, generator=generator, dtype=torch.float64)
     sizes = torch.linspace(0.5, 2.0, p).double()

@@ -1,4 +1,4 @@
-"""Uncertainty where it meets the rest: learned activations, records, checkpoints, pruning, arrays, and what it cannot do, in words."""
+"""Uncertainty together with other features: learned activations, records, checkpoints, pruning, arrays, and its error messages."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def test_a_recorded_step_asks_no_activation_for_its_curvature(
     assert float(descent.state()["0.divergence_curvature"]) == 3.0
     descent.rate.fill_(0.1)
 
-    def asked(self: FenchelLeakyReLU) -> float:
-        raise AssertionError("a recorded step asks for the curvature")
+    def read(self: FenchelLeakyReLU) -> float:
+        raise AssertionError("a recorded step reads the curvature")
 
-    monkeypatch.setattr(FenchelLeakyReLU, "curvature", property(asked))
+    monkeypatch.setattr(FenchelLeakyReLU, "curvature", property(read))
     before = descent.values.clone()
     descent.step(x, y)
     assert not torch.equal(before, descent.values)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda k: type(k).__name__)  # the states do not feel noise
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda k: type(k).__name__)  # noise does not change the states
 def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     x, y = draw(50, 4), draw(50, 1, seed=1)
     run = Run(lnn.MiniBatch(batch_size=50), net(FenchelReLU(), kind, kind), source_of(x, y))
@@ -101,11 +101,11 @@ def test_noise_on_a_column_that_does_not_vary() -> None:
     x = draw(60, 5).float().numpy()
     x[:, 4] = 2.0
     only = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
-    plain, feared = (
+    plain, robust = (
         lnn.LiftedRegressor((3,), max_iter=3, random_state=0, robust=each).fit(x, x[:, 0])
         for each in (None, Noise(only))
     )
-    np.testing.assert_allclose(plain.predict(x), feared.predict(x), atol=1e-4)
+    np.testing.assert_allclose(plain.predict(x), robust.predict(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("given", [np.eye(4) * 0.1, (0.1 * np.eye(4)).tolist(), torch.eye(4) * 0.1], ids=type)

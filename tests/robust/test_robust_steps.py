@@ -45,13 +45,13 @@ def begun(network: LiftedNetwork, x: Tensor, y: Tensor) -> Descent:
     return descent
 
 
-def gradient(descent: Descent, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def gradient(descent: Descent, number: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """What the layer's step is a preconditioned form of."""
-    seen, weights = descent.see(x, y), descent.weights[place]
-    push = descent.model.push(place, descent.weights, seen)
+    seen, weights = descent.see(x, y), descent.weights[number]
+    push = descent.model.push(number, descent.weights, seen)
     assert push is not None
-    w = seen.pulls[place].T @ seen.rows[place] / len(x) + push
-    return w + 2 * (descent.network.layers[place].penalty.ridge or 0.0) * weights.w, seen.pulls[place].mean(0)
+    w = seen.pulls[number].T @ seen.rows[number] / len(x) + push
+    return w + 2 * (descent.network.layers[number].penalty.ridge or 0.0) * weights.w, seen.pulls[number].mean(0)
 
 
 @pytest.mark.parametrize("loss", [SquaredError(), SoftmaxCrossEntropy()], ids=["squared", "softmax"])
