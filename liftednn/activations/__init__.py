@@ -68,8 +68,9 @@ def learnable(activation: Activation) -> Activation:
         return activation
     if activation.homogeneous:
         raise ValueError(
-            f"{activation!r} has nothing to learn, since a scale would only rescale the weights: use 'leaky_relu', or leave refit=None"
+            f"{activation!r} has nothing to learn, since a scale would only rescale the weights: use 'leaky_relu', or leave "
+            "learn_activation=None"
         )
     if not isinstance(activation, Fenchel):
-        raise ValueError(f"{activation!r} has nothing to learn: use its Fenchel form, or leave refit=None")
+        raise ValueError(f"{activation!r} has nothing to learn: use its Fenchel form, or leave learn_activation=None")
     return Scaled(activation)
