@@ -1,4 +1,4 @@
-"""Arguments of the solvers, checked: numbers that are in their range, counts that are whole, tensors of real numbers."""
+"""Checks of arguments: numbers in their range, whole counts, tensors of real numbers. All raise ValueError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def check_number(name: str, given: Any, *, zero: bool = False, infinite: bool = False) -> None:
-    """Refuse what is no positive number; 0 and infinity are allowed where the names say so."""
+    """`given` must be a positive number; `zero` and `infinite` allow these too."""
     try:
         number = float(given)
     except (TypeError, ValueError, RuntimeError):
@@ -48,7 +48,7 @@ def check_strengths(lam: Any, rho: Any) -> None:
 
 
 def check_count(name: str, given: Any, least: int = 0) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """`given` must be a whole number of at least `least`."""
     try:
         right = operator.index(given) >= least
     except TypeError:
@@ -58,7 +58,7 @@ def check_count(name: str, given: Any, least: int = 0) -> None:
 
 
 def check_seed(given: Any) -> None:
-    """Refuse what torch's generators take for no seed."""
+    """`given` must be a seed that torch's generators accept."""
     try:
         right = -(2**63) <= operator.index(given) < 2**64
     except TypeError:
@@ -73,25 +73,25 @@ def check_callable(name: str, given: Any) -> None:
 
 
 def check_kind(name: str, given: Any, kind: type, words: str) -> None:
-    """Refuse what is neither None nor of that kind."""
+    """`given` must be None or an instance of `kind`, which the error describes by `words`."""
     if given is not None and not isinstance(given, kind):
         raise ValueError(f"{name} must be None or {words}, got {given!r}")
 
 
 def check_real(name: str, given: Any, *, none: bool = False) -> None:
-    """Refuse what is no number; NaN is one."""
+    """`given` must be a number, NaN included, or None if `none`."""
     if not isinstance(given, Real) and not (none and given is None):
         raise ValueError(f"{name} must be a number{', or None' if none else ''}, got {given!r}")
 
 
 def check_pair(name: str, given: Any) -> None:
-    """Refuse what is neither None nor a pair of rows and responses."""
+    """`given` must be None or a pair of rows and responses."""
     if given is not None and (not isinstance(given, (tuple, list)) or len(given) != 2):
         raise ValueError(f"{name} must be None or a pair (x, y), got {type(given).__name__}: give rows and responses")
 
 
 def check_dense(**tensors: Any) -> None:
-    """Refuse what are no tensors with all their values in memory."""
+    """All arguments must be dense tensors with values (not on the meta device)."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(x).__name__}: use torch.as_tensor({name})")
@@ -100,18 +100,18 @@ def check_dense(**tensors: Any) -> None:
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse what are no dense tensors of real floating-point numbers, all of one precision and on one device."""
+    """All arguments must be dense tensors of real floating-point numbers, in one precision and on one device."""
     check_dense(**given)
     for name, x in given.items():
         if not x.is_floating_point():
             raise ValueError(f"{name} must hold floating-point numbers, got {x.dtype}: use {name}.float() or .double()")
     if len({(x.dtype, x.device) for x in given.values()}) > 1:
         found = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in given.items())
-        raise ValueError(f"{' and '.join(given)} must have one precision and be on one device, got {found}")
+        raise ValueError(f"{' and '.join(given)} must have one precision and be on one device, got {found}: use .to()")
 
 
 def check_finite(name: str, x: Tensor) -> None:
     if not bool(x.isfinite().all()):
         raise ValueError(
-            f"{name} must be finite, got NaN or infinity, or numbers whose squares are: remove or scale those first"
+            f"{name} must be finite, got NaN or infinity, or numbers whose squares overflow: remove or scale those first"
         )

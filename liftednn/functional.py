@@ -1,5 +1,4 @@
-"""Pure mathematics on tensors: no state, no knowledge of networks. Everything works row by row or entry by entry, but for quantiles
-and what is summed by reduce.py."""
+"""Mathematical functions of tensors, without state. All act row by row or entry by entry, except quantiles and sums over rows."""
 
 from __future__ import annotations
 
@@ -39,20 +38,20 @@ __all__ = [
     "within",
 ]
 
-# A matrix whose rows are orthonormal to this much, in the Frobenius norm of w w' - I, is made so by Newton's iteration, which converges
-# quadratically from there, and without loss of digits.
+# Up to this Frobenius norm of w w' - I the polar factor comes from Newton's iteration, which then converges quadratically and without
+# loss of digits; and the most iterations.
 _NEAR, _NEWTON = 0.5, 8
 # Below this share of the largest, the eigenvalues of w w' have lost too many digits.
 _CONDITION = 1e-6
 
 
 def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
-    """A parameter as it can be multiplied with `other`: in its precision and place if it is a tensor."""
+    """A parameter in the precision and on the device of `other` if it is a tensor; a number as it is."""
     return parameter.to(other) if isinstance(parameter, Tensor) else parameter
 
 
 def grain(parameter: Tensor | float, per: Grain) -> Grain:
-    """ "unit" where it is asked for, and where a parameter has one entry per unit already."""
+    """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer"."""
     return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
 
 
@@ -67,25 +66,25 @@ def positive(parameter: Tensor | float) -> bool:
 
 
 def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
-    """A parameter in the shape, precision and place of the `totals` that it is re-estimated from."""
+    """A parameter in the shape, precision and device of the `totals` that it is re-estimated from."""
     entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
     return entries.expand(sums.numel()).reshape(sums.shape)
 
 
 def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
-    """A re-estimated parameter held between its limits, or between what it is now and these where that lies beyond."""
+    """A re-estimated parameter clamped to its limits, extended to its present value where that lies outside."""
     low, high = limits
     return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
 
 
 def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
-    """Sums over the rows, and for a layer over its units too, in float64: (n, p) -> () or (p,)."""
+    """Sums in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer"."""
     sums = reduce.total(entries, sample_weight)
     return sums if per == "unit" else sums.sum()
 
 
 def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | float:
-    """A re-estimated parameter in the form of the one before: a number, or a tensor in the precision of `other`."""
+    """A re-estimated parameter in the form of the given one: a number, or a tensor in the precision of `other`."""
     if found.ndim == 0 and not isinstance(given, Tensor):
         return float(found)
     return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
@@ -113,9 +112,9 @@ def clip(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
 
 
 def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
-    """0 for each row inside a domain, +inf outside; `violation` (n, k) is how far each constraint is broken.
+    """0 for each row inside a domain, +inf outside; `violation` (n, k) is how far each constraint is violated.
 
-    Membership is judged to sqrt(eps) of 1 + |scale|, since u is a computed matrix product and carries its rounding.
+    The tolerance is sqrt(eps) (1 + |scale|), since u is a computed matrix product with rounding errors.
     """
     allowed = torch.finfo(violation.dtype).eps ** 0.5 * (1 + torch.as_tensor(scale).abs())
     outside = (violation > allowed).any(-1)
@@ -136,7 +135,7 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row; on a CPU in elementary steps, since rows of a few classes are too short for the library's kernel there."""
+    """softmax of each row; on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes."""
     if u.device.type != "cpu":
         return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
@@ -151,7 +150,7 @@ def log_partition(u: Tensor) -> Tensor:
 
 def simplex_projection(v: Tensor) -> Tensor:
     """Euclidean projection of each row on {z >= 0, sum z = 1}, by sorting."""
-    v = v - v.amax(-1, keepdim=True)  # the projection does not feel a common shift, its rounding does
+    v = v - v.amax(-1, keepdim=True)  # a common shift does not change the projection, but it changes the rounding
     ordered = v.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
     count = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
@@ -161,10 +160,10 @@ def simplex_projection(v: Tensor) -> Tensor:
 
 
 def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> Tensor:
-    """Of each column of y (n, p), its smallest entry that rows of a share of at least `level` do not exceed: one minimiser of the
-    pinball loss. Row i counts `counts[i]` times."""
-    ordered, places = y.sort(0)
-    weights = torch.ones_like(places, dtype=torch.float64) if counts is None else counts.double()[places]
+    """For each column of y (n, p), the smallest entry that at least a share `level` of the rows does not exceed, (p,): a minimiser of
+    the pinball loss. Row i counts `counts[i]` times."""
+    ordered, order = y.sort(0)
+    weights = torch.ones_like(order, dtype=torch.float64) if counts is None else counts.double()[order]
     share = weights.cumsum(0) / weights.sum(0)
     levels = torch.as_tensor(level, dtype=torch.float64, device=y.device).expand(y.shape[1])
     found = torch.searchsorted(share.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
@@ -172,8 +171,8 @@ def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> 
 
 
 def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Of each column of y (n, p): the median, and the range of its middle half over 1.349, which is the standard deviation of normal
-    numbers. Where half of the entries are alike, the standard deviation of all; 1 where all that count are."""
+    """For each column of y (n, p): the median, and the interquartile range / 1.349, which is the standard deviation of normal data.
+    Where that range is 0, the standard deviation; 1 where the column is constant."""
     low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
     deviation = reduce.mean_and_variance(y, counts)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
@@ -185,8 +184,8 @@ def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, 
 def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter: int = 120) -> Tensor:
     """The root of a monotone fn in each entry of [lower, upper], to the last bits of the dtype.
 
-    Bisection, with the inverse quadratic step wherever Chandrupatla's criterion (1997) says that it is safe: never slower than
-    bisection by more than a factor, and about ten evaluations on smooth functions.
+    Bisection, with an inverse quadratic step wherever Chandrupatla's criterion (1997) holds: at most a constant factor slower than
+    bisection, and about ten evaluations on smooth functions.
     """
     eps, tiny = torch.finfo(lower.dtype).eps, torch.finfo(lower.dtype).tiny
     x1, x2, f1, f2 = _bracket(lower, upper, fn(lower), fn(upper))
@@ -207,7 +206,7 @@ def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter:
 
 
 def _bracket(x1: Tensor, x2: Tensor, f1: Tensor, f2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where rounding has lost the change of sign, the root is the better end: both ends become it."""
+    """Where both ends have the same sign, because of rounding, both are set to the one with the smaller |f|."""
     lost = f1.sign() * f2.sign() > 0
     first = f1.abs() <= f2.abs()
     x, f = torch.where(first, x1, x2), torch.where(first, f1, f2)
@@ -215,7 +214,7 @@ def _bracket(x1: Tensor, x2: Tensor, f1: Tensor, f2: Tensor) -> tuple[Tensor, Te
 
 
 def _inverse_quadratic(x1: Tensor, x2: Tensor, x3: Tensor, f1: Tensor, f2: Tensor, f3: Tensor) -> Tensor:
-    """Where to look next between x1 and x2, as a share; one half where inverse interpolation is not to be trusted."""
+    """The next point between x1 and x2, as a share of the interval; 1/2 where inverse interpolation is not safe."""
     xi, phi = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
     safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
     t = f1 / (f2 - f1) * f3 / (f2 - f3) + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
@@ -283,8 +282,8 @@ def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
 def polar(w: Tensor) -> Tensor:
     """The matrix nearest to w with orthonormal rows, or columns where it has more rows than columns: U V' of w = U S V'.
 
-    (w w')^-1/2 w, in the precision of w; in products alone where w is nearly such a matrix, as after a short step from one. A w that is
-    not finite is given back: whoever made it will notice.
+    (w w')^-1/2 w, in the precision of w; by matrix products alone where w is nearly orthonormal, as after a short step. A w that is
+    not finite is returned unchanged, and callers check for that.
     """
     if w.shape[0] > w.shape[1]:
         return polar(w.T).T
@@ -292,7 +291,7 @@ def polar(w: Tensor) -> Tensor:
     distance = float((gram - torch.eye(len(gram), dtype=w.dtype, device=w.device)).norm())
     if not math.isfinite(distance):
         return w
-    if not bool(w.any()):  # all are as near: no need to decompose what may be large
+    if not bool(w.any()):  # every orthonormal matrix is equally near: take one without a decomposition
         return torch.eye(*w.shape, dtype=w.dtype, device=w.device)
     if distance <= _NEAR:
         return _inverse_root(gram, distance) @ w
@@ -306,7 +305,7 @@ def polar(w: Tensor) -> Tensor:
 
 
 def _inverse_root(gram: Tensor, distance: float) -> Tensor:
-    """gram^-1/2 by z <- z (3 - gram z z) / 2, from a gram that is `distance` away from the identity: 3/4 distance^2 after a step."""
+    """gram^-1/2 by z <- z (3 - gram z z) / 2, for |gram - I|_F = `distance`, which becomes 3/4 distance^2 after a step."""
     inverse = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     for _ in range(_NEWTON):
         inverse = 1.5 * inverse - 0.5 * inverse @ (gram @ (inverse @ inverse))

@@ -1,9 +1,9 @@
-"""Additive second moments of a regression: all that the W-step with a quadratic divergence needs to know of the data (sec. 6.1).
+"""Additive second moments of a regression: all data that the W-step with a quadratic divergence needs (sec. 6.1).
 
     weight, mean_x, mean_z,  xx = sum (x - mean_x)'(x - mean_x),  xz = sum (x - mean_x)'(z - mean_z),  zz = sum |z - mean_z|^2
 
-kept centred and in float64, so that `a + b` (the moments of both sets of rows) loses no digits to large means, whichever way the
-rows were cut. `forget * a` discounts old rows. Sums of products of rows are formed here, other sums over rows in reduce.py.
+stored centred and in float64, so that `a + b` (the moments of both sets of rows) loses no digits to large means, however the rows
+were split. `forget * a` discounts old rows. Sums of products of rows are computed here, other sums over rows in reduce.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftednn.checks import check_tensors
 
 __all__ = ["Moments"]
 
-# A product over this many rows is formed in the data's own precision, then added up in float64.
+# Products over this many rows are computed in the data's own precision, then summed in float64.
 _ROWS = 8192
 
 
@@ -27,7 +27,7 @@ _ROWS = 8192
 class Moments:
     """Centred moments of rows x (n, p) and z (n, q), float64.
 
-    `eps` is the precision of the data they came from: what counts as zero in their spectrum.
+    `eps` is the precision of the data: smaller relative eigenvalues count as 0.
     """
 
     weight: Tensor
@@ -57,7 +57,7 @@ class Moments:
         return empty.retarget(x, z, sample_weight)
 
     def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
-        """The same rows x with other targets z: the Gram matrix is kept, only the cross moments are formed anew."""
+        """The same rows x with other targets z: keeps the Gram matrix and computes only the cross moments."""
         mean_z = reduce.mean(z, sample_weight)
         shift_x, rest_x = _rounded(self.mean_x, x)
         shift_z, rest_z = _rounded(mean_z, z)
@@ -124,7 +124,7 @@ class Moments:
 
 
 def _rounded(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean in the precision of the data, to be subtracted there, and what that rounding leaves to be taken off later."""
+    """The mean rounded to the precision of the data, in which it is subtracted, and the rounding error, which is subtracted later."""
     shift = mean.to(x.dtype)
     return shift, mean - shift.double()
 

@@ -1,11 +1,11 @@
-"""Where rows meet: sums, means, variances and largest entries over the rows (samples) of a problem.
+"""Sums, means, variances and largest entries over the rows (samples) of a problem.
 
-These are the only numbers through which one row can change the answer of another. With the rows spread over the processes of a group, each
-becomes a sum or a maximum over the group: every process must then call them equally often, so that a solver which is given its rows
-piece by piece gets such numbers from its caller.
+One row affects the result of another only through these numbers. If the rows were distributed over processes, each would become a sum or
+a maximum over all of them, and every process would have to call these functions equally often. So a solver that gets the rows in blocks
+takes such numbers from its caller.
 
-Products and mean squares have the precision of the rows. Other sums are formed in float64, over a few thousand rows at a time: how rows
-are cut changes their last bits only, and no copy of all rows is made.
+Products and mean squares have the precision of the rows. Other sums are computed in float64, over a few thousand rows at a time: the
+block size changes their last bits only, and no copy of all rows is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square", "product", "total"]
 
-# Rows that are added up at a time.
+# Rows that are summed at a time.
 _ROWS = 8192
 
 
@@ -51,19 +51,19 @@ def mean_and_variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tenso
 
 
 def mean_square(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Over all entries of rows (n, p), row i counting `counts[i]` times; in their own precision, as a step needs it."""
+    """The mean square of all entries of rows (n, p), row i counting `counts[i]` times; in their own precision."""
     return rows.square().mean() if counts is None else (counts @ rows.square().mean(1)) / counts.sum()
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
-    """scale a' b + plus, a' b the sum over rows of (n, p) and (n, q) or (n,), in their own precision: what a step on weights is made of."""
+    """scale a' b + plus, a' b the sum over rows of (n, p) and (n, q) or (n,), in their own precision."""
     if plus is not None:
         return torch.addmm(plus, a.T, b, alpha=scale)
     return a.T @ b if scale == 1 else (a.T @ b).mul_(scale)
 
 
 def largest(*parts: Tensor | float) -> float:
-    """The largest absolute value of all that is given, 0 where that is nothing; NaN where there is a NaN."""
+    """The largest absolute value of all entries of all arguments, 0 where there are none; NaN where one is NaN."""
     return float(torch.tensor([0.0, *map(_size, parts)], dtype=torch.float64).amax())
 
 
@@ -83,7 +83,7 @@ def _weighted(rows: Tensor, counts: Tensor | None) -> Tensor:
 
 
 def _size(part: Tensor | float) -> float:
-    """Without a copy of the part."""
+    """max |entry|, without a copy of the part."""
     if not isinstance(part, Tensor):
         return abs(part)
     low, high = torch.aminmax(part) if part.numel() else (0.0, 0.0)

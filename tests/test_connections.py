@@ -211,12 +211,12 @@ def test_pruning_leaves_what_a_sum_or_a_key_needs() -> None:
     ]
     for number in (0, 1):
         weights[number].w[1] = 0  # constants: the first goes into both biases, the second is part of a sum
-    weights[1].w[:, 3] = weights[2].w[:, 3] = 0  # nobody listens
-    weights[1].w[:, 2] = 0  # one of two listens
+    weights[1].w[:, 3] = weights[2].w[:, 3] = 0  # no layer uses unit 3
+    weights[1].w[:, 2] = 0  # one of two layers uses unit 2
     smaller, found = network.prune(weights)
     assert [layer.operator.out_width for layer in smaller.layers] == [3, 4, 4, 4, 2]
     torch.testing.assert_close(smaller.scores(found, X), network.scores(weights, X))
-    with pytest.raises(ValueError, match="no unit can go"):
+    with pytest.raises(ValueError, match="no unit can be removed"):
         autoencoder(phi).prune([lnn.Affine(weights[0].w, weights[0].b)] * 2)
 
 
@@ -250,7 +250,7 @@ REFUSED = {
     ),
     "transposed=True needs a key": lambda: network_with(lnn.Layer(Dense(4, 4), RELU, transposed=True)),
     "does not act on every unit alone and alike": lambda: network_with(lnn.Layer(Halves(3, 2), act.Softmax())),
-    "uncertain rows go with layers u = x w' \\+ b": lambda: network_with(
+    "an uncertainty needs a layer u = x w' \\+ b": lambda: network_with(
         lnn.Layer(Halves(3, 2), RELU, uncertainty=lnn.robust.Noise(0.1))
     ),
 }

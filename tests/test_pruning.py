@@ -81,19 +81,19 @@ def test_what_is_left_over_by_a_pruned_unit_goes_too() -> None:
     forward, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "tanh"), weights(5, 6, 7, 3)
     whole[0].w[3] = 0
     whole[1].w[2] = 0
-    whole[1].w[2, 3] = 1.0  # unit 2 listens to a constant only
+    whole[1].w[2, 3] = 1.0  # unit 2 reads a constant only
     assert widths(same(forward, whole)[0]) == [5, 6, 3]
     whole = weights(5, 6, 7, 3)
     whole[2].w[:, 4] = 0
     whole[1].w[:, 1] = 0
-    whole[1].w[4, 1] = 1.0  # unit 1 speaks to one that nobody listens to
+    whole[1].w[4, 1] = 1.0  # only a unit that no layer uses reads unit 1
     assert widths(same(forward, whole)[0]) == [5, 6, 3]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_one_unit_stays_where_none_matters(place: int) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_unit_stays_where_none_matters(number: int) -> None:
     network, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "sigmoid"), weights(5, 6, 7, 3)
-    whole[place].w.zero_()
+    whole[number].w.zero_()
     assert min(widths(same(network, whole)[0])[:2]) == 1
 
 
@@ -132,14 +132,14 @@ def test_a_topology_is_cut_with_its_units() -> None:
     [
         (
             act.Softmax(),
-            r"Softmax\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+            r"Softmax\(\) is not declared `unitwise`, so its units may depend on each other and none can be removed",
         ),
         (
             act.Simplex(),
-            r"Simplex\(\) is not declared `unitwise`, so its units may depend on each other and none can go",
+            r"Simplex\(\) is not declared `unitwise`, so its units may depend on each other and none can be removed",
         ),
         (act.Scaled(act.Softmax(), 2.0), r"Scaled\(.*\) is not declared `unitwise`"),
-        (act.MaxPool(2), "MaxPool.* makes one state of several units, so none can go"),
+        (act.MaxPool(2), "MaxPool.* makes one state of several units, so none can be removed"),
     ],
 )
 def test_units_that_depend_on_each_other_are_refused(activation: lnn.Activation, sentence: str) -> None:
@@ -157,7 +157,7 @@ def test_an_orthogonal_layer_is_not_broken() -> None:
     whole[0] = lnn.Affine(pen.Orthogonal().prox(whole[0].w, 0.0), whole[0].b)
     whole[1].w[:, 2] = 0
     with pytest.raises(
-        ValueError, match=r"the weights of layer 0 would break Orthogonal\(scale=1.0\): give that layer"
+        ValueError, match=r"the weights of layer 0 would violate Orthogonal\(scale=1.0\): give that layer"
     ):
         network.prune(whole)
     smaller, _ = network.with_penalty("l2").prune(whole)

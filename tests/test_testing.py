@@ -284,7 +284,7 @@ PENALTIES: list[Fault] = [
     (L2(0.5), "restrict", lambda self, outputs, inputs: L2(1.0), r"restrict\(outputs, inputs\) must be as if"),
     (MASK, "fits", lambda self, shape: True, "fits allows weights of shape"),
     (NoPenalty(), "fits", lambda self, shape: False, "fits says that no weights of shape"),
-    (Ball(), "metric", False, "leave the domain: declare `metric`"),
+    (Ball(), "scale_sensitive", False, "leave the domain: declare `scale_sensitive`"),
 ]
 
 

@@ -43,9 +43,9 @@ __all__ = [
 
 
 def named(name: str, divergence: str | None = None) -> Activation:
-    """The activation of that name: a class of this room in lower case, underscores ignored, "fenchel_relu" say.
+    """The activation with that class name, in any case and with underscores ignored: named("fenchel_relu") is FenchelReLU().
 
-    divergence   "fenchel": with "relu", take "fenchel_relu"; "euclidean": refuse what is not jointly convex
+    divergence   "fenchel": prefer the Fenchel form, "fenchel_relu" for "relu"; "euclidean": refuse what is not jointly convex
     """
     classes = {exported.lower(): exported for exported in __all__}
     key = name.replace("_", "").lower()
@@ -53,7 +53,7 @@ def named(name: str, divergence: str | None = None) -> Activation:
     if key not in classes:
         plain = ", ".join(sorted(each for each in classes if not each.startswith("fenchel")))
         raise ValueError(
-            f"unknown activation {name!r}: give one of {plain}, or fenchel_relu and its like, or an Activation"
+            f"unknown activation {name!r}: give one of {plain}, a Fenchel form such as fenchel_relu, or an Activation"
         )
     activation = globals()[classes[key]]()
     assert isinstance(activation, Activation)
@@ -63,13 +63,14 @@ def named(name: str, divergence: str | None = None) -> Activation:
 
 
 def learnable(activation: Activation) -> Activation:
-    """The activation if batches can learn a parameter of its own, and otherwise a scale in front of it."""
+    """The activation itself if it has a parameter that batches can learn, otherwise `Scaled(activation)`."""
     if activation.learned and activation.summed:
         return activation
     if activation.homogeneous:
         raise ValueError(
-            f"{activation!r} has nothing to learn, its scale being that of the weights: use 'leaky_relu', or leave refit=None"
+            f"{activation!r} has nothing to learn, since a scale would only rescale the weights: use 'leaky_relu', or leave "
+            "learn_activation=None"
         )
     if not isinstance(activation, Fenchel):
-        raise ValueError(f"{activation!r} has nothing to learn: use its Fenchel form, or leave refit=None")
+        raise ValueError(f"{activation!r} has nothing to learn: use its Fenchel form, or leave learn_activation=None")
     return Scaled(activation)

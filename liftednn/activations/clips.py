@@ -12,7 +12,7 @@ from liftednn.activations.fenchel import Fenchel
 from liftednn.base import Box, Grain
 from liftednn.functional import as_given, box_barrier, box_prox, clip, grain, like, spread
 
-# A range of states narrower than this share of the bounds' is none.
+# A range of states narrower than this share of the range of the bounds counts as constant.
 _NARROW = 1e-3
 
 __all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU", "Sign"]
@@ -21,7 +21,7 @@ __all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU"
 class _Clip(Fenchel):
     """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper;  curvature 1 / weight.
 
-    With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u - shift>: two terms that are each >= 0, free of cancellation.
+    With p = phi(u), D = weight/2 |z - p|^2 + <z - p, weight p - u - shift>: both terms are >= 0, so nothing cancels.
     """
 
     boxed, unitwise = True, True
@@ -55,8 +55,9 @@ class _Clip(Fenchel):
 class _Bounded(_Clip):
     """Clips whose bounds can be learned.
 
-    D falls as the bounds close in, d/d upper Phi*(u) = (u + shift - weight upper)_+ >= 0, until a state stands in the way: the minimisers
-    are the outermost states. So bounds only ever move inwards, and no batch tells them. A side without a bound stays so.
+    D falls as the bounds move inwards, d/d upper Phi*(u) = (u + shift - weight upper)_+ >= 0, as long as all states stay inside: the
+    minimisers are the smallest and the largest state. So bounds only ever move inwards, and a batch cannot estimate them. An infinite
+    bound stays infinite.
     """
 
     learned, summed = ("lower", "upper"), False
@@ -68,7 +69,7 @@ class _Bounded(_Clip):
         ends = (smallest, greatest) if per == "unit" else (smallest.amin(), greatest.amax())
         lower, upper = (spread(bound, ends[0]) for bound in (self.lower, self.upper))
         inner = [end.clamp(lower, upper) for end in ends]
-        # Of a unit that never moves nothing is learned.
+        # A unit whose states are constant keeps its bounds.
         still = inner[1] - inner[0] <= _NARROW * (upper - lower).clamp(max=1)
         sides = zip((lower, upper), inner, (self.lower, self.upper), strict=True)
         low, high = (as_given(torch.where(still | old.isinf(), old, new), given, z) for old, new, given in sides)
@@ -120,8 +121,8 @@ class FenchelClip(_Bounded):
 class Sign(_Clip):
     """phi(u) = clip(u / eps, -1, 1);  Phi(z) = eps z^2/2 on |z| <= 1; curvature 1 / eps.
 
-    The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which any z satisfies at u = 0: W = 0 is then always an
-    optimal W-step. A positive eps trains.
+    The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which is 0 for every z at u = 0: W = 0 then always solves
+    the W-step. Use a positive eps for training.
     """
 
     eps: float = 0.1

@@ -2,7 +2,7 @@
 
     D(u, z) = |u - z|^2  on a convex domain, +inf outside,   phi(u) = argmin_z D(u, z)
 
-D is not 0 at z = phi(u) where the projection moves u; that is the price of joint convexity (docs/notation.md).
+D is positive at z = phi(u) where the projection changes u; joint convexity requires this (docs/notation.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftednn.functional import barrier, box_barrier, box_prox, simplex_projecti
 __all__ = ["HardSigmoid", "HardTanh", "Identity", "LeakyReLU", "ReLU", "Simplex"]
 
 
-def _meet(a: Tensor, z: Tensor, step: float) -> Tensor:
+def _prox_square(a: Tensor, z: Tensor, step: float) -> Tensor:
     """argmin_u |u - z|^2 + |u - a|^2 / (2 step)."""
     return (a + 2 * step * z) / (1 + 2 * step)
 
@@ -44,7 +44,7 @@ class _Clip(Activation):
         return box_prox(self.box(u), v, step)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return _meet(v, z, step)
+        return _prox_square(v, z, step)
 
     def box(self, u: Tensor) -> Box:
         return Box(self.lower, self.upper, 2.0, 2 * u)
@@ -76,7 +76,7 @@ class ReLU(Activation):
     """phi(u) = max(0, u) (eq. 4).
 
     norm="l2": D(u, z) = |u - z|^2 on z >= 0, curvature 2; the paper's model.
-    norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative that sec. 4 names.
+    norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative in sec. 4.
     """
 
     norm: Literal["l2", "l1"] = "l2"
@@ -114,7 +114,7 @@ class ReLU(Activation):
         return (u + soft_threshold(v - u, step)).relu()
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return _meet(v, z, step) if self._squared else z + soft_threshold(v - z, step)
+        return _prox_square(v, z, step) if self._squared else z + soft_threshold(v - z, step)
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         if self._squared:
@@ -154,14 +154,14 @@ class LeakyReLU(Activation):
         return box_prox(self.box(u), v, step)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return torch.minimum(_meet(v, z, step), self.cap(z))
+        return torch.minimum(_prox_square(v, z, step), self.cap(z))
 
     def cap(self, z: Tensor) -> Tensor:
         return z / self.alpha
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        z = (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)  # were there no constraint
-        u = _meet(a, z, step)
+        z = (2 * step * a + (1 + 2 * step) * b) / (1 + 4 * step)  # without the constraint
+        u = _prox_square(a, z, step)
         edge = (a + self.alpha * b) / (1 + self.alpha**2 + 2 * step * (1 - self.alpha) ** 2)  # on z = alpha u
         outside = z < self.alpha * u
         return torch.where(outside, edge, u), torch.where(outside, self.alpha * edge, z)
@@ -190,4 +190,4 @@ class Simplex(Activation):
         return simplex_projection((v + 2 * step * u) / (1 + 2 * step))
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        return _meet(v, z, step)
+        return _prox_square(v, z, step)

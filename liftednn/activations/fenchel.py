@@ -3,7 +3,7 @@
     Phi(z) = integral_0^z phi^-1,    D(u, z) = Phi(z) + Phi*(u) - <u, z> >= 0,    D = 0 exactly at z = phi(u)
 
 The paper's form Phi(z) - <u, z> has the same argmin; the term Phi*(u), which sec. 4 allows to be added, makes D convex in u with
-gradient phi(u) - z, so its curvature is the Lipschitz constant of phi.
+gradient phi(u) - z, so that its curvature is the Lipschitz constant of phi.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ __all__ = [
 class Fenchel(Activation):
     """D(u, z) = Phi(z) + Phi*(u) - <u, z>; a subclass gives phi, the value, and the resolvent of Phi.
 
-    Equality is by value. Where a field may be a tensor, give `eq=False`: the one that dataclasses write cannot compare those. The hash
-    has a tensor's shape in the place of its entries, so that it stays the same while a run changes them.
+    Equality is by value. A dataclass with a field that may be a tensor needs `eq=False`, since the generated `__eq__` cannot compare
+    tensors. The hash uses a tensor's shape instead of its entries, so that it stays the same while training changes them.
     """
 
     joint = False
@@ -86,7 +86,7 @@ class Fenchel(Activation):
 
 
 def _shape(part: object) -> object:
-    """What never changes of a field: of a tensor its shape, else all of it."""
+    """The part of a field that training does not change: the shape of a tensor, else the field itself."""
     return (Tensor, *part.shape) if isinstance(part, Tensor) else part
 
 
@@ -95,7 +95,7 @@ class FenchelLeakyReLU(Fenchel):
     """phi(u) = max(u, alpha u) for alpha < 1, u or alpha u by sign in general;  Phi of eq. 8; curvature max(1, alpha).
 
     alpha is a number, or a tensor with one entry for the layer or one per unit. With z_- = min(z, 0),
-    D(u, z) = z_-^2 / (2 alpha) + alpha u_-^2 / 2 + what has no alpha, so that `refit` has alpha = sqrt(sum z_-^2 / sum u_-^2).
+    D(u, z) = z_-^2 / (2 alpha) + alpha u_-^2 / 2 + terms without alpha, so that `refit` gives alpha = sqrt(sum z_-^2 / sum u_-^2).
     """
 
     alpha: Tensor | float = 0.01
@@ -128,13 +128,13 @@ class FenchelLeakyReLU(Fenchel):
         now, found = (
             spread(self.alpha, of_u),
             (of_z / of_u).sqrt(),
-        )  # 0 / 0 where nothing is negative, and nothing is known
-        held = within(found, now, self.limits)
-        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, held), self.alpha, u))
+        )  # NaN (0 / 0) where no entry is negative: alpha then stays as it is
+        clamped = within(found, now, self.limits)
+        return FenchelLeakyReLU(as_given(torch.where(found.isnan(), now, clamped), self.alpha, u))
 
 
 class _Entropic(Fenchel):
-    """Entry by entry, from Phi and Phi* in closed form; the resolvent from phi alone.
+    """Sums over entries of closed-form Phi and Phi*; the resolvent needs phi alone.
 
     z + step phi^-1(z) = y has z = phi(w) with step w + phi(w) = y: an increasing function of w with slope at least `step`.
     """
@@ -261,10 +261,10 @@ _PANELS = 8
 class Monotone(Fenchel):
     """Any increasing phi (eq. 6 and 7): D(u, z) = integral from w to u of (phi(t) - z) dt with w = phi^-1(z).
 
-    By quadrature, good to about 1e-7 of its value for a phi that varies on the scale of 1 and |u - w| up to 100.
+    By quadrature, with a relative error of about 1e-7 for a phi that varies on the scale of 1 and |u - w| up to 100.
 
     phi        increasing, entry by entry, Lipschitz with constant `curvature`; the default is arcsinh
-    inverse    phi^-1 on range(phi); outside it, where D = +inf, anything that phi does not undo
+    inverse    phi^-1 on range(phi); outside it, where D = +inf, any w with phi(w) != z
     """
 
     phi: Callable[[Tensor], Tensor] = torch.arcsinh
@@ -276,23 +276,21 @@ class Monotone(Fenchel):
         u = torch.linspace(-30, 30, 6001, dtype=torch.float64)
         slope = self.phi(u).diff() / u.diff()
         if not bool((slope >= 0).all()):
-            raise ValueError("phi must be increasing: it decreases somewhere on [-30, 30]")
+            raise ValueError("phi must be increasing, got one that decreases somewhere on [-30, 30]")
         if slope.max() > self.curvature * (1 + 1e-6):
             raise ValueError(
                 f"phi has slope {slope.max():.4g}, above the declared curvature {self.curvature}: pass a larger one"
             )
         inner = torch.linspace(-3, 3, 61, dtype=torch.float64)
         if not torch.allclose(self.inverse(self.phi(inner)), inner, atol=1e-6):
-            raise ValueError("inverse must undo phi: inverse(phi(u)) differs from u on [-3, 3]")
+            raise ValueError("inverse must be the inverse of phi, got inverse(phi(u)) other than u on [-3, 3]")
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.phi(u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         w = self.inverse(z)
-        w = torch.where(
-            w.isinf(), w.sign() * (u.abs() + 50), w
-        )  # where a bounded phi has reached its end in this precision
+        w = torch.where(w.isinf(), w.sign() * (u.abs() + 50), w)  # where a bounded phi rounds to the end of its range
         energy = self._integral(lambda t: self.phi(t) - z, w, u)
         in_range = (self.phi(w) - z).abs() <= torch.finfo(z.dtype).eps ** 0.5 * (1 + z.abs())
         return torch.where(in_range, energy, torch.inf).sum(-1)
@@ -306,7 +304,7 @@ class Monotone(Fenchel):
 
     @staticmethod
     def _integral(fn: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-        """Gauss-Legendre on panels; the loop is over nodes, so memory stays that of one tensor."""
+        """Gauss-Legendre on panels; the loop over nodes keeps memory at one tensor."""
         total, width = torch.zeros_like(b), (b - a) / _PANELS
         for panel in range(_PANELS):
             for node, mass in zip(_NODES, _MASSES, strict=True):

@@ -19,9 +19,9 @@ __all__ = ["MaxPool"]
 class MaxPool(Activation):
     """phi(u)_g = max of u over group g; D spreads each z_g over its group, (Dz)_i = z_g(i).
 
-    form="projection": D(u, z) = |Dz - u|^2 on Dz >= u. Jointly convex, >= 0, the maximum its unique argmin: this one trains.
-    form="paper":      D(u, z) = c 1'z + 1'(u - Dz)_+ with 0 < c < 1. The paper's c = 1 is flat between the two largest entries.
-                       It is unbounded below over the states, so training refuses it.
+    form="projection": D(u, z) = |Dz - u|^2 on Dz >= u. Jointly convex, >= 0, its unique argmin the maximum: for training.
+    form="paper":      D(u, z) = c 1'z + 1'(u - Dz)_+ with 0 < c < 1. The paper's c = 1 is constant between the two largest
+                       entries. It is unbounded below over the states, so training refuses it.
 
     groups   an int k (consecutive groups of k) or the sizes of consecutive groups
     """
@@ -46,7 +46,7 @@ class MaxPool(Activation):
     def refusal(self) -> str:
         if self.form == "projection":
             return ""
-        return "MaxPool(form='paper') has an energy without lower bound, so no training problem: use form='projection'"
+        return "MaxPool(form='paper') has an energy without lower bound, so it cannot be trained: use form='projection'"
 
     capped = property(lambda self: self.form == "projection")
     boxed = property(lambda self: self.form == "projection")
@@ -60,7 +60,7 @@ class MaxPool(Activation):
             return width * self.groups
         if len(self.groups) != width:
             raise ValueError(
-                f"MaxPool has {len(self.groups)} groups, so it gives {len(self.groups)} states, not {width}"
+                f"MaxPool with {len(self.groups)} groups gives {len(self.groups)} states, not {width}: give {width} group sizes"
             )
         return sum(self.groups)
 
@@ -116,14 +116,16 @@ class MaxPool(Activation):
         return torch.minimum((v + 2 * step * top) / (1 + 2 * step), top)
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        """Given z, each u_i is its own prox_u; what is left is the root of an increasing function of z."""
+        """Given z, each u_i is a prox_u; z is the root of an increasing function."""
         if self.form == "paper":
-            raise TypeError("MaxPool(form='paper') has no joint prox: it does not train")
+            raise TypeError(
+                "MaxPool(form='paper') has no joint prox, since it cannot be trained: use form='projection'"
+            )
 
         def slope(z: Tensor) -> Tensor:
             top = self._spread(z)
-            held = (a - top).relu() / step  # where the cap binds, moving it moves u
-            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(held) + (z - b) / step
+            binding = (a - top).relu() / step  # where u is at the cap, u moves with z
+            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(binding) + (z - b) / step
 
         z = root(slope, torch.minimum(b, -self(-a)) - 1, torch.maximum(b, self(a)) + 1)
         return self.prox_u(a, z, step), z

@@ -1,4 +1,4 @@
-"""A scale in front of an activation, learned as its other parameters are: phi(s u), a gain (sec. 4 with Phi / s in the place of Phi)."""
+"""phi(s u): an activation with a scale (gain) s that can be learned (sec. 4 with Phi / s in place of Phi)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Scaled"]
 class Scaled(Fenchel):
     """phi_s(u) = phi(s u);  D_s(u, z) = D(s u, z) / s, the Fenchel divergence of Phi / s; curvature s times that of D.
 
-    activation   one with a Fenchel divergence, whose own parameters are numbers
+    activation   an activation with a Fenchel divergence, whose own parameters are numbers, not tensors
     scale        s > 0, a number, or a tensor with one entry for the layer or one per unit
 
     With t = 1 / s, D = t Phi(z) + t Phi*(u / t) - <u, z>, the perspective of Phi*, is convex in t, and its derivative is
-    Phi(z) - Phi(phi(s u)). So `refit` has the s at which the states hold as much of Phi as the outputs,
+    Phi(z) - Phi(phi(s u)). So `refit` finds the s at which states and outputs have the same sum of Phi,
 
         sum Phi(phi(s u)) = sum Phi(z),        Phi(z) = D(0, z) - Phi*(0),
 
@@ -39,10 +39,12 @@ class Scaled(Fenchel):
             raise ValueError(f"scale must be positive, got {self.scale}")
         if not isinstance(self.activation, Fenchel):
             raise ValueError(
-                f"{self.activation!r} has no Fenchel divergence, and only such a one can be scaled: use its Fenchel form"
+                f"Scaled needs an activation with a Fenchel divergence, got {self.activation!r}: use its Fenchel form"
             )
         if any(isinstance(part, Tensor) for part in vars(self.activation).values()):
-            raise ValueError(f"the parameters of {self.activation!r} differ between units: give one number for all")
+            raise ValueError(
+                f"Scaled needs an activation whose parameters are numbers, got {self.activation!r}: give one number for all units"
+            )
         if grain(self.scale, "layer") == "unit":
             self._check_units()
 
@@ -50,8 +52,8 @@ class Scaled(Fenchel):
         if not self.activation.unitwise:
             kind = type(self.activation).__name__
             raise ValueError(
-                f"the units of {kind} depend on each other, so they cannot have a scale each: give a number, or declare "
-                f"{kind}.unitwise = True where they do not"
+                f"the units of {kind} depend on each other, so they cannot have one scale each: give a number, or declare "
+                f"{kind}.unitwise = True if they do not"
             )
 
     @property
@@ -80,7 +82,7 @@ class Scaled(Fenchel):
         return (self._entries(scale * u, z) / scale).sum(-1)
 
     def _entries(self, u: Tensor, z: Tensor) -> Tensor:
-        """D of the activation entry by entry: each is a row of its own."""
+        """D of the activation entry by entry, (n, p): every entry is passed as one row."""
         return self.activation.value(u[..., None], z[..., None])
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
@@ -97,17 +99,17 @@ class Scaled(Fenchel):
         if per == "unit":
             self._check_units()
         u, z, given = u.double(), z.double(), u
-        held = self._held(z, sample_weight, per)
+        goal = self._total_entropy(z, sample_weight, per)
 
         def excess(log_scale: Tensor) -> Tensor:
-            return self._held(self.activation(log_scale.exp() * u), sample_weight, per) - held
+            return self._total_entropy(self.activation(log_scale.exp() * u), sample_weight, per) - goal
 
-        now, low, high = (spread(bound, held).log() for bound in (self.scale, *self.limits))
+        now, low, high = (spread(bound, goal).log() for bound in (self.scale, *self.limits))
         found = root(excess, now.minimum(low), now.maximum(high))
-        known = excess(now.maximum(high)) > excess(now.minimum(low))  # where all u are 0, nothing is
+        known = excess(now.maximum(high)) > excess(now.minimum(low))  # False where all u are 0
         return Scaled(self.activation, as_given(torch.where(known, found, now).exp(), self.scale, given))
 
-    def _held(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+    def _total_entropy(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
         """sum Phi(z), up to a constant."""
         zero = torch.zeros_like(z)
         entries = self._entries(zero, z) if per == "unit" else self.activation.value(zero, z)[:, None]

@@ -1,14 +1,14 @@
 """The protocols. Read this first.
 
-Everything in the package is a statement about one function, the lifted objective (eq. 2 and 10 of the paper),
+The package minimises one function, the lifted objective (eq. 2 and 10 of the paper),
 
     F(W, b, X) = mean over rows of sum_l lam_{l+1} D_l(A_l(X_l; W_l, b_l), X_{l+1}) + sum_l pi_l(W_l),
 
 with X_0 the data and X_{L+1} the encoded responses. Rows are samples. `u` is always a pre-activation, `z` always a state, and a
-divergence is always written D(u, z). The loss is the last divergence, so there is no first-layer or last-layer case anywhere.
+divergence is always written D(u, z). The loss is the last divergence, so the first and the last layer need no special case.
 
-A `Divergence` is D, seen as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence
-whose z is clamped to the responses. A `Penalty` is pi, an `Operator` is A, an `Uncertainty` how rows may differ from what is given.
+A `Divergence` is D as a function of u. An `Activation` is a divergence whose z is a variable too. A `Loss` is a divergence whose z is
+fixed at the responses. A `Penalty` is pi, an `Operator` is A, and an `Uncertainty` says how the true rows may differ from the given ones.
 """
 
 from __future__ import annotations

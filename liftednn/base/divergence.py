@@ -12,17 +12,17 @@ from torch import Tensor
 
 __all__ = ["Activation", "Box", "Divergence", "Grain", "Loss"]
 
-# How many parameters of its own a learned activation has: one for the layer, or one for each unit.
+# Whether a learned activation has one parameter for the layer, or one for each unit.
 Grain = Literal["layer", "unit"]
 
-# Each proximal point shrinks the error by 1 + step times the modulus of strong convexity of D in z.
+# Each proximal step divides the error by 1 + step * (modulus of strong convexity of D in z).
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
-# Steps of a prox in u, for each unit of the root of its condition: enough for 12 digits; and the most there are.
+# Gradient steps of a prox in u per square root of the condition number, enough for 12 digits; and their maximum.
 _STEPS_PER_ROOT, _MOST_STEPS = 28, 1000
 
 
 class Box(NamedTuple):
-    """The quadratic  1/2 weight z^2 - pull z  on  lower <= z <= upper, entry by entry; tensors or numbers that broadcast."""
+    """The quadratic  1/2 weight z^2 - pull z  on  lower <= z <= upper, entry by entry; tensors or numbers, which broadcast."""
 
     lower: Tensor | float
     upper: Tensor | float
@@ -36,9 +36,9 @@ class Divergence(ABC):
     curvature    Lipschitz constant of the gradient in u; inf where D is not smooth in u
     quadratic    D(u, z) = curvature / 2 |u - z|^2 + const(z)
     capped       D(u, z) = |u - s(z)|^2 on u <= cap(z): the domain couples u and z
-    homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0: what the rescaling of sec. 3 needs
-    unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k): what pruning needs
-    uniform      `unitwise`, with the same function for every unit, of any number of them: what robust.BoxBall needs
+    homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0; the rescaling of sec. 3 needs it
+    unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k); pruning needs it
+    uniform      `unitwise`, with the same function for every unit and any number of units; robust.BoxBall needs it
     refusal      why no network can be trained with this divergence; empty if it can
     """
 
@@ -74,7 +74,7 @@ class Divergence(ABC):
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         """argmin_u D(u, z) + |u - v|^2 / (2 step). Required where the curvature is infinite.
 
-        Where it is finite, by Nesterov's method for a problem of condition 1 + curvature step; override it where a formula exists.
+        The default for a finite curvature is Nesterov's method, for the condition number 1 + curvature step; override it with a formula.
         """
         if self.curvature == math.inf:
             raise TypeError(
@@ -93,11 +93,11 @@ class Divergence(ABC):
         raise TypeError(f"{type(self).__name__} does not bound u by z")
 
     def width(self, p: int) -> int:
-        """The number of states that p pre-activations give."""
+        """The number of states (columns of z) for p pre-activations."""
         return p
 
     def fan(self, width: int) -> int:
-        """The number of pre-activations that `width` states need, the inverse of `width`."""
+        """The number of pre-activations for `width` states, the inverse of `width`."""
         return width
 
 
@@ -107,8 +107,8 @@ class Activation(Divergence):
     joint   D is jointly convex in (u, z) (the paper's JCR condition), otherwise convex in each (BCR)
     boxed   D is quadratic in z on a box, given by `box(u)`: its X-step can be a bounded least-squares problem
     learned names of the fields that `refit` re-estimates: numbers, or tensors with one entry or one per unit
-    summed  `refit` sees the rows through sums over them, so that batches can stand for all rows
-    limits  what is learned stays between these, or between the given value and these where it lies beyond
+    summed  `refit` uses the rows only through sums over them, so that a batch estimates what all rows give
+    limits  the range of the learned fields, extended to the given value where that lies outside
     """
 
     ridge: None = None
@@ -135,9 +135,9 @@ class Activation(Divergence):
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
 
     def tilted(self, u: Tensor, g: Tensor) -> Tensor:
-        """argmin_z D(u, z) + <g, z>: how the state that obeys u answers a pull g.
+        """argmin_z D(u, z) + <g, z>: the state for pre-activations u under a gradient g in z, both (n, p).
 
-        Where D is quadratic in u it is known. Otherwise by proximal points; override it where a formula exists.
+        A formula where D is quadratic in u, otherwise a few proximal steps; override it where a formula exists.
         """
         if self.quadratic:
             return self(u - g / self.curvature)
@@ -149,7 +149,7 @@ class Activation(Divergence):
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step), for a jointly convex D.
 
-        Where D is quadratic in u it is known: phi projects on the domain. Required where the curvature is infinite.
+        A formula where D is quadratic in u, since phi is then the projection on the domain. Required where the curvature is infinite.
         """
         if not (self.joint and self.quadratic):
             raise TypeError(f"{type(self).__name__} has no joint prox: implement it if D is jointly convex")
@@ -162,28 +162,28 @@ class Activation(Divergence):
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
 
     def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
-        """This activation with the `learned` fields that minimise the sum over rows of D(u, z), one each or one per unit.
+        """This activation with the `learned` fields that minimise the sum over rows of D(u, z).
 
         u, z           pre-activations and states, (n, p)
         sample_weight  (n,), how much each row counts
-        per            "unit" for fields of shape (p,); what already has one entry per unit keeps them
+        per            "layer" for one number per field, "unit" for fields of shape (p,); a field that has shape (p,) keeps it
 
-        Nothing is learned unless a class says how.
+        The default learns nothing.
         """
         return self
 
     def restrict(self, units: Tensor) -> Self:
-        """The same activation for u[:, units], for a `unitwise` one: `learned` fields keep the entries of those units."""
+        """The same activation for u[:, units], units an index tensor; for `unitwise` activations."""
         own = {name: field[units.to(field.device)] for name, field in self._of_units().items()}
         return replace(self, **own) if own else self  # type: ignore[type-var]
 
 
 class Loss(Divergence):
-    """A divergence whose z is clamped to the encoded responses: L(y, u) = D(u, encode(y)).
+    """A divergence whose z is fixed at the encoded responses: L(y, u) = D(u, encode(y)).
 
-    classes     responses are labels, which `decode` gives as integers; otherwise they are real
-    invariant   L(y + c, u + c) = L(y, u): responses may be centred, and measured in units of their own spread
-    link        the activation that `loss(u)` is, such as Softmax(); None where it is not one of liftednn.activations
+    classes     responses are class labels, and `decode` returns integers; otherwise they are real
+    invariant   L(y + c, u + c) = L(y, u): responses may be centred and scaled
+    link        the activation that maps scores to `loss(u)`, such as Softmax(); None where liftednn.activations has none
     """
 
     invariant: bool = False
@@ -194,16 +194,16 @@ class Loss(Divergence):
     def classes(self) -> bool: ...
 
     def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
-        """What mini-batch steps are scaled by, row i counting `counts[i]` times: the curvature, unless few scores ever meet it."""
+        """The curvature that sets mini-batch step sizes, row i counting `counts[i]` times; below `curvature` where few rows reach that."""
         return self.curvature
 
     @abstractmethod
     def encode(self, y: Tensor, width: int) -> Tensor:
-        """Responses as users have them -> (n, width), the last state."""
+        """Responses as the user gives them -> (n, width), the last state."""
 
     @abstractmethod
     def decode(self, u: Tensor) -> Tensor:
-        """Scores (n, width) -> responses as users have them."""
+        """Scores (n, width) -> responses in the user's form."""
 
     @abstractmethod
     def score(self, u: Tensor, y: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The protocol of A(x; w, b): operators, which own the map between a sample's shapes and the regression behind the W-step."""
+"""The protocol of A(x; w, b): operators, which map between a sample's shapes and the regression that the W-step solves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Affine", "Operator", "SelfAdjoint", "regress"]
 
 Shape = tuple[int, ...]
 
-# A matrix A'A of at most so many columns is formed where it helps.
+# A'A is formed as a matrix up to this many columns.
 _SMALL = 4096
-# Conjugate gradients end at this share of the right-hand side, or after so many steps.
+# Conjugate gradients stop at this residual relative to the right-hand side, or after this many steps.
 _PRECISION, _STEPS = 1e-12, 1000
 
 
@@ -40,7 +40,7 @@ class SelfAdjoint:
     """A'A for fixed weights, on rows (n, width).
 
     apply   x -> A'A x
-    form    gives the matrix (width, width); None where it is too large to be formed
+    form    returns the matrix (width, width); None where it is too large to be formed
     """
 
     def __init__(self, width: int, apply: Callable[[Tensor], Tensor], form: Callable[[], Tensor] | None) -> None:
@@ -49,7 +49,7 @@ class SelfAdjoint:
 
     @property
     def small(self) -> bool:
-        """Whether there is a matrix."""
+        """Whether A'A is small enough to be formed as a matrix."""
         return self._form is not None
 
     def matrix(self) -> Tensor:
@@ -70,7 +70,7 @@ class SelfAdjoint:
 
 
 def _conjugate_gradients(apply: Callable[[Tensor], Tensor], rhs: Tensor) -> Tensor:
-    """Row by row: every row has its own step lengths, and rests once it has arrived."""
+    """For each row of rhs alone: every row has its own step lengths, and stops changing once it has converged."""
     x, r = torch.zeros_like(rhs), rhs.clone()
     direction, square = r.clone(), r.square().sum(1)
     goal = (max(_PRECISION, 4 * torch.finfo(rhs.dtype).eps) ** 2) * square
@@ -92,16 +92,16 @@ class Operator(ABC):
 
         A(xs; w, b) = fold(rows(xs) w' + b) + offset(xs)
 
-    A sample's inputs and pre-activations have shapes; the regression behind the W-step has a layout of its own, t rows for each sample.
-    States and pre-activations are passed flat and contiguous, (n, width), in the order of their shape; `xs` holds one for each state that
-    is read. `rows` and `offset` are linear in xs.
+    A sample's inputs and pre-activations have shapes; the regression of the W-step has its own layout, t rows for each sample. States and
+    pre-activations are passed flattened and contiguous, (n, width); `xs` is the list of the states that the operator reads. `rows` and
+    `offset` are linear in xs.
 
-    in_shapes      shape of one sample, for each state that is read: (p,), (channels, height, width), (steps, width)
+    in_shapes      shape of one sample, for each state read: (p,), (channels, height, width), (steps, width)
     out_shape      shape of one sample's pre-activation
-    weight_shape   (q, p) of the regression, or (g, q, p) for g groups: w of group i is on columns i p, ..., (i + 1) p - 1 of the rows, and
-                   gives columns i q, ..., (i + 1) q - 1 of the targets
+    weight_shape   (q, p) of the regression, or (g, q, p) for g groups: w of group i maps columns i p, ..., (i + 1) p - 1 of the rows
+                   to columns i q, ..., (i + 1) q - 1 of the targets
     bias           whether b may differ from 0; it has one entry for each column of the targets, not for each pre-activation
-    plain          it is x w' + b on a single state, and nothing else; `resized` then gives the same for other widths
+    plain          the operator is exactly x w' + b on a single state; `resized` then returns the same for other widths
     skips          `offset` is not 0
     """
 
@@ -138,9 +138,9 @@ class Operator(ABC):
         """The rows of the regression, (n t, p) or (n t, g p); the t rows of a sample follow each other."""
 
     def targets(self, u: Tensor) -> Tensor:
-        """Pre-activations (n, out_width), or anything in their layout, as the columns that the rows are regressed on, (n t, outputs).
+        """Pre-activations (n, out_width), or a tensor in their layout, as the targets of the regression, (n t, outputs).
 
-        Here for an `out_shape` that begins with the outputs, as (channels, height, width) does.
+        The default is for an `out_shape` that begins with the outputs, as (channels, height, width) does.
         """
         if self.positions == 1:
             return u
@@ -152,8 +152,8 @@ class Operator(ABC):
         return targets if t == 1 else targets.view(-1, t, self.outputs).transpose(1, 2).reshape(-1, self.out_width)
 
     def offset(self, xs: Sequence[Tensor]) -> Tensor:
-        """The part without weights, (n, out_width), as the identity of a residual sum. Required where `skips` is declared."""
-        raise TypeError(f"{type(self).__name__} has no part without weights")
+        """The part that does not depend on the weights, (n, out_width), such as x in a residual sum. Required where `skips` is declared."""
+        raise TypeError(f"{type(self).__name__} has no part without weights: declare `skips` and implement `offset`")
 
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
         """Pre-activations (n, out_width)."""
@@ -165,7 +165,7 @@ class Operator(ABC):
         """The adjoint of the linear part in state `index`: <A x, r> = <x, adjoint(r)>, (n, out_width) -> (n, in_widths[index])."""
 
     def normal(self, weights: Affine, index: int = 0) -> SelfAdjoint:
-        """A'A for state `index`: what all samples share in its X-step."""
+        """A'A for state `index`, which all samples share in its X-step."""
         width = self.in_widths[index]
 
         def apply(x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class Operator(ABC):
         return SelfAdjoint(width, apply, (lambda: apply(torch.eye(width).to(weights.w))) if small else None)
 
     def norm(self, weights: Affine, index: int = 0) -> float:
-        """An upper bound on the spectral norm of the linear part in state `index`: step lengths rest on it, so no mere estimate will do."""
+        """An upper bound on the spectral norm of the linear part in state `index`; step lengths need a true bound, not an estimate."""
         normal = self.normal(Affine(*(part.double() for part in weights)), index)
         if not normal.small:
             raise TypeError(
@@ -186,5 +186,5 @@ class Operator(ABC):
         return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1].clamp(min=0).sqrt())
 
     def resized(self, inputs: int, outputs: int) -> Self:
-        """The same for other widths. Required where `plain` is declared."""
+        """The same operator for other widths. Required where `plain` is declared."""
         raise TypeError(f"{type(self).__name__} is not declared `plain`, so it has no other widths")

@@ -15,15 +15,16 @@ __all__ = ["Penalty"]
 class Penalty(ABC):
     """pi(w) on a weight matrix; the bias is never penalised.
 
-    ridge    rho where pi(w) = rho |w|^2, otherwise None
-    boxed    pi is quadratic on a box, given by `box()`
-    convex   pi is; otherwise a set such as the orthogonal matrices, and `prox` a nearest point of it
-    metric   rows or columns of w in other units may leave the domain of pi: what is standardised would not obey it on the way back
+    ridge            rho where pi(w) = rho |w|^2, otherwise None
+    boxed            pi is quadratic on a box, given by `box()`
+    convex           pi is convex; otherwise it is the indicator of a set such as the orthogonal matrices, and `prox` a nearest point of it
+    scale_sensitive  rescaling rows or columns of w may leave the domain of pi: weights fitted on standardised data may violate the
+                     constraint once they are converted to the original units
     """
 
     boxed: bool = False
     convex: bool = True
-    metric: bool = False
+    scale_sensitive: bool = False
 
     @property
     def ridge(self) -> float | None:
@@ -50,9 +51,9 @@ class Penalty(ABC):
         return None
 
     def fits(self, shape: tuple[int, int]) -> bool:
-        """Whether weights of this shape (out, in) can have this penalty; asked before there are any."""
+        """Whether weights of this shape (out, in) can have this penalty; called when a layer is built."""
         return True
 
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
-        """The same penalty for w[outputs][:, inputs], both given by their places."""
+        """The same penalty for w[outputs][:, inputs], both index tensors."""
         return self

@@ -15,7 +15,7 @@ __all__ = ["Uncertainty"]
 
 
 class Uncertainty(ABC):
-    """How a layer's rows x may differ from what is given, and all that this changes; sizes are in the units of those rows.
+    """How the true rows x of a layer may differ from the given ones, and the robust term that follows; sizes are in the units of x.
 
     joint      the states of all layers may be updated at once
     per_unit   learned parameters of the layer's activation may differ from unit to unit
@@ -26,10 +26,10 @@ class Uncertainty(ABC):
 
     @abstractmethod
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        """Why a layer with weights of this shape (out, in) cannot have it; empty if it can."""
+        """Why a layer with weights of this shape (out, in) cannot have this uncertainty; empty if it can."""
 
     def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
-        """The divergence that the rows' energies are of, at fixed weights (out, in)."""
+        """The divergence that replaces D at fixed weights (out, in)."""
         return divergence
 
     @abstractmethod
@@ -37,33 +37,33 @@ class Uncertainty(ABC):
         """The robust energy, from the mean over rows of `seen` and the curvature of D in u; concave in the mean."""
 
     def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        """The derivative of `term` in the mean, which is computed if asked for: an X-step is a plain one of `seen` with lam times it."""
+        """The derivative of `term` in the mean; `mean()` is called only if needed. The X-step is that of `seen` with lam times it."""
         return 1.0
 
     @abstractmethod
     def update_weights(self, problem: Any) -> Any:
-        """The W-step, a `blocks.WeightStep` from a `blocks.WeightProblem`, whose `solve` is the plain W-step."""
+        """The W-step: a `blocks.WeightProblem` -> a `blocks.WeightStep`. `problem.solve` is the plain W-step."""
 
     @abstractmethod
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> Any:
-        """What mini-batch steps need, for weights like w: a `blocks.RobustTerm`."""
+        """The `blocks.RobustTerm` that mini-batch steps use, in the shape, precision and device of the weights w."""
 
     @abstractmethod
     def deviations(self, width: int) -> Tensor:
-        """How far off each of so many inputs may be, (width,), float64."""
+        """The size of the uncertainty of each input, (width,), float64."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:
-        """The same, so many times as large."""
+        """The same uncertainty, `factor` times as large."""
 
     @abstractmethod
     def columns(self, factors: Tensor) -> Self:
-        """The same for rows whose columns are multiplied by these, (p,)."""
+        """The same uncertainty for rows whose columns are multiplied by `factors`, (p,)."""
 
     @abstractmethod
     def through(self, basis: Tensor) -> Self:
-        """The same for rows x @ basis, (p, k): weights w' on those are w' basis' on x."""
+        """The same uncertainty for rows x @ basis, basis (p, k): weights w on them are weights w basis' on x."""
 
     @abstractmethod
     def restrict(self, inputs: Tensor) -> Self | None:
-        """The same for x[:, inputs], given by their indices; None where those are certain."""
+        """The same uncertainty for x[:, inputs], an index tensor; None where these inputs have none."""

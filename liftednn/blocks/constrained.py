@@ -1,16 +1,16 @@
-"""The W-step (sec. 6.1) under a penalty without convexity, and every W-step that the Gram matrix tells all of.
+"""The W-step (sec. 6.1) under a non-convex penalty, and every W-step that needs the data only through its Gram matrix.
 
 With the centred moments G of the inputs and C of inputs and targets, and a = lam curvature / 2, a quadratic divergence leaves
 
     min_w  a (tr(w G w') - 2 tr(w C)) + pi(w)
 
-The penalty may know its minimiser (Procrustes, reduced-rank regression). Otherwise the quadratic lies below the one of curvature
-2 a lambda_max(G) that touches it at w, whose minimiser is one prox, for orthogonal matrices
+The penalty may have a formula for the minimiser (Procrustes, reduced-rank regression). Otherwise the quadratic is majorised at w by the
+one of curvature 2 a lambda_max(G), whose minimiser is one prox; for orthogonal matrices
 
     w <- polar(w (tau I - G) + C'),    tau = lambda_max(G)
 
-and the objective does not rise. For other divergences of finite curvature the same is done with pseudo-targets, refreshed every time.
-Steps are extrapolated, and taken again without that where the objective would rise.
+and the objective does not rise. For other divergences of finite curvature the same is done with pseudo-targets, updated at every step.
+Steps are extrapolated, and repeated without extrapolation where the objective would rise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Quadratic", "Smooth", "majorised"]
 
 # Steps on the Gram matrix for each new set of pseudo-targets, which costs two passes over the rows.
 _INNER = 10
-# Inputs with a smaller variance do not vary.
+# Inputs with a smaller variance count as constant.
 _STILL = 1e-150
 
 Point = list[Tensor]
@@ -54,7 +54,7 @@ class Quadratic:
 
     @property
     def lipschitz(self) -> float:
-        """Of the gradient; any number will do for inputs that do not vary."""
+        """Lipschitz constant of the gradient; any positive number for constant inputs."""
         return 2 * self.weight * (self.largest if self.largest > _STILL else 1.0)
 
     @property
@@ -76,7 +76,7 @@ class Quadratic:
         return [self.penalty.prox(x[0], step)]
 
     def step(self, w: Tensor, image: Tensor | None = None) -> tuple[Tensor, float]:
-        """The minimiser of the majorant at w, and the residual: how far off it is times the curvature."""
+        """The minimiser of the majorant at w, and the residual: its distance from w times the curvature, relative to `scale`."""
         gradient = self.gradient([w], self.image([w]) if image is None else [image])[0]
         moved = self.penalty.prox(w - gradient / self.lipschitz, 1 / self.lipschitz)
         return moved, self.lipschitz * float((moved - w).abs().max()) / self.scale
@@ -85,7 +85,7 @@ class Quadratic:
         return self.factor(self.weight, rho).solve(self.weight * self.cross).T
 
     def minimise(self, start: Tensor, tol: float, max_iter: int) -> tuple[Tensor, int]:
-        """The minimiser where it is known, else steps from `start` until the residual is `tol` of the scale."""
+        """The minimiser where a formula is known, else steps from `start` until the residual is at most `tol`; and the number of steps."""
         exact = self.penalty.minimiser(self.cross, self._ridge)
         if exact is not None:
             return exact, 1
@@ -112,9 +112,9 @@ class Smooth(Protocol):
 def majorised(
     problem: Smooth, start: Point, quadratic: Callable[[Tensor], Quadratic], scale: float, tol: float, max_iter: int
 ) -> tuple[Point, float, int]:
-    """Descent on pseudo-targets; `quadratic` gives the block of a quadratic divergence of the same curvature, for a cross moment C.
+    """Descent on pseudo-targets; `quadratic` maps a cross moment C to the problem of a quadratic divergence of the same curvature.
 
-    Gives the point, its residual and the number of steps.
+    Returns the point, its residual and the number of steps.
     """
 
     def majorant(x: Point) -> tuple[Quadratic, Tensor, float]:
@@ -143,9 +143,9 @@ def _descend(
     tol: float,
     max_iter: int,
 ) -> tuple[Point, int]:
-    """Nesterov's extrapolation, taken back where the value would rise; `advance` gives the next point and the residual before it.
+    """Nesterov's extrapolation, undone where the value would rise; `advance` returns the next point and the residual of the given one.
 
-    What depends linearly on the variables may stand behind them in a point: it is extrapolated with them, and need not be formed again.
+    A point may also hold images, linear in its variables, after them: they are extrapolated too, and need not be computed again.
     """
     x, previous, best, momentum = start, start, value(start), 1.0
     rounding = 4 * torch.finfo(start[0].dtype).eps

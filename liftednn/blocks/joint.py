@@ -1,6 +1,6 @@
 """The X-step over all layers at once (sec. 6.2, JCR): where every divergence is jointly convex, one convex problem per sample.
 
-Smooth divergences are descended together. Others are split: every pair (u_l, X_{l+1}) gets a copy, and its prox is taken in both.
+Smooth divergences: proximal gradient on all states. Others: splitting, with a copy of every pair (u_l, X_{l+1}) and its joint prox.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["joint_refusal", "update_all_states"]
 def joint_refusal(network: LiftedNetwork) -> str:
     """Why the states of all layers cannot be updated at once; empty if they can."""
     kinds = [layer.uncertainty for layer in network.layers if layer.uncertainty is not None]
-    for place, activation in enumerate(network.hidden):
+    for number, activation in enumerate(network.hidden):
         for kind in kinds:
             if not kind.joint:
                 return f"with a {type(kind).__name__} the states must be updated layer by layer"
         if not activation.joint:
-            return f"layer {place}: {activation!r} is not jointly convex, so its states must be updated layer by layer"
+            return f"layer {number}: {activation!r} is not jointly convex, so its states must be updated layer by layer"
     if isinstance(network.loss, Split) and not _smooth(network):
-        return "a split loss goes with activations of finite curvature only: update the states layer by layer"
+        return "a Split loss needs activations of finite curvature: update the states layer by layer"
     return ""
 
 
@@ -43,7 +43,7 @@ def _smooth(network: LiftedNetwork) -> bool:
 def update_all_states(
     network: LiftedNetwork, weights: Weights, states: States, tol: float = 1e-3, max_iter: int = 500
 ) -> StateStep:
-    """The minimising X_1, ..., X_L together, from the present ones."""
+    """The X_1, ..., X_L that minimise the objective together, from the present ones."""
     refusal = joint_refusal(network)
     if refusal:
         raise ValueError(f"joint=True is not possible: {refusal}")
@@ -74,7 +74,7 @@ def _split(problem: _Copied, states: States, scale: float, tol: float, max_iter:
 class _Smooth:
     """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it.
 
-    Its image are the pre-activations of the layers that read a hidden state; those of the others, `constant`, never change.
+    Its image is the pre-activations of the layers that read a hidden state; those of the others, `constant`, never change.
     """
 
     def __init__(self, network: LiftedNetwork, weights: Weights, states: States) -> None:
@@ -96,7 +96,7 @@ class _Smooth:
         return [self.network.preactivation(number, self.weights, states) for number in self.moving]
 
     def preactivations(self, image: Sequence[Tensor]) -> list[Tensor]:
-        """Of all layers."""
+        """The pre-activations of all layers."""
         known = self.constant | dict(zip(self.moving, image, strict=True))
         return [known[number] for number in range(len(self.network.layers))]
 
@@ -109,7 +109,7 @@ class _Smooth:
     def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
         """For each hidden state, the sum over the layers that read it."""
         return [
-            added(self._back(reader, image[place], index) for place, reader, index in readers)
+            added(self._back(reader, image[position], index) for position, reader, index in readers)
             for readers in self.readers
         ]
 
@@ -122,12 +122,12 @@ class _Smooth:
         return [down - own for down, own in zip(after, pulls, strict=False)]
 
     def at_zero(self) -> float:
-        """max |gradient at 0|: what residuals are measured against."""
+        """max |gradient at 0|, which residuals are relative to."""
         zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
         return reduce.largest(*self.gradient(zero, self.image(zero)))
 
     def pull(self, states: States) -> float:
-        """The largest of the terms that the gradient adds up: what its residual is measured against."""
+        """The largest entry of the terms that the gradient is the sum of, which its residual is relative to."""
         x = list(states[1:-1])
         terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
         down = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
@@ -153,7 +153,7 @@ def _lipschitz(network: LiftedNetwork, weights: Weights) -> float:
 
 
 class _Copied:
-    """All hidden states side by side, (n, widths), as one `Separable`: its image is (states, pre-activations), where f lives."""
+    """All hidden states side by side, (n, widths), as one `Separable`: its image is (states, pre-activations), the arguments of f."""
 
     def __init__(self, network: LiftedNetwork, weights: Weights, states: States, normal: SelfAdjoint | None) -> None:
         self.network, self.weights, self.normal = network, weights, normal
@@ -205,7 +205,7 @@ class _Copied:
         return self.smooth.value(states, self.smooth.image(states))
 
     def retract(self, x: Tensor) -> Tensor:
-        """Layer by layer, each state moved into the domain that its pre-activation leaves it."""
+        """Layer by layer, project each state on the domain that its pre-activation allows."""
         states = [self.smooth.x]
         for number, (activation, state) in enumerate(zip(self.network.hidden, self.unstack(x), strict=True)):
             states.append(activation.prox(state, self.network.preactivation(number, self.weights, states), 0.0))

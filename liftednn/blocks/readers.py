@@ -1,4 +1,4 @@
-"""What an X-step is about: a state, the layer that gives it, and the layers that read it."""
+"""The problem of an X-step: a state, the layer that gives it, and the layers that read it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from liftednn.solvers import select
 
 __all__ = ["Reader", "StateProblem", "added", "plain_layer", "spans", "state_problem"]
 
-# Samples that an iterative method solves together: what stays in cache on a CPU, as many as fit easily on a GPU.
+# Samples that an iterative method solves together: few enough for a CPU's cache, many for a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A layer that reads the state as number `index` of its states, and its weights: what samples share of it."""
+    """A layer that reads the state, at position `index` of the states it reads, and its weights: the same for all samples."""
 
     layer: Layer
     weights: Affine
@@ -35,12 +35,12 @@ class Reader:
 
     @cached_property
     def lipschitz(self) -> float:
-        """Of the gradient of the layer's term in the state."""
+        """Lipschitz constant of the gradient of the layer's term in the state."""
         curvature = self.layer.lam * self.layer.divergence.curvature
         return curvature * self.layer.operator.norm(self.weights, self.index) ** 2
 
     def image(self, xs: Sequence[Tensor], z: Tensor) -> Tensor:
-        """The layer's pre-activation for states xs, with z in the place of the one that is being updated."""
+        """The layer's pre-activation for states xs, with z instead of the state that is being updated."""
         xs = [z] if len(xs) == 1 else [*xs[: self.index], z, *xs[self.index + 1 :]]
         return self.layer.operator.forward(xs, self.weights)
 
@@ -54,7 +54,7 @@ class StateProblem:
 
     layer     the layer that gives the state, and u its pre-activation
     readers   the layers that read it
-    xs        for each of them, the states that it reads; what stands in the place of z does not matter
+    xs        for each of them, the states that it reads; the entry for z is not used
     after     for each of them, the state that it gives
     """
 
@@ -82,7 +82,7 @@ class StateProblem:
         return [reader.layer.lam * reader.layer.divergence.grad(u, z) for reader, u, z in terms]
 
     def energy(self, images: Sequence[Tensor], z: Tensor) -> Tensor:
-        """Of each row, (n,)."""
+        """The objective of each row, (n,)."""
         terms = zip(self.readers, images, self.after, strict=True)
         parts = [reader.layer.lam * reader.layer.divergence.value(u, after) for reader, u, after in terms]
         return added(parts) + self.layer.lam * self.activation.value(self.u, z)
@@ -92,17 +92,17 @@ class StateProblem:
         return self.adjoint(self.pulls(self.images(torch.zeros_like(z))))
 
     def scale(self, z: Tensor) -> float:
-        """max |gradient of the readers' terms at 0| over all rows: what residuals are measured against."""
+        """max |gradient of the readers' terms at 0| over all rows, which residuals are relative to."""
         return reduce.largest(*(reduce.largest(part.at_zero(x)) for part, x in self.cut(z))) or 1.0
 
     def cut(self, z: Tensor, size: int | None = None) -> Iterator[tuple[StateProblem, Tensor]]:
-        """Blocks of rows, and those of z; `size` as for `spans`."""
+        """The problem and z, cut into blocks of rows; `size` as in `spans`."""
         for rows in spans(z, size):
             xs = tuple(tuple(x[rows] for x in each) for each in self.xs)
             yield replace(self, u=self.u[rows], xs=xs, after=tuple(x[rows] for x in self.after)), z[rows]
 
     def method(self) -> str:
-        """One reader: as `select` says. Several: what fits all of them."""
+        """The method of `select` for one reader; a method that is valid for all of them where there are several."""
         kinds = {str(select(reader.layer.divergence, self.activation)) for reader in self.readers}
         formed = all(reader.normal.small for reader in self.readers) or not kinds & {"nnls", "dual"}
         if formed and len(kinds) == 1:
@@ -113,19 +113,19 @@ class StateProblem:
 
 
 def added(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of tensors of one shape, without a start of zeros."""
+    """The sum of tensors of one shape, without allocating zeros to start from."""
     return functools.reduce(torch.add, parts)
 
 
 def spans(like: Tensor, size: int | None = None) -> Iterator[slice]:
-    """Blocks of rows that an iterative method solves together: of `size` where the block matters to the answer, otherwise as is fast."""
+    """Blocks of rows that an iterative method solves together: of `size` where blocks change the solution, otherwise of a fast size."""
     size = size or (_CPU_ROWS if like.device.type == "cpu" else _GPU_ROWS)
     return (slice(start, start + size) for start in range(0, len(like), size))
 
 
 def plain_layer(layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, counts: Tensor | None = None) -> Layer:
-    """The layer without uncertainty that an X-step may take in its place: equal to its term at the states xs and z, up to a constant, and
-    never below it."""
+    """A layer without uncertainty that an X-step can use instead: its term is a majorant of the robust one, up to a constant, and equal to
+    it at the states xs and z."""
     kind = layer.uncertainty
     if kind is None:
         return layer
@@ -144,7 +144,7 @@ def state_problem(
 ) -> StateProblem:
     """The X-step of state `number`, with the readers whose own states are among `states`.
 
-    layers   to take in place of the network's
+    layers   layers to use instead of the network's
     """
     layers = network.layers if layers is None else layers
     found = [pair for pair in network.connections.readers[number] if pair[0] + 1 < len(states)]

@@ -2,8 +2,8 @@
 
     min over theta of  lam mean D_theta(u, z),    weights and states fixed, each layer on its own
 
-The minimiser is the activation's own affair, `Activation.refit`; here it is taken if the energy does not rise. Where the layer's rows
-are uncertain that is the robust energy, whose price changes with the curvature of D_theta: a refit that would raise it is left out.
+`Activation.refit` returns the minimiser; it is accepted if the energy does not rise. With uncertain rows that is the robust energy, which
+also depends on the curvature of D_theta, so that a refit may raise it and is then rejected.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from liftednn.network import Layer, LiftedNetwork
 
 __all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
 
-# One for all hidden layers, or one each; None for what stays as it is.
+# One for all hidden layers, or one each; None for a layer whose parameters stay fixed.
 Grains = Grain | Sequence[Grain | None] | None
 
 
 @dataclass(frozen=True)
 class RefitStep:
-    """The network with one activation re-estimated, and how far another refit would still move its parameters, as a share of them."""
+    """The network with one activation re-estimated, and the relative change of its parameters that another refit would make."""
 
     network: LiftedNetwork
     kkt: float
 
 
 def grains_of(network: LiftedNetwork, learned: Grains) -> list[Grain | None]:
-    """What is learned of each hidden layer; refused in words where it cannot be."""
+    """Per hidden layer, whether one parameter per layer or per unit is learned, or none; an error where that is impossible."""
     count = len(network.layers) - 1
     if learned in ("layer", "unit") and not count:
         raise ValueError("learn_activation is for hidden layers, and the network has none: leave learn_activation=None")
     each_layer = isinstance(learned, Sequence) and not isinstance(learned, str)
-    asked: list[Any] = list(learned or ()) if each_layer else [learned]
-    given = asked if each_layer else asked * count
-    wrong = [each for each in asked if each not in (None, "layer", "unit")]
+    choices: list[Any] = list(learned or ()) if each_layer else [learned]
+    given = choices if each_layer else choices * count
+    wrong = [each for each in choices if each not in (None, "layer", "unit")]
     if wrong or len(given) != count:
         raise ValueError(
             f"learn_activation must be None, 'layer' or 'unit', or one of them for each of the {count} hidden layers, got {learned!r}"
         )
-    for place, (activation, per) in enumerate(zip(network.hidden, given, strict=True)):
+    for number, (activation, per) in enumerate(zip(network.hidden, given, strict=True)):
         if per and not activation.learned:
             raise ValueError(
-                f"layer {place}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
+                f"layer {number}: {activation!r} has no parameter to learn: give FenchelLeakyReLU, FenchelClip or Scaled, "
                 "or leave learn_activation=None"
             )
-        operator = network.layers[place].operator
+        operator = network.layers[number].operator
         if per == "unit" and (operator.positions > 1 or len(operator.weight_shape) > 2):
             raise ValueError(
-                f"layer {place}: {operator!r} has several positions or groups, whose units share one parameter: give 'layer' for it"
+                f"layer {number}: {operator!r} has several positions or groups, whose units share one parameter: give 'layer' for it"
             )
-        kind = network.layers[place].uncertainty
+        kind = network.layers[number].uncertainty
         if per == "unit" and kind is not None and not kind.per_unit:
             raise ValueError(
-                f"layer {place}: in a {type(kind).__name__} all units share one parameter: give learn_activation='layer'"
+                f"layer {number}: with a {type(kind).__name__} all units share one parameter: give learn_activation='layer'"
             )
     return given
 
 
 def update_activation(
-    network: LiftedNetwork, place: int, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
+    network: LiftedNetwork, number: int, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
 ) -> RefitStep:
-    """The network with layer `place`'s activation at its minimum for weights w, pre-activations u and states z."""
-    now, layer = network.hidden[place], network.layers[place]
+    """The network with the activation of hidden layer `number` refitted, for its weights w, pre-activations u and states z."""
+    now, layer = network.hidden[number], network.layers[number]
     found = now.refit(u, z, sample_weight, per)
     if _energy(replace(layer, divergence=found), w, u, z, sample_weight) > _energy(layer, w, u, z, sample_weight):
-        return RefitStep(network, _distance(now, found))  # rounding has eaten the gain, or the price of uncertainty has
-    return RefitStep(with_activation(network, place, found), _distance(found, found.refit(u, z, sample_weight, per)))
+        return RefitStep(network, _distance(now, found))  # the gain is below rounding, or the robust energy rises
+    return RefitStep(with_activation(network, number, found), _distance(found, found.refit(u, z, sample_weight, per)))
 
 
-def with_activation(network: LiftedNetwork, place: int, activation: Activation) -> LiftedNetwork:
-    """The network with another activation in a hidden layer."""
+def with_activation(network: LiftedNetwork, number: int, activation: Activation) -> LiftedNetwork:
+    """The network with another activation in hidden layer `number`."""
     layers = list(network.layers)
-    layers[place] = replace(layers[place], divergence=activation)
+    layers[number] = replace(layers[number], divergence=activation)
     return LiftedNetwork(layers)
 
 
 def parameters(activation: Activation) -> dict[str, Tensor | float]:
-    """Those that are learned, by name."""
+    """The learned parameters, by name."""
     return {name: getattr(activation, name) for name in activation.learned}
 
 

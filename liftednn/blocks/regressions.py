@@ -1,4 +1,4 @@
-"""The W-step of a layer (sec. 6.1), whatever its operator: posed as one regression, or one for each group, and solved by weights.py."""
+"""The W-step of a layer with any operator (sec. 6.1): written as one regression, or one for each group, and solved by weights.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Regression", "designs_of", "regressions", "repeated", "update_layer"
 
 @dataclass(frozen=True)
 class Regression:
-    """One W-step as weights.py takes it: a layer whose rows are the design's and whose states are z, and the present weights."""
+    """One W-step in the form that weights.py solves: a layer, its rows, the states z that it gives, and the present weights."""
 
     layer: Layer
     design: Design
@@ -26,12 +26,12 @@ class Regression:
 
 
 def repeated(counts: Tensor | None, positions: int) -> Tensor | None:
-    """How much each row of a regression counts, from how much each sample does."""
+    """The weight of each row of a regression, (n t,), from the weight of each sample, (n,)."""
     return counts if counts is None or positions == 1 else counts.repeat_interleave(positions)
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
-    """The rows of a layer, one design for each group: keep them while the states xs that it reads stay the same."""
+    """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same."""
     operator = layer.operator
     rows, counts = operator.rows(xs), repeated(sample_weight, operator.positions)
     if len(operator.weight_shape) == 2:
@@ -45,9 +45,9 @@ def regressions(
 ) -> list[Regression]:
     """The layer's W-step, one regression for each group.
 
-    by_moments   a quadratic divergence is seen through moments alone, so that z may leave its domain
+    by_moments   a quadratic divergence is used only through moments, so that z may be outside its domain
 
-    The objective is a mean over samples of a sum over positions, and the regression's one over all its rows: it has t times the lam.
+    The objective is a mean over samples of sums over t positions, the regression's a mean over all rows: its lam is t times as large.
     """
     operator, grouped = layer.operator, len(layer.operator.weight_shape) > 2
     if operator.plain:
@@ -76,7 +76,7 @@ def update_layer(
     tol: float = 1e-3,
     max_iter: int = 200,
 ) -> WeightStep:
-    """The minimising weights of a layer that has them alone, from the present ones; xs are the states that it reads, z the one it gives."""
+    """The minimising weights of a layer without shared w, from the present ones; xs are the states that it reads, z the one it gives."""
     posed = regressions(layer, designs, xs, z, current)
     steps = [update_weights(each.layer, each.design, each.z, each.current, tol, max_iter) for each in posed]
     if len(layer.operator.weight_shape) == 2:
@@ -86,7 +86,7 @@ def update_layer(
 
 
 class Shifted(Divergence):
-    """D(u + offset, z): what a layer's rows are measured by where a part of its pre-activation has no weights."""
+    """D(u + offset, z), for a layer with a part of the pre-activation that does not depend on its weights."""
 
     def __init__(self, divergence: Divergence, offset: Tensor) -> None:
         self.divergence, self.shift = divergence, offset

@@ -1,4 +1,4 @@
-"""What a mini-batch step asks of a layer with uncertain rows (docs/robust.md)."""
+"""The gradients that a mini-batch step needs from a layer with uncertain rows (docs/robust.md)."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ __all__ = ["RobustTerm"]
 class RobustTerm(ABC):
     """The robust term of one layer, lam term(mean over rows of seen(u, z)), as tensors beside its weights w (out, in).
 
-    A recorded step calls `pull`, `answer` and `push`: they must keep to the weights' device and read no number from it.
+    A recorded CUDA graph calls `pull`, `respond` and `push`: they must stay on the weights' device and copy nothing from it.
 
-    share   0-dim: the term's slope in the mean over rows is lam / share; renewed with the geometry
+    share   0-dim: the derivative of the term in the mean over rows is lam / share; `renew` updates it
     """
 
     share: Tensor
 
     @abstractmethod
     def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradient of the term in u (n, out) at fixed z and w, the mean over rows left out; and where the term also depends on w
-        through something that each row has its own gradient in, that gradient (n, out), the lever."""
+        """The gradient of the term in u at fixed z and w, (n, out), without the division by n; and the reach gradient.
+
+        Where the term also depends on w through the reach r(w), (out,), how far uncertain inputs can move u, the reach gradient is each
+        row's gradient in r, (n, out). None where it does not.
+        """
 
     @abstractmethod
-    def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The state z = argmin_z seen(u, z) / share + <g, z>, g / lam the gradient of the layers after it; and then as `pull`, of the
-        minimum over z."""
+    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The state z = argmin_z seen(u, z) / share + <g, z>, where lam g is the gradient of the later layers in z; and the two gradients
+        of `pull`, here of the minimum over z."""
 
     @abstractmethod
-    def push(self, w: Tensor, lever: Tensor | None) -> Tensor:
-        """The gradient of the term in w at fixed u, (out, in), from the mean over rows of the lever."""
+    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
+        """The gradient of the term in w at fixed u, (out, in), from the mean over rows of the reach gradient."""
 
     @abstractmethod
-    def stiffness(self) -> Tensor:
-        """The curvature in w that `push` has, (in, in)."""
+    def added_curvature(self) -> Tensor:
+        """A bound (in, in) on the curvature in w that `push` adds to the plain step."""
 
     @abstractmethod
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
-        """Renew what depends on the present point, in place. Without a lever, `push` stays the gradient itself, nothing rounded off."""
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
+        """Update what depends on the present point, in place. With reach_gradient=None, `push` stays the exact gradient, unsmoothed."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """The tensors that `renew` writes, by name."""
 
     def load(self, named: dict[str, Tensor]) -> None:
-        """Take up a state that was saved; in place."""
+        """Restore a saved state, in place."""
         for name, part in self.state().items():
             part.copy_(named[name])

@@ -2,12 +2,12 @@
 
     min over (W, b_1, ..., b_k) of  sum_i lam_i mean D_i(rows_i w_i' + b_i, z_i) + pi(W),    w_i = W, or W' where layer i has it transposed
 
-In centred coordinates the intercepts do not interact with W, so that with a_i = lam_i curvature(D_i) the curvature in W is bounded by
+In centred coordinates W and the intercepts have no cross terms: with a_i = lam_i curvature(D_i) the curvature in W is bounded by
 
     W -> W M + N W,    M = sum of a_i gram_i (+ 2 rho I) over the layers that have W,  N = the same over those that have W'
 
-one matrix where none is transposed, otherwise a Sylvester equation, which the spectra of M and N solve. Where all D are quadratic with a
-squared norm, one step is the minimiser.
+With no transposed layer this is one linear system, otherwise a Sylvester equation, solved by the spectra of M and N. Where all D are
+quadratic and pi is a squared norm, one step gives the minimiser.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Sylvester", "update_shared"]
 
 @dataclass(frozen=True)
 class Sylvester:
-    """The inverse of W -> W M + N W, for symmetric positive semi-definite M (p, p) and N (q, q), or none; 0 where that has no curvature."""
+    """The inverse of W -> W M + N W, for symmetric positive semi-definite M (p, p) and N (q, q) or None; 0 on its null space."""
 
     right: tuple[Tensor, Tensor]
     left: tuple[Tensor, Tensor] | None
@@ -71,7 +71,7 @@ def update_shared(
     tol: float = 1e-3,
     max_iter: int = 200,
 ) -> tuple[list[Affine], WeightStep]:
-    """The minimising weights of layers that share their w, the first of which is the owner; and a step as for one layer, the owner's."""
+    """The minimising weights of layers that share their w, the first of which is the owner; and the `WeightStep` of the owner."""
     posed = [regressions(*each, by_moments=False) for each in zip(layers, designs, xs, zs, currents, strict=True)]
     flips = [layer.transposed for layer in layers]
     steps = [_solve(list(group), flips, layers[0].penalty, tol, max_iter) for group in zip(*posed, strict=True)]
@@ -96,7 +96,7 @@ def _solve(
         return problem.uncentre(copied.unstack(found.x)), found.kkt, found.n_iter, "splitting"
     bound = problem.bound()
     if penalty.ridge is not None:
-        result = prox_gradient(problem, start, problem.metric(bound), tol, max_iter, problem.scale(start))
+        result = prox_gradient(problem, start, problem.precondition(bound), tol, max_iter, problem.scale(start))
         return problem.uncentre(result.x), result.kkt, result.n_iter, "majorised"
     step = 1 / max(bound.largest, *problem.curvatures)
     result = prox_gradient(problem, start, step, tol, 10 * max_iter, problem.scale(start))
@@ -151,7 +151,7 @@ class Shared:
         return x if self.penalty.ridge is not None and not self.rough else [self.penalty.prox(x[0], step), *x[1:]]
 
     def bound(self, weights: Sequence[float] | None = None, ridge: float | None = None) -> Sylvester:
-        """M and N, with a_i and 2 rho as above unless they are given."""
+        """The bound with M and N; `weights` and `ridge` replace a_i and 2 rho."""
         given = self.curvatures if weights is None else weights
         ridge = 2 * (self.penalty.ridge or 0.0) if ridge is None else ridge
         sides: list[list[Tensor]] = [[], []]
@@ -161,8 +161,8 @@ class Shared:
         right.diagonal().add_(ridge)
         return Sylvester.of(right, torch.stack(sides[1]).sum(0) if sides[1] else None)
 
-    def metric(self, bound: Sylvester) -> Callable[[list[Tensor]], list[Tensor]]:
-        """The step of the quadratic bound."""
+    def precondition(self, bound: Sylvester) -> Callable[[list[Tensor]], list[Tensor]]:
+        """The map from a gradient to the step that minimises the quadratic bound."""
         return lambda g: [bound.solve(g[0]), *(c / a for c, a in zip(g[1:], self.curvatures, strict=True))]
 
 
@@ -206,7 +206,7 @@ class _Copied:
         return self.shared.value(point, self.shared.image(point))
 
     def retract(self, x: Tensor) -> Tensor:
-        """Where z caps u, lower each unit's intercept until all its rows obey."""
+        """Where z bounds u above, lower each unit's intercept until all its rows satisfy the bound."""
         point = self.unstack(x)
         for member, (part, u) in enumerate(zip(self.shared.parts, self.shared.image(point), strict=True)):
             if part.layer.divergence.capped and part.bias:

@@ -1,7 +1,7 @@
 """The X-step (sec. 6.2): min over the states with the weights fixed, parallel over samples.
 
-One layer (eq. 13):   min_z  lam_next D_next(A z, x_next) + lam D(u, z),   u the pre-activation that feeds the layer; where several
-layers read the state, the sum of their terms.
+One layer (eq. 13):   min_z  lam_next D_next(A z, x_next) + lam D(u, z),   u the pre-activation of the layer that gives z; where
+several layers read the state, the sum of their terms.
 All layers at once: blocks/joint.py.
 """
 
@@ -39,7 +39,7 @@ class StateStep:
 def update_state(problem: StateProblem, z: Tensor, tol: float = 1e-3, max_iter: int = 200) -> StateStep:
     """The minimising state of one layer, from the present z."""
     method = problem.method()
-    if method == "nnls":  # it cuts the rows into blocks itself
+    if method == "nnls":  # nnls cuts the rows into blocks itself
         return _bounded(problem, z, tol, max_iter)
     if method == "dual":
         return gather(_capped(part, rows) for part, rows in problem.cut(z, ROWS))
@@ -56,7 +56,7 @@ def _quadratic(problem: StateProblem, z: Tensor) -> tuple[Tensor, Tensor, Box]:
     h = added(_weight(reader.layer) * reader.normal.matrix() for reader in problem.readers)
     h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
     q = lam * box.pull - problem.at_zero(z)
-    # A bound that depends on u carries the rounding of a product: the present state counts as inside.
+    # A bound that depends on u has the rounding error of a product: the present state counts as inside.
     lower = torch.minimum(box.lower, z) if isinstance(box.lower, Tensor) else box.lower
     return h, q, box._replace(lower=lower)
 
@@ -73,10 +73,10 @@ def _bounded(problem: StateProblem, z: Tensor, tol: float, max_iter: int) -> Sta
 
 
 def _capped(problem: StateProblem, z: Tensor) -> StateStep:
-    """Quadratic under linear constraints z g' <= c, g shared: its dual, min over m >= 0, is non-negative least squares again.
+    """Quadratic under linear constraints z g' <= c, g shared: its dual, min over m >= 0, is again non-negative least squares.
 
-    In float64 and to a small residual, since what the dual leaves open is a violation of the constraints. Samples whose energy would
-    not fall keep their state, and the residual then says how far that is from the dual's.
+    In float64 and to a small residual, since a residual of the dual is a violation of the constraints. Samples whose energy would rise
+    keep their state, and the residual then includes their distance from the dual solution.
     """
     precise = _doubled(problem)
     h, q, box = _quadratic(precise, z.double())
@@ -93,7 +93,7 @@ def _capped(problem: StateProblem, z: Tensor) -> StateStep:
 
 
 def _doubled(problem: StateProblem) -> StateProblem:
-    """In float64."""
+    """The problem in float64."""
     readers = (replace(r, weights=Affine(r.weights.w.double(), r.weights.b.double())) for r in problem.readers)
     xs = tuple(tuple(x.double() for x in each) for each in problem.xs)
     after = tuple(x.double() for x in problem.after)
@@ -101,7 +101,7 @@ def _doubled(problem: StateProblem) -> StateProblem:
 
 
 def _constraints(problem: StateProblem, box: Box, q: Tensor) -> tuple[Tensor, Tensor]:
-    """g (k, p) and c (n, k) of  z g' <= c: the caps of the readers that have some, and the sides of the box that are finite."""
+    """g (k, p) and c (n, k) of  z g' <= c: the caps of the readers with capped divergences, and the finite sides of the box."""
     offsets, eye = problem.images(torch.zeros_like(q)), torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
     g: list[Tensor] = []
     c: list[Tensor] = []
@@ -117,10 +117,10 @@ def _constraints(problem: StateProblem, box: Box, q: Tensor) -> tuple[Tensor, Te
 
 
 def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[Tensor, float, int]:
-    """Non-negative least squares with a matrix of more rows than rank: equilibrated, and by proximal points, each well conditioned."""
+    """Non-negative least squares with a singular matrix: scaled to unit diagonal, then proximal steps, each well conditioned."""
     scale = torch.where(
         m.diagonal() > 0, m.diagonal(), torch.ones_like(m[0])
-    ).rsqrt()  # a unit without weights constrains nothing
+    ).rsqrt()  # a unit whose weights are 0 gives no constraint
     m, q = scale[:, None] * m * scale, q * scale
     proximal, found, n_iter = m + _PROXIMAL * torch.eye(len(m), dtype=m.dtype, device=m.device), torch.zeros_like(q), 0
     for _ in range(passes):
@@ -168,7 +168,7 @@ class _Smooth:
 
 
 class _Copied:
-    """The block as a `Separable` that separates over samples; the images of all readers stand side by side."""
+    """The block as a `Separable` that separates over samples; the images of all readers are concatenated."""
 
     def __init__(self, problem: StateProblem, normal: SelfAdjoint) -> None:
         self.problem, self.normal, self.smooth = problem, normal, _Smooth(problem)

@@ -1,7 +1,7 @@
 """The W-step (sec. 6.1): min over (w, b) of  lam mean D(unfold(x) w' + b, z) + pi(w), each layer on its own.
 
-All methods but plain ridge work in centred coordinates, (w, c) with c = b + w mean_x: the intercept then does not interact with w,
-and the curvature bound is block diagonal.
+All methods but plain ridge work in centred coordinates, (w, c) with c = b + w mean_x: the Hessian bound is then
+block diagonal in w and c.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Centred", "Design", "WeightProblem", "WeightStep", "update_weights"]
 
 @dataclass
 class Design:
-    """The rows of one regression, and how much each counts.
+    """The rows (n, p) of one regression, and their sample weights.
 
-    Its Gram matrix and factors are formed at most once: keep it while the rows stay the same.
+    The Gram matrix and its factors are computed at most once: reuse the object while the rows stay the same.
 
-    noise   covariance (p, p) of independent noise on the rows: its Gram matrix is that of the noisy rows, gram + noise
+    noise   covariance (p, p) of independent noise on the rows: the Gram matrix becomes gram + noise
     """
 
     rows: Tensor
@@ -44,12 +44,12 @@ class Design:
 
     @cached_property
     def inputs(self) -> Moments:
-        """The moments of the rows alone, about 0 where there is no intercept."""
+        """The moments of the rows without targets, about 0 where there is no intercept."""
         return self._noisy(self._centred if self.bias else self._centred.about_zero())
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues, no less than 0, and eigenvectors of the Gram matrix."""
+        """Eigenvalues, clamped at 0, and eigenvectors of the Gram matrix."""
         values, vectors = torch.linalg.eigh(self.inputs.gram)
         return values.clamp(min=0), vectors
 
@@ -57,13 +57,13 @@ class Design:
         return moments if self.noise is None else replace(moments, xx=moments.xx + moments.weight * self.noise)
 
     def noisy(self, noise: Tensor) -> Design:
-        """The same rows with noise; what is known of the rows themselves is shared."""
+        """The same rows with this noise; the moments of the rows are reused."""
         other = replace(self, noise=noise, _factors={})
         other.__dict__["_centred"] = self._centred
         return other
 
     def moments(self, z: Tensor) -> Moments:
-        """The same with targets."""
+        """The moments of the rows with targets z (n, q)."""
         both = self._centred.retarget(self.rows, z, self.sample_weight)
         return self._noisy(both if self.bias else both.about_zero())
 
@@ -90,7 +90,7 @@ class WeightStep:
 class WeightProblem:
     """One W-step: a layer, its rows, the states or responses z after it, and the present weights; `tol` bounds the relative KKT residual.
 
-    An `Uncertainty` is given it, and `solve` to call.
+    `Uncertainty.update_weights` gets it, and may call `solve`.
     """
 
     layer: Layer
@@ -119,8 +119,8 @@ class WeightProblem:
         """The minimising weights of the layer without its uncertainty.
 
         noise   covariance (p, p) of independent noise on the rows
-        lam     to take in place of the layer's
-        start   to take in place of the present weights
+        lam     instead of the layer's
+        start   instead of the present weights
         """
         layer = replace(self.layer, lam=self.layer.lam if lam is None else lam, uncertainty=None)
         design = self.design if noise is None else self.design.noisy(noise)
@@ -154,7 +154,7 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     h, q = weight * (moments.gram + moments.gram.T) / 2, weight * moments.cross.T
     h.diagonal().add_(box.weight)
     bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
-    # The rounding of the data may leave the Gram matrix a little indefinite.
+    # Rounding may make the Gram matrix slightly indefinite.
     lifted = h + len(h) * moments.eps * h.diagonal().max() * torch.eye(len(h)).to(h)
     found = nnls(lifted, q, current.w.double(), tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
     w = _as_returned(found.z, current)
@@ -166,10 +166,10 @@ def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
     curvature, rho = layer.lam * layer.divergence.curvature, layer.penalty.ridge or 0.0
     inverse = design.factor(curvature / 2, rho).inverse().to(current.w.dtype) / 2
 
-    def metric(gradient: list[Tensor]) -> list[Tensor]:
+    def precondition(gradient: list[Tensor]) -> list[Tensor]:
         return [gradient[0] @ inverse, gradient[1] / curvature]
 
-    result = prox_gradient(problem, problem.centre(current), metric, tol, max_iter, problem.scale())
+    result = prox_gradient(problem, problem.centre(current), precondition, tol, max_iter, problem.scale())
     return *problem.uncentre(result.x), result.kkt, result.n_iter
 
 
@@ -228,7 +228,7 @@ class Centred:
         self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
         self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
         self.counts, self.total = design.sample_weight, float(reduce.count(design.rows, design.sample_weight))
-        # With a squared norm the penalty joins the smooth part, so that a metric can carry it.
+        # A squared norm is part of the smooth term, so that a preconditioner can include it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
         self.noise = None if design.noise is None else layer.lam * layer.divergence.curvature * design.noise.to(z.dtype)
 
@@ -254,7 +254,7 @@ class Centred:
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
     def scale(self) -> float:
-        """max |gradient at 0|, where the image is 0 without a product."""
+        """max |gradient at 0|; the image of 0 is 0, so that no product is needed."""
         zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
         at_zero = self.pull(self.layer.divergence.grad(zero, self.z), self.layer.lam)
         return reduce.largest(*at_zero) or 1.0
@@ -299,7 +299,7 @@ class _Copied:
         return self.data.value(parts, self.data.image(parts))
 
     def retract(self, x: Tensor) -> Tensor:
-        """Where z caps u, lower each unit's intercept until all its rows obey."""
+        """Where z bounds u above, lower each unit's intercept until all its rows satisfy the bound."""
         divergence = self.data.layer.divergence
         if not (divergence.capped and self.data.bias):
             return x
@@ -308,7 +308,7 @@ class _Copied:
 
 
 def _as_returned(w: Tensor, current: Affine) -> Tensor:
-    """w as the caller gets it, in the precision of the present weights: what its residual must be computed from."""
+    """w rounded to the precision of the present weights, as the caller gets it: its residual must be computed from this."""
     return w.to(current.w).double()
 
 

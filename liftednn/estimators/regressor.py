@@ -167,7 +167,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         units = Scaling.robust if isinstance(loss, Bounded) else Scaling.of
         self._responses = units(columns, counts) if loss.invariant else Scaling.none(self.n_outputs_)
         self._units = 1.0
-        if self._penalties()[-1].metric:
+        if self._penalties()[-1].scale_sensitive:
             self._units = spread(columns, counts)
             self._responses = self._responses.shift
 

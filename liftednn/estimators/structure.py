@@ -69,7 +69,7 @@ class Structured:
         if self.divergence == "euclidean":
             return x.scaling
         scaling, noise = Scaling.of(x, counts), uncertainty_of(self.robust)
-        if self._penalties()[0].metric:
+        if self._penalties()[0].scale_sensitive:
             return scaling.shift
         if noise is None:
             return scaling
@@ -82,7 +82,7 @@ class Structured:
 
     def _check_resumable(self, penalty: Penalty, scaling: Scaling, what: str) -> None:
         """Refuse to resume with scaled data under a penalty on the size of weights."""
-        if penalty.metric and bool((scaling.scale != 1).any()):
+        if penalty.scale_sensitive and bool((scaling.scale != 1).any()):
             raise ValueError(
                 f"warm_start and partial_fit keep {what} as the last fit scaled them, so coefs_ would not obey {penalty!r}: fit "
                 "again with warm_start=False, or keep the penalty of the last fit"

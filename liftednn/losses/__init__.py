@@ -1,4 +1,4 @@
-"""Losses (sec. 3, 5.1, 6.2): the last divergence, its state clamped to the responses."""
+"""Losses (sec. 3, 5.1, 6.2): the last divergence, its state fixed at the responses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ __all__ = [
 
 
 def named(name: str) -> Loss:
-    """ "softmax" for SoftmaxCrossEntropy, "squared" for SquaredError, "absolute" for AbsoluteError, "huber" for Huber and "quantile" for
-    Quantile, all with their defaults."""
+    """The loss of that name with its default parameters: "softmax", "squared", "absolute", "huber" or "quantile"."""
     losses: dict[str, type[Loss]] = {
         "absolute": AbsoluteError,
         "huber": Huber,

@@ -17,7 +17,7 @@ __all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(Loss):
-    """L(y, u) = logsumexp(u) - <u, y> + <y, log y>; curvature 1/2. The last term is 0 for one-hot y and makes L >= 0 for all.
+    """L(y, u) = logsumexp(u) - <u, y> + <y, log y>; curvature 1/2. The last term is 0 for one-hot y and makes L >= 0 for every y.
 
     Responses are labels 0 .. p-1, (n,), or rows of probabilities, (n, p).
     """
@@ -53,8 +53,8 @@ class SoftmaxCrossEntropy(Loss):
 class CrossEntropy(Loss):
     """L(y, u) = -<y, log u> on probabilities u > 0; not smooth at 0, so its curvature is infinite.
 
-    Responses as for SoftmaxCrossEntropy. Alone it cannot end a network, since affine scores drive it to -inf; eq. 15 puts it behind a
-    projection on the simplex, `Split(CrossEntropy(), Simplex())`.
+    Responses as for SoftmaxCrossEntropy. It cannot be the loss of a network by itself, since it is unbounded below over affine scores;
+    eq. 15 puts a projection on the simplex before it, `Split(CrossEntropy(), Simplex())`.
     """
 
     curvature, classes, link = torch.inf, True, Identity()
@@ -114,5 +114,5 @@ def class_responses(y: Tensor, width: int) -> Tensor:
 
 
 def accuracy(u: Tensor, y: Tensor) -> float:
-    """Share of rows whose largest score is their largest response."""
+    """Share of rows whose largest score and largest response are in the same column."""
     return float(reduce.mean(u.argmax(-1) == y.argmax(-1)))

@@ -1,4 +1,4 @@
-"""The matching loss (sec. 4 and 5.1): a network that ends in an activation has that activation's own divergence for its loss.
+"""The matching loss (sec. 4 and 5.1): for a network that ends in an activation, the loss is that activation's divergence.
 
     L(y, u) = D(u, y) = Phi(y) + Phi*(u) - <u, y> >= 0,    0 exactly at y = phi(u)
 
@@ -22,9 +22,9 @@ __all__ = ["Matching"]
 
 @dataclass(frozen=True)
 class Matching(Loss):
-    """L(y, u) = D(u, y) for a Fenchel divergence D of finite curvature, which is L's too.
+    """L(y, u) = D(u, y) for a Fenchel divergence D of finite curvature; L has the same curvature.
 
-    With Sigmoid it is the binary cross-entropy of each output, less the entropy of its response; with Softmax, SoftmaxCrossEntropy
+    With Sigmoid it is the binary cross-entropy of each output minus the entropy of its response; with Softmax, SoftmaxCrossEntropy
     on rows of probabilities. Responses are real, (n,) or (n, p), in the range of phi or at its ends.
     """
 

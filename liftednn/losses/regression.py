@@ -1,4 +1,4 @@
-"""Losses of real responses whose slope is bounded (sec. 3, "regression"): one wild response pulls no harder than the bound.
+"""Losses of real responses whose slope is bounded (sec. 3, "regression"), so that an outlier has a bounded influence.
 
 All three are one function of the residual r = u - y, written by its slope g between -down and up and a softness s >= 0,
 
@@ -28,10 +28,10 @@ __all__ = ["AbsoluteError", "Bounded", "Huber", "Quantile"]
 
 
 class Bounded(Loss):
-    """A loss of bounded slope: tilt + clip(r / softness - tilt, -half, half), with up = half + tilt and down = half - tilt.
+    """A loss with the slope tilt + clip(r / softness - tilt, -half, half), where up = half + tilt and down = half - tilt.
 
     `score` is D^2 = 1 - L / L of the best constant, that of scikit-learn's d2_absolute_error_score and d2_pinball_score: 1 at best, 0 for
-    the best constant. It is taken without the smoothing, and summed over outputs before the division.
+    the best constant. It uses the loss without smoothing, summed over outputs before the division.
     """
 
     unitwise, invariant = True, True
@@ -49,19 +49,19 @@ class Bounded(Loss):
 
     @abstractmethod
     def tilt(self, like: Tensor) -> Tensor | float:
-        """(up - down) / 2, one for all outputs or one each."""
+        """(up - down) / 2, a number or one for each output, on the device of `like`."""
 
     @abstractmethod
     def scaled(self, units: float) -> Self:
-        """The loss of responses measured in other units: L(units y, units u) is L(y, u) up to a factor."""
+        """The loss of responses times `units`: scaled(units) at (units y, units u) is L(y, u) up to a factor."""
 
     @abstractmethod
     def smoothed(self, smoothing: float) -> Self:
-        """The loss with its kink, if it has one, rounded off so much; 0 for the loss itself."""
+        """The loss with this smoothing of its kink, if it has one; 0 for the exact loss."""
 
     @abstractmethod
     def constants(self, y: Tensor) -> Tensor:
-        """The best constant of each column of y."""
+        """The constant prediction of least loss for each column of y (n, p), (p,)."""
 
     @property
     def curvature(self) -> float:
@@ -84,7 +84,7 @@ class Bounded(Loss):
         tilt = self.tilt(v)
         lean = ((v - z) / (self.softness + step) - tilt).clamp(-self.half, self.half)
         moved = v - step * (tilt + lean)
-        # At a kink u is z itself, which `moved` would be only up to rounding.
+        # At the kink the prox is exactly z; `moved` would differ from it by rounding.
         return moved if self.softness else torch.where(lean.abs() < self.half, z, moved)
 
     def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
@@ -112,10 +112,10 @@ def _check_smoothing(smoothing: float) -> None:
 
 @dataclass(frozen=True)
 class AbsoluteError(Bounded):
-    """L(y, u) = |u - y|_1, which the median minimises; curvature infinite. Responses are real, (n,) or (n, p).
+    """L(y, u) = |u - y|_1, minimised by the median; infinite curvature. Responses are real, (n,) or (n, p).
 
     With a smoothing s > 0: r^2 / (2s) for |r| <= s and |r| - s/2 beyond, curvature 1/s. It is below |r| by at most s/2, so its
-    minimiser's exact loss is at most s/2 per output above the least one.
+    minimiser's exact loss is at most s/2 per output above the minimum.
     """
 
     smoothing: float = 0.0
@@ -145,8 +145,8 @@ class AbsoluteError(Bounded):
 class Huber(Bounded):
     """L(y, u) = sum of r^2 for |r| <= delta and 2 delta |r| - delta^2 beyond (Huber, 1964); curvature 2.
 
-    SquaredError() for large delta, twice torch's HuberLoss. Responses are real, (n,) or (n, p). 1.345 standard deviations of the noise
-    make a good delta (95% efficiency where it is normal); 0.3 is that where responses have variance 1 and a fit has R^2 = .95.
+    Equal to SquaredError() for large delta, and to twice torch's HuberLoss. Responses are real, (n,) or (n, p). A good
+    delta is 1.345 standard deviations of the noise (95% efficiency for normal noise); 0.3 is that for responses of variance 1 and R^2 .95.
     """
 
     delta: float = 0.3
@@ -164,8 +164,8 @@ class Huber(Bounded):
         return 0.0
 
     def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
-        """Twice the bound, which most residuals meet: scores that run away raise a loss of linear growth too little to be noticed, so
-        steps keep a margin."""
+        """Twice the curvature, which most residuals reach: a loss of linear growth rises too slowly for divergence to be detected, so steps
+        are half as long."""
         return 2 * self.curvature
 
     def scaled(self, units: float) -> Huber:
@@ -181,12 +181,12 @@ class Huber(Bounded):
 
 @dataclass(frozen=True)
 class Quantile(Bounded):
-    """L(y, u) = sum_j q_j (y_j - u_j)_+ + (1 - q_j) (u_j - y_j)_+, the pinball loss, which the q-quantile minimises (Koenker and
-    Bassett, 1978); curvature infinite. Responses are real, (n,) or (n, p).
+    """L(y, u) = sum_j q_j (y_j - u_j)_+ + (1 - q_j) (u_j - y_j)_+, the pinball loss, minimised by the q-quantile (Koenker and
+    Bassett, 1978); infinite curvature. Responses are real, (n,) or (n, p).
 
-    q           the level, one for all outputs or one each; with one each a single response, (n,) or (n, 1), is every output's
+    q           the level, one for all outputs or one each; with one each, a single response, (n,) or (n, 1), is used for every output
     smoothing   s > 0 gives the Moreau envelope, curvature 1/s; below the pinball by at most s/2 max(q, 1 - q)^2 per output, so its
-                minimiser's exact loss is at most that much above the least one
+                minimiser's exact loss is at most that much above the minimum
     """
 
     q: float | tuple[float, ...] = 0.5
@@ -236,5 +236,5 @@ class Quantile(Bounded):
 
 @lru_cache
 def _tilts(q: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: a recorded CUDA step may not copy from the CPU."""
+    """Cached: a recorded CUDA graph cannot copy from the CPU."""
     return torch.tensor([0.5 - level for level in q], dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The last layer as the paper splits it (sec. 6.2, eq. 14 and 15, App. A): a loss behind an activation, its own state eliminated.
+"""The split last layer (sec. 6.2, eq. 14 and 15, App. A): a loss after an activation, with the state between them eliminated.
 
 L(y, u) = min_z loss(z, y) + lam D(u, z),     z = target(u, y) the minimiser
 """
@@ -23,9 +23,9 @@ __all__ = ["Split", "entropic_projection"]
 class Split(Loss):
     """L(y, u) = min_z loss(z, y) + lam D(u, z) for an activation's divergence D; curvature lam times D's.
 
-    SquaredError goes with any jointly convex activation of finite curvature (eq. 14 for ReLU), CrossEntropy with Simplex (eq. 15):
-    joint convexity is what keeps L convex. Fixing z at its present minimiser majorises L, with equality at the present u, so a step
-    that lowers lam D(., z) lowers L.
+    SquaredError can be combined with any jointly convex activation of finite curvature (eq. 14 for ReLU), CrossEntropy with Simplex
+    (eq. 15): joint convexity makes L convex. With z fixed at its present minimiser, the right side is a majorant of L that equals L at the
+    present u, so a step that lowers lam D(., z) lowers L.
     """
 
     loss: Loss = field(default_factory=SquaredError)
@@ -46,8 +46,8 @@ class Split(Loss):
         entropic = isinstance(self.loss, CrossEntropy) and isinstance(self.activation, Simplex)
         if not (squared or entropic):
             raise ValueError(
-                f"Split does not pair {type(self.loss).__name__} with {type(self.activation).__name__}: it pairs SquaredError with "
-                "a jointly convex activation of finite curvature, and CrossEntropy with Simplex"
+                f"Split cannot combine {type(self.loss).__name__} with {type(self.activation).__name__}: use SquaredError with a "
+                "jointly convex activation of finite curvature, or CrossEntropy with Simplex"
             )
 
     @property
@@ -83,9 +83,9 @@ class Split(Loss):
 def entropic_projection(x: Tensor, y: Tensor, lam: float) -> Tensor:
     """argmin_z -<y, log z> + lam |z - x|^2 over the simplex, for rows x (n, p) and probabilities y (n, p): eq. 15, App. A.
 
-    z_i = (x_i + nu)/2 + sqrt((x_i + nu)^2/4 + y_i/(2 lam)), the multiplier nu by bisection on 1'z = 1. The upper bound is App. A's;
-    the lower one there holds e^theta, which overflows, and 1/p - max_i(x_i + p y_i/(2 lam)) is valid and finite. In float64 inside,
-    since nu is as large as 1/lam.
+    z_i = (x_i + nu)/2 + sqrt((x_i + nu)^2/4 + y_i/(2 lam)), the multiplier nu by root finding on 1'z = 1. The upper bound is App. A's;
+    the lower one there contains e^theta, which overflows; 1/p - max_i(x_i + p y_i/(2 lam)) is valid and finite. Computed in float64, since
+    nu is as large as 1/lam.
     """
     x64, y64, p = x.double(), y.double(), x.shape[-1]
     c = y64 / (2 * lam)

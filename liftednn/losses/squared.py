@@ -1,4 +1,4 @@
-"""The squared loss (sec. 3): the identity's divergence, clamped to the responses."""
+"""The squared loss (sec. 3): the divergence of the identity, with z fixed at the responses."""
 
 from __future__ import annotations
 

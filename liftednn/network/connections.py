@@ -1,4 +1,4 @@
-"""Which states a layer reads and which layers share their weights, from the names and keys that layers have."""
+"""Which states each layer reads and which layers share their weights, from the layers' names and keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DATA = "x0"
 
 @dataclass(frozen=True)
 class Connections:
-    """Layers by their number l, which gives state l + 1; state 0 is the data, the last one the responses.
+    """Layer number l gives state l + 1; state 0 is the data, the last state the responses.
 
     reads     for each layer, the states that its operator reads
-    readers   for each state but the last, the layers that read it, each with the place of the state among those it reads
-    owners    for each layer, the first that has the same w: itself, unless they share a key
-    flips     for each layer, whether it has the transpose of its owner's w
+    readers   for each state but the last, pairs (number of a layer that reads it, index of the state among those the layer reads)
+    owners    for each layer, the first layer with the same key, whose w it shares; itself without a key
+    flips     for each layer, whether its w is the transpose of its owner's
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -34,10 +34,12 @@ class Connections:
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Connections:
-        """Refused in words where names, shapes or keys do not fit."""
+        """The connections of these layers; an error says where names, shapes or keys do not fit."""
         names = [DATA, *(layer.name or f"x{number}" for number, layer in enumerate(layers, start=1))]
         if len(set(names)) < len(names):
-            raise ValueError(f"every state needs a name of its own, and 'x0' is that of the data, got {names[1:]}")
+            raise ValueError(
+                f"every state needs a name of its own other than 'x0', the name of the data, got {names[1:]}"
+            )
         reads = tuple(_reads(number, layer, names) for number, layer in enumerate(layers))
         readers = tuple(
             tuple((number, each.index(state)) for number, each in enumerate(reads) if state in each)
@@ -45,14 +47,16 @@ class Connections:
         )
         for state, found in enumerate(readers):
             if not found:
-                raise ValueError(f"no layer reads the state {names[state]!r}: leave its layer out, or let one read it")
+                raise ValueError(
+                    f"no layer reads the state {names[state]!r}: remove its layer, or add the name to the `reads` of a layer"
+                )
         _check_shapes(layers, readers, names)
         owners = tuple(_owner(number, layers) for number in range(len(layers)))
         return cls(reads, readers, owners, tuple(layer.transposed for layer in layers))
 
     @property
     def chain(self) -> bool:
-        """Whether every layer reads the state before it and has a w of its own."""
+        """Whether every layer reads the previous state only and shares its w with no other."""
         return self.reads == tuple((state,) for state in range(len(self.reads))) and not self.tied
 
     @property
@@ -61,7 +65,7 @@ class Connections:
         return self.owners != tuple(range(len(self.owners)))
 
     def sharing(self, owner: int) -> tuple[int, ...]:
-        """The layers that have the w of `owner`, itself the first."""
+        """The layers that share the w of `owner`, which comes first."""
         return tuple(number for number, other in enumerate(self.owners) if other == owner)
 
 
@@ -82,8 +86,8 @@ def _check_shapes(layers: Sequence[Layer], readers: Sequence[Sequence[tuple[int,
     for state, found in enumerate(readers):
         first, index = found[0]
         shape = layers[state - 1].shape if state else layers[first].operator.in_shapes[index]
-        for number, place in found:
-            needed = layers[number].operator.in_shapes[place]
+        for number, own_index in found:
+            needed = layers[number].operator.in_shapes[own_index]
             if math.prod(needed) != math.prod(shape) or (len(needed) > 1 < len(shape) and needed != shape):
                 what = f"layer {state - 1} gives" if state else f"layer {first} takes"
                 sizes = (math.prod(shape), math.prod(needed))
@@ -111,7 +115,7 @@ def _owner(number: int, layers: Sequence[Layer]) -> int:
     shape, needed = layer.operator.weight_shape, owner.operator.weight_shape
     if owner.transposed:
         raise ValueError(
-            f"layer {same[0]} is the first with the key {layer.key!r}, so it has its w as it is: leave transposed=False there"
+            f"layer {same[0]} is the first with the key {layer.key!r}, so its w cannot be transposed: leave transposed=False there"
         )
     needed = needed[::-1] if layer.transposed else needed
     if shape != needed:

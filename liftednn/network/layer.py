@@ -14,18 +14,18 @@ from liftednn.penalties import L2
 
 __all__ = ["Layer"]
 
-# What float32 holds.
+# About the largest number in float32.
 _LARGEST = 1e38
 
 
 @dataclass(frozen=True)
 class Layer:
-    """lam D(A(x; w, b), z) + pi(w): one term of the objective; with an uncertainty, what that makes of it (docs/robust.md).
+    """lam D(A(x; w, b), z) + pi(w): one term of the objective; with an uncertainty, the robust form of it (docs/robust.md).
 
-    name         of the state z that the layer gives; empty for "x1", "x2", ... by the order of layers; the data are "x0"
-    reads        names of the states that the operator reads; empty for the state before
-    key          layers with one key share w, and each has its own b; empty for a w of its own
-    transposed   the layer has the transpose of the w that its key stands for
+    name         name of the state z that the layer gives; empty for "x1", "x2", ... in the order of layers; "x0" is the data
+    reads        names of the states that the operator reads; empty for the previous state
+    key          layers with the same key share w, and each has its own b; empty for an own w
+    transposed   the layer uses the transpose of the shared w
     """
 
     operator: Operator
@@ -61,11 +61,11 @@ class Layer:
 
     def _check_uncertainty(self, kind: Uncertainty, shape: tuple[int, ...]) -> None:
         if not isinstance(kind, Uncertainty):
-            raise ValueError(f"uncertainty must be None or one such as robust.Noise(0.3), got {kind!r}")
+            raise ValueError(f"uncertainty must be None or an Uncertainty such as robust.Noise(0.3), got {kind!r}")
         if not self.operator.plain or self.key:
             raise ValueError(
-                f"uncertain rows go with layers u = x w' + b that have a w of their own, and {self.operator!r} with key={self.key!r} is "
-                "none: leave uncertainty=None"
+                f"an uncertainty needs a layer u = x w' + b that shares its w with no other, got {self.operator!r} with "
+                f"key={self.key!r}: leave uncertainty=None"
             )
         if refusal := kind.refusal(self.divergence, self.penalty, (shape[0], shape[1])):
             raise ValueError(refusal)
@@ -81,17 +81,17 @@ class Layer:
                 )
 
     def _check_positions(self) -> None:
-        """The W-step takes positions and groups apart."""
+        """The W-step treats positions and groups separately, so the divergence must be a sum over units."""
         apart = self.operator.positions > 1 or len(self.operator.weight_shape) > 2
         if apart and not self.divergence.uniform:
             raise ValueError(
                 f"{self.divergence!r} does not act on every unit alone and alike, which {self.operator!r} needs, since it has several "
-                "positions or groups: take another activation, or a Dense layer"
+                "positions or groups: use another activation, or a Dense layer"
             )
 
     @property
     def width(self) -> int:
-        """Width of the state this layer gives."""
+        """Width of the state that this layer gives."""
         return self.divergence.width(self.operator.out_width)
 
     @property
@@ -100,19 +100,19 @@ class Layer:
         return self.operator.out_shape if self.width == self.operator.out_width else (self.width,)
 
     def seen(self, w: Tensor) -> Divergence:
-        """The divergence that rows are measured by, at fixed weights."""
+        """The divergence that rows are measured by at fixed weights w: that of the uncertainty, if there is one."""
         return self.divergence if self.uncertainty is None else self.uncertainty.seen(self.divergence, w)
 
     def term(self, mean: float, w: Tensor) -> float:
-        """What the layer adds to the objective beside its penalty, from the mean over rows of `seen`."""
+        """The layer's term of the objective without its penalty, from the mean over rows of `seen`."""
         if self.uncertainty is None:
             return self.lam * mean
         return self.lam * self.uncertainty.term(mean, self.divergence.curvature, w)
 
     def penalty_value(self, w: Tensor) -> Tensor:
-        """pi(w), with groups their sum."""
+        """pi(w); the sum over groups if w has groups."""
         return self.penalty.value(w) if w.ndim == 2 else torch.stack([self.penalty.value(group) for group in w]).sum()
 
     def penalty_prox(self, w: Tensor, step: float) -> Tensor:
-        """The prox of pi, with groups each on its own."""
+        """The prox of pi, for each group separately if w has groups."""
         return self.penalty.prox(w, step) if w.ndim == 2 else torch.stack([self.penalty.prox(g, step) for g in w])

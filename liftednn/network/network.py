@@ -1,4 +1,4 @@
-"""Lifted networks (sec. 3 and 5.1, eq. 2 and 10): the layers, the objective, the recursion and how far the states are from it."""
+"""Lifted networks (sec. 3 and 5.1, eq. 2 and 10): the layers, the objective, the recursion, and the distance of the states from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from liftednn.penalties import L2, one_each
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
 
-# Rows that are evaluated at a time: the float64 energies stay in a CPU's cache; a GPU wants few large launches.
+# Rows evaluated at a time: the float64 energies stay in a CPU's cache; a GPU needs few large launches.
 _CPU_ROWS, _GPU_ROWS = 4096, 1 << 16
 
 Weights = Sequence[Affine]
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class Evaluation(NamedTuple):
-    """The objective and what stands beside it, all in float64.
+    """The objective and related quantities, all computed in float64.
 
     terms       lam_l mean D_l of each layer, or its robust form
     penalties   pi_l(w_l) of each layer
-    gaps        mean D_l(u, z) - min_z D_l(u, z) of each hidden layer: 0 exactly when the states obey the recursion
+    gaps        mean D_l(u, z) - min_z D_l(u, z) of each hidden layer: 0 exactly when the states satisfy the recursion
     loss        mean loss of the feed-forward scores
     score       accuracy or R^2 of the feed-forward scores
     """
@@ -52,10 +52,10 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class LiftedNetwork:
-    """L hidden layers, each with an activation, and a last one with the loss.
+    """L hidden layers, each with an activation, and an output layer with the loss.
 
     `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses, each (n, width). Layer l gives
-    X_{l+1} and reads X_l, or the states that it names. `weights` has one `Affine` for each layer; layers with one key have the same w.
+    X_{l+1} and reads X_l, or the states in its `reads`. `weights` has one `Affine` for each layer; layers with the same key share w.
     """
 
     layers: tuple[Layer, ...]
@@ -64,16 +64,16 @@ class LiftedNetwork:
         object.__setattr__(self, "layers", tuple(layers))
         if not self.layers or not isinstance(self.layers[-1].divergence, Loss):
             raise ValueError("a network needs at least one layer, and its last divergence must be a Loss")
-        for place, layer in enumerate(self.layers[:-1]):
+        for number, layer in enumerate(self.layers[:-1]):
             if not isinstance(layer.divergence, Activation):
                 raise ValueError(
-                    f"layer {place} is hidden, so its divergence must be an Activation, got {layer.divergence!r}"
+                    f"layer {number} is hidden, so its divergence must be an Activation, got {layer.divergence!r}"
                 )
-        self.connections  # noqa: B018, refuses what does not fit
+        self.connections  # noqa: B018, raises if the layers do not fit together
 
     @cached_property
     def connections(self) -> Connections:
-        """Which states layers read, and which layers share their w."""
+        """Which states the layers read, and which layers share their w."""
         return Connections.of(self.layers)
 
     @classmethod
@@ -108,20 +108,20 @@ class LiftedNetwork:
         return cls([Layer(a, d, L2(rho), x) for a, d, x in zip(operators, divergences, lams, strict=True)])
 
     def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:
-        """The same network with other weights of its hidden divergences, one for all or one each."""
+        """The same network with another lam for its hidden layers, one for all or one each."""
         lams = [*_one_each(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
         return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
 
     def with_penalty(self, penalty: str | Penalty | Sequence[str | Penalty], rho: float | None = None) -> LiftedNetwork:
-        """The same network with other penalties, one for all or one for each layer; names and `rho` as in `penalties.named`."""
+        """The same network with other penalties, one for all or one for each layer; names and `rho` are those of `penalties.named`."""
         chosen = one_each(penalty, len(self.layers), rho)
         return LiftedNetwork([replace(layer, penalty=each) for layer, each in zip(self.layers, chosen, strict=True)])
 
     def prune(self, weights: Weights) -> tuple[LiftedNetwork, list[Affine]]:
-        """The network and its weights without the hidden units that do not matter, as `GroupL2` leaves some; the same feed-forward rule.
+        """The network and its weights without unused hidden units, such as those that `GroupL2` sets to 0; same feed-forward predictions.
 
-        Units with weights of 0 give a constant, which the next bias takes over; units that the next layer gives no weight go. Needs
-        dense layers and activations that act unit by unit.
+        A unit whose weights are 0 is constant, and is absorbed by the bias of the next layer; a unit whose weights in the next layer are 0
+        is removed. Needs dense layers and activations that act unit by unit.
         """
         layers, smaller = pruned(self.layers, self.connections, weights)
         return LiftedNetwork(layers), smaller
@@ -138,12 +138,12 @@ class LiftedNetwork:
 
     @property
     def in_width(self) -> int:
-        """Entries of one row of the data."""
+        """The number of entries in one row of the data."""
         layer, index = self.connections.readers[0][0]
         return self.layers[layer].operator.in_widths[index]
 
     def check_rows(self, x: Tensor) -> Tensor:
-        """x as rows (n, inputs), if it can be an input: of that shape, or of the one that the first operator has, and finite."""
+        """x as rows (n, inputs); an error if x is not finite, or has neither that shape nor (n, *shape) of a layer's input."""
         width = self.in_width
         shapes = {self.layers[layer].operator.in_shapes[index] for layer, index in self.connections.readers[0]}
         x = x.flatten(1) if x.ndim > 2 and tuple(x.shape[1:]) in shapes else x
@@ -151,17 +151,17 @@ class LiftedNetwork:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
             )
-        # One NaN or infinity makes the sum one; a sum that overflows by itself is looked at entry by entry.
+        # A NaN or infinity makes the sum NaN or infinite; entries are checked only then, since a sum may also overflow.
         if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
             raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
         return x
 
     def read(self, number: int, states: States) -> list[Tensor]:
-        """The states that a layer reads."""
+        """The states that layer `number` reads."""
         return [states[state] for state in self.connections.reads[number]]
 
     def preactivation(self, number: int, weights: Weights, states: States) -> Tensor:
-        """A_l(x; w_l, b_l), from the states up to X_l."""
+        """A_l(x; w_l, b_l) for layer l = `number`; `states` needs those up to X_l."""
         return self.layers[number].operator.forward(self.read(number, states), weights[number])
 
     def propagate(self, weights: Weights, x: Tensor) -> list[Tensor]:
@@ -176,12 +176,12 @@ class LiftedNetwork:
         return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x))
 
     def shared(self, number: int, weights: Weights) -> Tensor:
-        """The w of a layer as the owner of its key has it; its own where it shares none."""
+        """The w of a layer, from the layer that owns its key and transposed if needed; its own w if it has no key."""
         w = weights[self.connections.owners[number]].w
         return w.T if self.connections.flips[number] else w
 
     def check_shared(self, weights: Weights) -> None:
-        """Refuse weights that differ between layers that share them."""
+        """Raise an error if layers that share their w have different ones."""
         for number, owner in enumerate(self.connections.owners):
             if owner < number and not torch.equal(weights[number].w, self.shared(number, weights)):
                 raise ValueError(
@@ -190,30 +190,30 @@ class LiftedNetwork:
                 )
 
     def penalties(self, weights: Weights) -> tuple[float, ...]:
-        """pi_l(w_l) of each layer; of a w that layers share, with the first of them."""
+        """pi_l(w_l) of each layer; a shared w counts once, for the first of its layers."""
         owned = [owner == number for number, owner in enumerate(self.connections.owners)]
         layers = zip(self.layers, weights, owned, strict=True)
         return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
-        """Objective, gaps and feed-forward score in one pass over the rows; means over rows are weighted, the score counts rows."""
+        """Objective, gaps and feed-forward score in one pass over the rows; sample_weight (n,) weights the means, not the score."""
         seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
         parts = [self._energies(weights, rows, seen) for rows in _blocks(states)]
         energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
         *means, loss = reduce.mean(energies, sample_weight).tolist()
-        terms, floor = means[: len(self.layers)], means[len(self.layers) :]
+        terms, lowest = means[: len(self.layers)], means[len(self.layers) :]
         return Evaluation(
             tuple(layer.term(term, w.w) for layer, term, w in zip(self.layers, terms, weights, strict=True)),
             self.penalties(weights),
-            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], floor, strict=True)),
+            tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], lowest, strict=True)),
             loss,
             self.loss.score(scores, states[-1]),
         )
 
     def _energies(self, weights: Weights, rows: States, seen: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
-        """For some rows: the energy of each layer, the least it could be for each hidden one, and the loss of the feed-forward scores, side
-        by side; and those scores."""
-        energies, floors, forward = [], [], list(rows[:1])
+        """For a block of rows, one column each: the energy of every layer, min_z of the energy of every hidden layer, and the loss of the
+        feed-forward scores; and these scores."""
+        energies, lowest, forward = [], [], list(rows[:1])
         for number, layer in enumerate(self.layers):
             of_data = not any(self.connections.reads[number])
             u = self.preactivation(number, weights, rows)
@@ -221,17 +221,17 @@ class LiftedNetwork:
             energies.append(seen[number].value(u, rows[number + 1]))
             if number < len(self.layers) - 1:
                 forward.append(layer.divergence(v))
-                floors.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
-                if seen[number] is not layer.divergence:  # a gap compares the states as given with the recursion
-                    floors[-1] = floors[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
-        return torch.stack([*energies, *floors, self.loss.value(v, rows[-1])], 1), v
+                lowest.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
+                if seen[number] is not layer.divergence:  # a gap is about D itself, not its robust form
+                    lowest[-1] = lowest[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
+        return torch.stack([*energies, *lowest, self.loss.value(v, rows[-1])], 1), v
 
     def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
         """F(W, b, X) (eq. 10), summed in float64."""
         return self.evaluate(weights, states, sample_weight).objective
 
     def gaps(self, weights: Weights, states: States) -> tuple[float, ...]:
-        """For each hidden layer, how far its states are from obeying the recursion; see `Evaluation`."""
+        """For each hidden layer, how far its states are from the recursion; see `Evaluation`."""
         return self.evaluate(weights, states).gaps
 
     def equalised(
@@ -243,19 +243,21 @@ class LiftedNetwork:
         Needs divergences that are homogeneous of degree 2 and squared-norm penalties.
         """
         if not self.connections.chain or not all(layer.operator.plain for layer in self.layers):
-            raise ValueError("only a chain of layers u = x w' + b, each with a w of its own, can be rescaled")
-        for place, layer in enumerate(self.layers):
-            if place < len(self.layers) - 1 and not layer.divergence.homogeneous:
+            raise ValueError(
+                "only a chain of layers u = x w' + b, each with a w of its own, can be rescaled, got another network"
+            )
+        for number, layer in enumerate(self.layers):
+            if number < len(self.layers) - 1 and not layer.divergence.homogeneous:
                 raise ValueError(
-                    f"layer {place}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away"
+                    f"layer {number}: {layer.divergence!r} is not homogeneous of degree 2, so its lam cannot be scaled away"
                 )
             if layer.penalty.ridge is None:
                 raise ValueError(
-                    f"layer {place}: {layer.penalty!r} is not a squared norm, so rescaling would change the model"
+                    f"layer {number}: {layer.penalty!r} is not a squared norm, so rescaling would change the model"
                 )
             if layer.uncertainty is not None:
                 raise ValueError(
-                    f"layer {place}: sizes of {layer.uncertainty!r} would have to be rescaled: leave it out"
+                    f"layer {number}: the size of {layer.uncertainty!r} would have to be rescaled: leave uncertainty=None"
                 )
         scales = [1.0, *[(layer.lam / lam) ** 0.5 for layer in self.layers[:-1]], 1.0]
         network = LiftedNetwork(
@@ -263,9 +265,9 @@ class LiftedNetwork:
                 replace(
                     layer,
                     penalty=L2((layer.penalty.ridge or 0.0) * (a / b) ** 2),
-                    lam=lam if place < len(self.layers) - 1 else layer.lam,
+                    lam=lam if number < len(self.layers) - 1 else layer.lam,
                 )
-                for place, (layer, a, b) in enumerate(zip(self.layers, scales, scales[1:], strict=False))
+                for number, (layer, a, b) in enumerate(zip(self.layers, scales, scales[1:], strict=False))
             ]
         )
         scaled = [Affine(w.w * (b / a), w.b * b) for w, a, b in zip(weights, scales, scales[1:], strict=False)]
@@ -279,7 +281,7 @@ def _blocks(states: States) -> Iterator[list[Tensor]]:
 
 
 def _widths(sizes: Sequence[int]) -> list[int]:
-    """Whole numbers, of Python, numpy or torch."""
+    """Sizes as Python ints, from those of Python, numpy or torch."""
     try:
         widths = [operator.index(size) for size in sizes]
     except TypeError as error:
@@ -294,7 +296,7 @@ def _activation(given: str | Activation) -> Activation:
 
 
 def _one_each(given: T | Sequence[T], count: int, name: str) -> list[T]:
-    """`count` values from one for all or a sequence of that length."""
+    """A list of `count` values, from one value for all or a sequence of that length."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != count:
             raise ValueError(f"{name} has {len(given)} entries for {count} hidden layers: give one for all or one each")

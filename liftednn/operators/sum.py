@@ -1,4 +1,4 @@
-"""Sums of states before and after an operator: what residual networks are made of."""
+"""Sums of states before and after an operator, for residual networks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Residual", "Sum"]
 class Sum(Operator):
     """A(xs; w, b) = operator(sum of the states that enter it; w, b) + sum of the states that are added to it.
 
-    operator   the one with the weights
-    enters     for each state that is read, whether it is among those that `operator` is applied to
-    added      for each state that is read, whether it is added to what comes out; one may do both
+    operator   the operator with the weights
+    enters     for each state read, whether it is part of the sum that `operator` is applied to
+    added      for each state read, whether it is added to the output; a state may do both
 
-    By default it reads two: operator(x_0) + x_1.
+    The default reads two states: operator(x_0) + x_1.
     """
 
     operator: Operator = field(default_factory=Dense)
@@ -40,7 +40,7 @@ class Sum(Operator):
             raise ValueError(f"every state that is read must enter or be added, got {self.enters} and {self.added}")
         inner = self.operator
         if len(inner.in_shapes) != 1 or inner.skips:
-            raise ValueError(f"a sum takes an operator that reads one state and adds nothing to it, got {inner!r}")
+            raise ValueError(f"a sum needs an operator that reads one state and adds none, got {inner!r}")
         if any(a and b for a, b in zip(self.enters, self.added, strict=True)) and inner.in_shapes[0] != inner.out_shape:
             raise ValueError(
                 f"a state that enters and is added has the shape {inner.in_shapes[0]} before {inner!r} and {inner.out_shape} after it: "

@@ -20,12 +20,12 @@ class Ball(Penalty):
     """pi(w) = 0 where |w| <= radius, +inf elsewhere.
 
     norm   "frobenius": of all weights together; "spectral": the largest singular value, a bound on the layer's Lipschitz constant;
-           "row": the largest 2-norm of a row, each unit's own ("max-norm"); "l1": the sum of |w_ij|, which makes zeros
+           "row": the largest 2-norm of a row, one row per unit ("max-norm"); "l1": the sum of |w_ij|, which gives sparse weights
     """
 
     radius: float = 1.0
     norm: Literal["frobenius", "spectral", "row", "l1"] = "frobenius"
-    metric = True
+    scale_sensitive = True
 
     def __post_init__(self) -> None:
         if not 0 < self.radius < torch.inf:
@@ -63,10 +63,10 @@ def _shrinkage(squares: Tensor, radius: float) -> Tensor:
 
 
 def _clipped(w: Tensor, radius: float) -> Tensor:
-    """Singular values beyond the radius become it."""
+    """w with its singular values clipped at the radius."""
     if w.shape[0] > w.shape[1]:
         return _clipped(w.T, radius).T
-    # No singular value is larger than the Frobenius norm, and a w that is not finite is for others to notice.
+    # No singular value is larger than the Frobenius norm; a w that is not finite is returned as it is, and callers check for that.
     total = float(w.norm())
     if not radius < total < torch.inf:
         return w
@@ -77,7 +77,7 @@ def _clipped(w: Tensor, radius: float) -> Tensor:
 
 
 def _sparse(w: Tensor, radius: float) -> Tensor:
-    """The projection on the l1 ball: soft thresholding, the sizes projected on a simplex (Duchi et al. 2008)."""
+    """The projection on the l1 ball: soft thresholding, with |w| projected on a simplex (Duchi et al. 2008)."""
     if not float(w.abs().sum()) > radius:
         return w
     sizes = radius * simplex_projection(w.abs().reshape(1, -1) / radius)

@@ -45,7 +45,7 @@ class NonNegative(_Boxed):
 
 @dataclass(frozen=True, eq=False)
 class Mask(_Boxed):
-    """pi(w) = rho |w|_F^2 where `mask` (out, in) is true, w = 0 elsewhere: a fixed topology. No mask leaves all weights free."""
+    """pi(w) = rho |w|_F^2 where `mask` (out, in) is true, w = 0 elsewhere: a fixed sparsity pattern. mask=None leaves all weights free."""
 
     mask: Tensor | None = None
     rho: float = 0.0
@@ -62,7 +62,7 @@ class Mask(_Boxed):
         return Box(-free, free, 2 * self.rho, 0.0)
 
     def fits(self, shape: tuple[int, int]) -> bool:
-        """A mask may have one row or column for all, as it broadcasts."""
+        """The mask must broadcast to the shape: 1 row or column is allowed."""
         if self.mask is None:
             return True
         given = (1,) * (2 - self.mask.ndim) + tuple(self.mask.shape)

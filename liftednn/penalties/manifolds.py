@@ -1,4 +1,4 @@
-"""Penalties pi(w) that are sets without convexity: orthogonal matrices (sec. 8, "unitary constraints") and matrices of low rank.
+"""Penalties pi(w) that are indicators of non-convex sets: orthogonal matrices (sec. 8, "unitary constraints") and matrices of low rank.
 
 Their prox is a nearest point of the set, computed in float64: rounding to float32 then breaks orthogonality by about 1e-7.
 """
@@ -18,12 +18,12 @@ from liftednn.penalties.norms import check_strength
 
 __all__ = ["LowRank", "Orthogonal", "within"]
 
-# What breaks a constraint by a smaller share is rounding: that of float32 matrices, in whatever precision they are looked at.
+# A relative violation up to this size counts as rounding, that of float32 weights, also where they are checked in float64.
 _SHARE = 1e-5
 
 
 def within(excess: Tensor) -> Tensor:
-    """0 where a constraint is broken by no more than rounding, +inf otherwise, in float64; `excess` is relative to the constraint."""
+    """0 where a constraint is violated by no more than rounding, +inf otherwise, in float64; `excess` is the relative violation."""
     return torch.where(excess <= _SHARE, 0.0, torch.inf).double()
 
 
@@ -36,7 +36,7 @@ class Orthogonal(Penalty):
     """
 
     scale: float = 1.0
-    convex, metric = False, True
+    convex, scale_sensitive = False, True
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < torch.inf:
@@ -56,10 +56,10 @@ class Orthogonal(Penalty):
 
 @dataclass(frozen=True)
 class LowRank(Penalty):
-    """pi(w) = rho |w|_F^2 where w has at most this rank, +inf elsewhere: a layer that is two thin ones.
+    """pi(w) = rho |w|_F^2 where w has at most this rank, +inf elsewhere: w is a product of two thin matrices.
 
-    prox cuts the singular values. The W-step of a quadratic divergence is reduced-rank regression: the ridge regression's w, projected on
-    the leading eigenvectors of w cross (Izenman 1975).
+    prox sets the smallest singular values to 0. The W-step of a quadratic divergence is reduced-rank regression: the ridge regression's
+    w, projected on the leading eigenvectors of w cross (Izenman 1975).
     """
 
     rank: int = 10
@@ -84,7 +84,9 @@ class LowRank(Penalty):
         w = ridge(self.rho)
         if w.shape[0] <= w.shape[1]:
             return _leading(w @ cross, self.rank) @ w
-        basis, coordinates = torch.linalg.qr(w)  # all that w explains lies in its columns, fewer than the outputs
+        basis, coordinates = torch.linalg.qr(
+            w
+        )  # w cross lies in the column space of w, smaller than the outputs' space
         found: Tensor = basis @ (_leading(coordinates @ cross @ basis, self.rank) @ coordinates)
         return found
 

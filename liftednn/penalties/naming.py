@@ -1,4 +1,4 @@
-"""Penalties by name: what a command line, an estimator and an initialiser take."""
+"""Penalties by name, for the command line, estimators and initialisers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NAMES: dict[str, type[Penalty]] = {
     "low_rank": LowRank,
     "ball": Ball,
 }
-# They shape hidden layers: of a whole network by name, the head, whose rows are the outputs, is left to L2.
+# Penalties for hidden layers: given by one name for a whole network, the last layer, whose rows are the outputs, gets L2 instead.
 _HIDDEN = (GroupL2, Orthogonal, LowRank, Ball)
 
 
 def named(name: str, rho: float | None = None) -> Penalty:
-    """The penalty of that name, "group" say; after a colon, its first parameter: "group:0.01", "low_rank:5", "ball:2", "orthogonal:1.5".
+    """The penalty of that name, such as "group"; its first parameter may follow a colon: "group:0.01", "low_rank:5", "ball:2".
 
-    rho   its strength, where it has one and the name does not say
+    rho   its strength, for penalties that have one; a number in the name has priority
     """
     word, _, number = name.partition(":")
     kind = _NAMES.get(word.strip().lower().replace("-", "_"))
@@ -42,7 +42,7 @@ def named(name: str, rho: float | None = None) -> Penalty:
     given: dict[str, Any] = {"rho": rho} if rho is not None and "rho" in fields else {}
     if number:
         if not fields:
-            raise ValueError(f"penalty {name!r}: {word} has no parameter, leave {number!r} out")
+            raise ValueError(f"penalty {name!r}: {word} has no parameter, got {number!r}: leave it out")
         first = next(iter(fields))
         given[first] = _number(name, number, whole=first == "rank")
     return kind(**given)
@@ -57,9 +57,9 @@ def _number(name: str, text: str, whole: bool) -> float:
 
 
 def one_each(given: str | Penalty | Sequence[str | Penalty], layers: int, rho: float | None = None) -> list[Penalty]:
-    """A penalty for each layer, from one for all or a sequence with one for each, the head's last.
+    """One penalty for each layer, from one for all or a sequence with one for each; the last is that of the output layer.
 
-    By name, "group", "orthogonal", "low_rank" and "ball" are for the hidden layers, where there are some, and the head has "l2".
+    One name for all: "group", "orthogonal", "low_rank" and "ball" apply to the hidden layers, if any, and the output layer gets "l2".
     """
     if isinstance(given, Penalty):
         return [given] * layers

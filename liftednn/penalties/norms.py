@@ -34,7 +34,7 @@ class NoPenalty(Penalty):
 
 @dataclass(frozen=True)
 class L2(Penalty):
-    """pi(w) = rho |w|_F^2, the paper's."""
+    """pi(w) = rho |w|_F^2, the penalty of the paper."""
 
     rho: float = 1e-3
 
@@ -54,7 +54,7 @@ class L2(Penalty):
 
 @dataclass(frozen=True)
 class L1(Penalty):
-    """pi(w) = rho |w|_1: single weights become 0."""
+    """pi(w) = rho |w|_1: sets single weights to 0."""
 
     rho: float = 1e-3
 
@@ -91,7 +91,7 @@ class ElasticNet(Penalty):
 
 @dataclass(frozen=True)
 class GroupL2(Penalty):
-    """pi(w) = rho sum_g |w_g|_2 over rows (by="output": whole units become 0) or columns (by="input": whole features)."""
+    """pi(w) = rho sum_g |w_g|_2 over rows (by="output": sets whole units to 0) or columns (by="input": whole features)."""
 
     rho: float = 1e-3
     by: Literal["output", "input"] = "output"

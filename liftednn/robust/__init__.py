@@ -1,4 +1,4 @@
-"""Uncertain inputs (the abstract's "robustness against noisy inputs"): what a layer's term becomes when its rows are not known exactly.
+"""Uncertain inputs (the abstract's "robustness against noisy inputs"): the term of a layer whose input rows are not known exactly.
 
 docs/robust.md has the mathematics. An uncertainty is a property of a layer, `Layer(..., uncertainty=Noise(0.3))`.
 """

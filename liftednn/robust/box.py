@@ -17,21 +17,21 @@ from liftednn.robust.worst import Shifted, Worst
 
 __all__ = ["BoxBall", "BoxTerm"]
 
-# A weight this small against its column's others, in root mean squares, counts as near 0.
+# |w| is smoothed near 0 on the scale of this many root mean squares of its column.
 _NEAR = 1.0
-# The curvature of r^2 = (sum eps |w|)^2 in w, where signs are mixed, against that of sum (eps w)^2.
+# The curvature of r^2 = (sum eps |w|)^2 in w is taken as this multiple of that of sum (eps w)^2, for weights of mixed signs.
 _SPREAD = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class BoxBall(Uncertainty):
-    """Rows x + delta, |delta_j| <= eps_j for every entry. Output k moves by at most r_k = sum_j eps_j |w_kj|, and the term is
+    """Rows x + delta, |delta_j| <= eps_j for every entry. Output k moves by at most its reach r_k = sum_j eps_j |w_kj|; the term is
 
         mean sum_k  max( D_k(u_k - r_k, z_k), D_k(u_k + r_k, z_k) ),
 
-    the worst case of each output by itself (for all together, whose deltas may differ, an upper bound). For the softmax the label's
-    score is lowered and the others are raised: D(u + s r, z), s = -1 at the label and 1 elsewhere; an upper bound, which takes
-    |w_j| + |w_y| for |w_j - w_y|.
+    the worst case of each output alone, and an upper bound on the worst case of all outputs together, which share one delta. For the
+    softmax the label's score is lowered and the others are raised: D(u + s r, z), s = -1 at the label and 1 elsewhere; this is an upper
+    bound, since |w_j| + |w_y| >= |w_j - w_y|.
 
     eps     the half-width: a number for all inputs, or one for each, (p,)
     basis   (p, k) where the layer's rows are x @ basis, x in the box; None for the identity
@@ -52,11 +52,11 @@ class BoxBall(Uncertainty):
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if penalty.ridge is None:
-            return f"BoxBall goes with a squared norm, L2 or NoPenalty, got {penalty!r}"
+            return f"BoxBall needs a squared norm as penalty, got {penalty!r}: use L2 or NoPenalty"
         if not isinstance(divergence, SoftmaxCrossEntropy) and (not divergence.uniform or divergence.capped):
             return (
-                "BoxBall needs a divergence declared `uniform`, a sum over units, the same for each, whose domain does not couple u "
-                f"and z, or the softmax's cross-entropy, got {divergence!r}"
+                "BoxBall needs a divergence declared `uniform` (a sum over units of the same function) whose domain does not couple u "
+                f"and z, or SoftmaxCrossEntropy, got {divergence!r}"
             )
         if not divergence.quadratic and type(divergence).prox_u is Divergence.prox_u:
             return f"BoxBall needs a divergence with a prox in u, and {divergence!r} has none: use another loss"
@@ -69,16 +69,16 @@ class BoxBall(Uncertainty):
         return misfit("eps", self.eps, (shape[0], len(self.basis)))
 
     def widths(self, like: Tensor) -> Tensor:
-        """eps (p,) of the rows x, in the units in which the box is one."""
+        """eps (p,), for the rows x before `basis` is applied."""
         count = len(self.basis) if self.basis is not None else like.shape[-1]
         return one_each("eps", self.eps, count, like)
 
     def on_x(self, w: Tensor) -> Tensor:
-        """Weights of the layer as weights on x, where the box is."""
+        """Weights of the layer (out, k) as weights on the rows x, (out, p)."""
         return w if self.basis is None else w @ self.basis.to(w).T
 
     def reach(self, w: Tensor) -> Tensor:
-        """r (out,), for weights of the layer."""
+        """r (out,), for weights w of the layer: how far a delta in the box can move each output."""
         on_x = self.on_x(w)
         return on_x.abs() @ self.widths(on_x)
 
@@ -92,11 +92,13 @@ class BoxBall(Uncertainty):
 
     def update_weights(self, problem: WeightProblem) -> WeightStep:
         if self.basis is not None:
-            raise ValueError("a full-batch step takes a box in the layer's own inputs: leave basis out")
+            raise ValueError(
+                "the full-batch W-step needs the box in the layer's own inputs, got a basis: leave basis=None"
+            )
         return box_weights(problem, self.widths(problem.design.rows))
 
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
-        eps = self.widths(w).clone()  # on the device once: a recorded step must copy nothing to it
+        eps = self.widths(w).clone()  # copied to the device once: a recorded CUDA graph cannot copy to it
         return BoxTerm(
             replace(self, eps=eps, basis=None if self.basis is None else self.basis.to(w)), divergence, lam, eps
         )
@@ -126,23 +128,23 @@ class BoxBall(Uncertainty):
 
 
 class BoxTerm(RobustTerm):
-    """Pulls at the worst end; the lever is the gradient in r, entry by entry.
+    """The gradient at the worst end of the interval; the reach gradient is the gradient in r, entry by entry.
 
-    matrix     (in, in), a guess of the curvature of r^2
-    hardness   the curvature of D, renewed with the geometry: to ask a learned activation for it would halt a recorded step
-    near       the size, for each input, below which |w| is rounded off, sqrt(w^2 + near^2): steps of a finite length would otherwise
-               overshoot 0 again and again. Renewed with the geometry, as is
-    bend       the curvature in w of that rounding, for each input
+    matrix      (in, in), an estimate of the curvature of r^2
+    curvature   0-dim, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
+    near        (p,): |w| is smoothed as sqrt(w^2 + near^2), since steps of a finite length would overshoot 0 again and again. Updated by
+                `renew`
+    bend        (p,), the curvature in w of that smoothing, updated by `renew`
     """
 
     def __init__(self, kind: BoxBall, divergence: Divergence, lam: float, eps: Tensor) -> None:
         self.kind, self.divergence, self.lam, self.share = kind, divergence, lam, eps.new_ones(())
-        self.hardness = self.share * divergence.curvature
+        self.curvature = self.share * divergence.curvature
         self.matrix = _SPREAD * self._on_inputs(eps**2)
         self.near, self.bend = torch.zeros_like(eps), torch.zeros_like(eps)
 
     def _on_inputs(self, diagonal: Tensor) -> Tensor:
-        """A diagonal matrix of the rows x, where the box is, as one of the layer's inputs."""
+        """A diagonal matrix on the rows x as a matrix on the layer's inputs."""
         basis = self.kind.basis
         return torch.diag(diagonal) if basis is None else (basis.T * diagonal) @ basis
 
@@ -152,38 +154,40 @@ class BoxTerm(RobustTerm):
         pull = self.divergence.grad(torch.addcmul(u, signs, seen.reach), z).mul_(self.lam)
         return pull, signs * pull
 
-    def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The state moves only where g outweighs what the other end would add: until then both ends are equally bad, and count by
-        shares (1 - m) / 2 and (1 + m) / 2. Theirs is  m = clip(g / (c r)),  exact where phi has the slope c, or 0, between them.
+    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """While |g| is small, z stays where both ends have the same energy, and they get the weights (1 - m) / 2 and (1 + m) / 2 with
+        m = clip(g / (c r), -1, 1); exact where phi has the slope c, or 0, between the two ends.
         """
         assert isinstance(self.divergence, Activation)
         reach = self.kind.reach(w)
-        m = (g / (self.hardness * reach).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
+        m = (g / (self.curvature * reach).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
         z = self.divergence.tilted(torch.addcmul(u, m, reach), g)
         high = self.divergence.grad(u + reach, z).mul_(1 + m).mul_(self.lam / 2)
         low = self.divergence.grad(u - reach, z).mul_(1 - m).mul_(self.lam / 2)
         return z, high + low, high - low
 
-    def push(self, w: Tensor, lever: Tensor | None) -> Tensor:
-        assert lever is not None
+    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
+        assert reach_gradient is not None
         on_x = self.kind.on_x(w)
         moved = (
-            reduce.mean(lever).to(lever)[:, None]
+            reduce.mean(reach_gradient).to(reach_gradient)[:, None]
             * self.kind.widths(on_x)
             * on_x
             * (on_x.square() + self.near.square()).rsqrt()
         )
         return moved if self.kind.basis is None else moved @ self.kind.basis
 
-    def stiffness(self) -> Tensor:
-        return self.lam * self.hardness * self.matrix + self._on_inputs(self.bend)
+    def added_curvature(self) -> Tensor:
+        return self.lam * self.curvature * self.matrix + self._on_inputs(self.bend)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
-        self.hardness.fill_(self.divergence.curvature)
-        if lever is not None:
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
+        self.curvature.fill_(self.divergence.curvature)
+        if reach_gradient is not None:
             on_x = self.kind.on_x(w)
             self.near.copy_((_NEAR * on_x.square().mean(0).sqrt()).clamp(min=torch.finfo(w.dtype).eps))
-            self.bend.copy_(reduce.mean(lever).to(lever).abs().mean() * self.kind.widths(on_x) / self.near)
+            self.bend.copy_(
+                reduce.mean(reach_gradient).to(reach_gradient).abs().mean() * self.kind.widths(on_x) / self.near
+            )
 
     def state(self) -> dict[str, Tensor]:
-        return {"hardness": self.hardness, "near": self.near, "bend": self.bend}
+        return {"divergence_curvature": self.curvature, "near": self.near, "bend": self.bend}

@@ -1,7 +1,8 @@
 """The W-step of a layer whose rows lie in a box (BoxBall): convex, by splitting.
 
-With v >= |w| and rho = v eps it is  min over (w, c, v)  of  lam mean f(u, rho) + pi(w),  f the worst end. Every row gets its own copy of
-(u, rho), so that the prox of f is taken row by row and unit by unit; the prox of pi on |w| <= v is a projection on a cone.
+With v >= |w| and rho = v eps the problem is  min over (w, c, v)  of  lam mean f(u, rho) + pi(w),  f the energy at the worse end.
+Every row gets its own copy of (u, rho), so that the prox of f is taken row by row and unit by unit; the prox of pi on |w| <= v is a
+projection on a cone.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from liftednn.solvers import Factor, splitting
 
 __all__ = ["box_weights", "cone_prox", "ends_prox"]
 
-# The smallest share of a step that an end takes, if it takes any.
+# The smallest positive share of the step for one end.
 _LEAST = 1e-6
 
 
 def box_weights(given: WeightProblem, eps: Tensor) -> WeightStep:
-    """The minimising weights for a box of half-widths eps (p,), from the present ones; never higher than those."""
+    """The minimising weights for a box of half-widths eps (p,), from the present ones; the objective does not rise."""
     problem, current = _Boxed(given, eps), given.current
     w, c = problem.data.centre(current)
     start = torch.cat([w, c[:, None], w.abs()], 1)
@@ -111,7 +112,7 @@ def _folded(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> 
 
 
 def _balanced(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """max(f, g) = max over theta of theta f + (1 - theta) g: each end takes its share of the step, until both are equally bad."""
+    """max(f, g) = max over theta of theta f + (1 - theta) g: each end takes its share of the step, chosen so that f = g."""
     low, high = u - reach, u + reach
 
     def ends(theta: Tensor) -> tuple[Tensor, Tensor]:

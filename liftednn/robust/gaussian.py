@@ -79,9 +79,9 @@ class Noise(Uncertainty):
         return replace(self, sigma=per_column("sigma", self.sigma, factors))
 
     def through(self, basis: Tensor) -> Noise:
-        wide = basis.double()
-        carried = wide.T @ self.covariance(len(basis), wide) @ wide
-        return replace(self, sigma=(carried + carried.T) / 2)
+        precise = basis.double()
+        covariance = precise.T @ self.covariance(len(basis), precise) @ precise
+        return replace(self, sigma=(covariance + covariance.T) / 2)
 
     def restrict(self, inputs: Tensor) -> Noise | None:
         if not isinstance(self.sigma, Tensor):

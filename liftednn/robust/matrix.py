@@ -18,21 +18,21 @@ from liftednn.robust.terms import CurvatureTerm
 
 __all__ = ["BallTerm", "FrobeniusBall"]
 
-# The share t stays in [LEAST, 1 - LEAST]: at 0 or 1 a block could not move any more.
+# The share t stays in [LEAST, 1 - LEAST]: at 0 or 1 the other block could not change any more.
 LEAST = 0.05
-# Rounds of w and t in turn, and the change of t at which they end.
+# Rounds of alternating updates of w and t, and the relative change of t that stops them.
 _ROUNDS, _CONVERGED = 8, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class FrobeniusBall(Uncertainty):
-    """Rows X + Delta, |Delta|_F <= eps sqrt(n): eps is the size per row, and the rows share it out as hurts most. The term is
+    """Rows X + Delta, |Delta|_F <= eps sqrt(n): eps bounds the root mean square over rows of |Delta_i|. The term is
 
         min over t in [.05, .95] of  a^2 / t + b^2 / (1 - t),     a^2 = mean D(u, z),  b = sqrt(c/2) eps |w|_F,
 
     which is (a + b)^2, "square-root loss + eps |w|" squared, where a and b are within a factor 19, and at most 1/19 above elsewhere.
-    It is never below the worst case; (a + b)^2 is the worst case itself for a quadratic D and one output. For q outputs |w|_F stands
-    for the operator norm: at most sqrt(min(q, p)) times that.
+    It is an upper bound on the worst case, and (a + b)^2 is the worst case itself for a quadratic D and one output. For q outputs |w|_F
+    replaces the operator norm, and is at most sqrt(min(q, p)) times as large.
 
     metric   (p, p): |w|^2 = tr(w metric w'); None for the identity
     """
@@ -50,7 +50,7 @@ class FrobeniusBall(Uncertainty):
 
     def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if self.metric is not None and self.metric.shape != (shape[1], shape[1]):
-            return f"metric has shape {tuple(self.metric.shape)}, and the layer has {shape[1]} inputs"
+            return f"metric has shape {tuple(self.metric.shape)}, and the layer has {shape[1]} inputs: give ({shape[1]}, {shape[1]})"
         return curvature_refusal("a ball", divergence)
 
     def squared_norm(self, curvature: float, w: Tensor) -> float:
@@ -70,7 +70,7 @@ class FrobeniusBall(Uncertainty):
         return 1 / self.share(mean(), curvature, w)
 
     def update_weights(self, problem: WeightProblem) -> WeightStep:
-        """Over w and t together: at once where the term is quadratic in w, otherwise in turn."""
+        """Minimise over w and t: jointly where the term is quadratic in w, otherwise alternately."""
         layer = problem.layer
         if layer.divergence.quadratic and layer.penalty.ridge is not None and self.metric is None:
             return ball_weights(problem, self.eps, LEAST)
@@ -93,7 +93,7 @@ class FrobeniusBall(Uncertainty):
         return BallTerm(self, divergence, lam, w)
 
     def deviations(self, width: int) -> Tensor:
-        """In root mean square, where all inputs of a row share eps alike."""
+        """Root mean squares, for an eps that is spread evenly over the inputs of a row."""
         spread = torch.ones(width, dtype=torch.float64) if self.metric is None else self.metric.double().diagonal()
         return self.eps * (spread / width).sqrt()
 
@@ -106,9 +106,9 @@ class FrobeniusBall(Uncertainty):
         return self.through(torch.diag(factors))
 
     def through(self, basis: Tensor) -> FrobeniusBall:
-        wide = basis.double()
-        inner = wide if self.metric is None else self.metric.to(wide) @ wide
-        return replace(self, metric=wide.T @ inner)
+        precise = basis.double()
+        inner = precise if self.metric is None else self.metric.to(precise) @ precise
+        return replace(self, metric=precise.T @ inner)
 
     def restrict(self, inputs: Tensor) -> FrobeniusBall:
         if self.metric is None:
@@ -117,7 +117,7 @@ class FrobeniusBall(Uncertainty):
         return replace(self, metric=self.metric[kept][:, kept])
 
     def covariance(self, share: float, width: int, like: Tensor) -> Tensor:
-        """At a fixed t the term is  (mean D + (c/2) tr(w Sigma w')) / t: noise again. This is Sigma."""
+        """At a fixed t the term is  (mean D + (c/2) tr(w Sigma w')) / t, that of noise with covariance Sigma; returns Sigma (p, p)."""
         identity = torch.eye(width).to(like) if self.metric is None else self.metric.to(like)
         return self.eps**2 * share / (1 - share) * identity
 
@@ -128,7 +128,7 @@ def share_of(a: float, b: float) -> float:
 
 
 class BallTerm(CurvatureTerm):
-    """At a fixed share t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and t is renewed with the geometry."""
+    """At a fixed share t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and `renew` updates t."""
 
     def __init__(self, kind: FrobeniusBall, divergence: Divergence, lam: float, w: Tensor) -> None:
         super().__init__(divergence, lam, w, 0.5)
@@ -137,10 +137,10 @@ class BallTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix / (1 - self.share)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
         curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), counts))
-        self.hardness.fill_(curvature)
+        self.curvature.fill_(curvature)
         self.share.fill_(self.kind.share(mean, curvature, w))
 
     def state(self) -> dict[str, Tensor]:
-        return {"share": self.share, "hardness": self.hardness}
+        return {"share": self.share, "divergence_curvature": self.curvature}

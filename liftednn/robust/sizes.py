@@ -1,4 +1,4 @@
-"""The sizes of an uncertainty: how they are read, checked and carried to other columns."""
+"""The sizes of an uncertainty: how they are read, checked and rescaled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Sizes = float | Tensor
 
 
 def read(name: str, given: Any) -> Any:
-    """Numbers of any kind as a float; arrays and lists as a tensor of their own, in their precision."""
+    """Numbers of any kind become a float; arrays and lists become a new tensor in their own precision."""
     if isinstance(given, Real) or (isinstance(given, Tensor) and not given.ndim):
         return float(given)
     if isinstance(given, Tensor):
@@ -40,7 +40,7 @@ def read(name: str, given: Any) -> Any:
 
 
 def check_sizes(name: str, sizes: Sizes, dims: tuple[int, ...]) -> None:
-    """Numbers above 0 at least somewhere, of the dimensions allowed; a matrix may be 0, as on directions without noise."""
+    """Refuse sizes that are not finite, all 0, or of a dimension not in `dims`; a matrix may be 0."""
     given = torch.as_tensor(sizes)
     none = given.ndim < 2 and not bool((given != 0).any())
     if given.ndim not in dims or not given.numel() or not bool(given.isfinite().all()) or none:
@@ -56,21 +56,22 @@ def check_covariance(what: str, given: Tensor) -> None:
     matrix, size = given.double(), 1e-6 * float(given.abs().max()) if given.numel() else 0.0
     square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
     if not square or not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T, atol=size):
-        raise ValueError(f"{what} is symmetric and finite, got shape {tuple(matrix.shape)}")
-    if float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * size:
-        raise ValueError(f"{what} has no negative eigenvalues, and this one has some")
+        raise ValueError(f"{what} must be square, symmetric and finite, got shape {tuple(matrix.shape)}")
+    lowest = float(torch.linalg.eigvalsh(matrix)[0])
+    if lowest < -len(matrix) * size:
+        raise ValueError(f"{what} must have no negative eigenvalues, got {lowest:g}: give a positive semi-definite one")
 
 
 def curvature_refusal(what: str, divergence: Divergence) -> str:
-    """Why the curvature of a divergence cannot bound what noise adds to it; empty if it can."""
+    """Why the curvature of a divergence gives no useful bound on the energy that noise adds; empty if it does."""
     if isinstance(divergence, AbsoluteError | Quantile):
         return (
-            f"{divergence!r} bends only within its rounding, so that a price of {what} by curvature would be far too high: "
+            f"{divergence!r} has curvature only in its smoothed kink, so that a bound on {what} by curvature would be far too large: "
             "use BoxBall, or Huber"
         )
     if divergence.curvature == torch.inf:
         return (
-            f"{divergence!r} has no finite curvature, so {what} has no finite price: use an activation's Fenchel form, or the "
+            f"{divergence!r} has no finite curvature, so {what} has no finite bound: use an activation's Fenchel form, or the "
             "softmax's cross-entropy"
         )
     return ""
@@ -78,14 +79,14 @@ def curvature_refusal(what: str, divergence: Divergence) -> str:
 
 def quadratic_form(w: Tensor, matrix: Tensor | None) -> float:
     """tr(w matrix w') in float64; None for the identity."""
-    wide = w.double()
+    precise = w.double()
     if matrix is None:
-        return float(wide.square().sum())
-    return float(((wide @ matrix.to(wide)) * wide).sum())
+        return float(precise.square().sum())
+    return float(((precise @ matrix.to(precise)) * precise).sum())
 
 
 def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:
-    """Whether sizes that are one for each input are so many."""
+    """An error message where `sizes` has one entry for each input but the layer another number of inputs; otherwise empty."""
     given = torch.as_tensor(sizes)
     if given.ndim and len(given) != shape[1]:
         return (
@@ -95,7 +96,7 @@ def misfit(name: str, sizes: float | Tensor, shape: tuple[int, int]) -> str:
 
 
 def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
-    """In the precision and the place of another tensor, no digit lost on the way."""
+    """In the precision and on the device of another tensor."""
     return torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
 
 

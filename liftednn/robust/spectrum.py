@@ -17,8 +17,8 @@ __all__ = ["ball_weights"]
 
 
 def ball_weights(problem: WeightProblem, eps: float, least: float) -> WeightStep:
-    """With the Gram matrix's eigenvectors, w(t) and both parts of the term are sums, and t in [least, 1 - least] is the root of an
-    increasing function."""
+    """The minimiser over w and t together. In the Gram matrix's eigenbasis, w(t) and both parts of the term are sums, and
+    t in [least, 1 - least] is the root of an increasing function."""
     spectrum, current = _Spectrum.of(problem, eps), problem.current
     low, high = least, 1 - least
     for _ in range(60):
@@ -47,7 +47,7 @@ class _Spectrum:
         layer, design, z = problem.layer, problem.design, problem.z
         moments = design.moments(z)
         values, vectors = design.spectrum
-        # What D holds beside c/2 |u - z|^2.
+        # The part of D that c/2 |u - z|^2 does not include.
         constant = float(reduce.mean(layer.divergence.value(z, z).double(), design.sample_weight))
         return cls(layer, eps, moments, values, vectors, vectors.T @ moments.cross, constant)
 
@@ -62,7 +62,7 @@ class _Spectrum:
         return data * self.cross / (data * self.values + shrinkage)[:, None]
 
     def residual(self, share: float, w: Tensor) -> float:
-        """Of the optimality condition in w, relative to its size at 0."""
+        """The residual of the optimality condition in w, relative to the gradient at 0."""
         data, shrinkage = self._parts(share)
         gradient = data * (w @ self.moments.gram - self.moments.cross.T) + shrinkage * w
         size = data * self.moments.cross.abs().max()

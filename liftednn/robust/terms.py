@@ -1,4 +1,4 @@
-"""Mini-batch steps under a term that adds a multiple of tr(w Sigma w'): noise, and what acts as noise at a fixed share."""
+"""Mini-batch steps for terms that add a multiple of tr(w Sigma w'): noise, and the Frobenius ball at a fixed share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["CurvatureTerm", "NoiseTerm"]
 class CurvatureTerm(RobustTerm):
     """lam ( mean D / share + (c/2) tr(w Sigma w') ),  Sigma = noise().
 
-    hardness   c, the curvature of D, renewed with the geometry: to ask a learned activation for it would halt a recorded step
+    curvature   0-dim c, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
     """
 
     def __init__(self, divergence: Divergence, lam: float, like: Tensor, share: float) -> None:
         self.divergence, self.lam, self.share = divergence, lam, like.new_full((), share)
-        self.hardness = like.new_ones(()) * divergence.curvature
+        self.curvature = like.new_ones(()) * divergence.curvature
 
     @abstractmethod
     def noise(self) -> Tensor:
@@ -29,16 +29,16 @@ class CurvatureTerm(RobustTerm):
     def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, None]:
         return self.divergence.grad(u, z).mul_(self.lam).div_(self.share), None
 
-    def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
         assert isinstance(self.divergence, Activation)
         z = self.divergence.tilted(u, g * self.share)
         return z, *self.pull(w, u, z)
 
-    def push(self, w: Tensor, lever: Tensor | None) -> Tensor:
-        return w @ self.stiffness()
+    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
+        return w @ self.added_curvature()
 
-    def stiffness(self) -> Tensor:
-        return self.lam * self.hardness * self.noise()
+    def added_curvature(self) -> Tensor:
+        return self.lam * self.curvature * self.noise()
 
 
 class NoiseTerm(CurvatureTerm):
@@ -51,8 +51,8 @@ class NoiseTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, lever: Tensor | None, counts: Tensor | None) -> None:
-        self.hardness.fill_(self.divergence.curvature)
+    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
+        self.curvature.fill_(self.divergence.curvature)
 
     def state(self) -> dict[str, Tensor]:
-        return {"hardness": self.hardness}
+        return {"divergence_curvature": self.curvature}

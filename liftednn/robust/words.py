@@ -1,4 +1,4 @@
-"""An uncertainty from what users write: a number, "noise:0.3", or the object itself."""
+"""An uncertainty from a number, a string such as "noise:0.3", or an Uncertainty."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["parse", "uncertainty_of"]
 
 KINDS: dict[str, type[Noise | FrobeniusBall | BoxBall]] = {"noise": Noise, "ball": FrobeniusBall, "box": BoxBall}
 
-# Beyond it, squares overflow in float32.
+# Squares of larger numbers may overflow in float32.
 _LARGEST = 1e18
 
 
 def parse(words: str) -> Uncertainty:
-    """KIND:SIZE, as noise:0.3, ball:1.0 or box:0.1."""
+    """The uncertainty of a string KIND:SIZE, such as noise:0.3, ball:1.0 or box:0.1."""
     kind, _, size = words.partition(":")
     try:
         number = float(size)

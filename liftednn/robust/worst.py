@@ -1,4 +1,4 @@
-"""A divergence at the worst end of an interval, at fixed weights: what BoxBall makes of a layer in the X-step."""
+"""A divergence at the worst end of an interval, at fixed weights: the divergence that BoxBall gives a layer in the X-step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def prox_of(divergence: Divergence, v: Tensor, z: Tensor, step: float | Tensor) 
 
 @dataclass(frozen=True, eq=False)
 class Worst(Activation):
-    """sum_k max(D_k(u_k - r_k, z_k), D_k(u_k + r_k, z_k)) for a D that is a sum over units. Convex in u and in z where D is; it bends
-    where both ends are equally bad, so its curvature in u is infinite."""
+    """sum_k max(D_k(u_k - r_k, z_k), D_k(u_k + r_k, z_k)) for a D that is a sum over units. Convex in u and in z where D is; it has
+    a kink where both ends have the same energy, so its curvature in u is infinite."""
 
     divergence: Divergence = field(default_factory=SquaredError)
     reach: Tensor = field(default_factory=lambda: torch.tensor(0.1))
@@ -39,7 +39,7 @@ class Worst(Activation):
     curvature, joint = torch.inf, False
 
     def __call__(self, u: Tensor) -> Tensor:
-        """argmin_z: phi of an end, or the z at which both ends are equally bad."""
+        """argmin_z: phi of an end, or the z at which both ends have the same energy."""
         return self._lowest(
             self.divergence(u - self.reach), self.divergence(u + self.reach), lambda z: self._tilt(u, z)
         )
@@ -95,7 +95,7 @@ class Shifted(SoftmaxCrossEntropy):
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         if not bool(((z == 0) | (z == 1)).all()):
-            raise ValueError("BoxBall bounds the softmax's cross-entropy at labels only, not at probabilities")
+            raise ValueError("BoxBall takes SoftmaxCrossEntropy at labels only, got probabilities: give labels")
         return self.divergence.value(u + self.signs(u, z) * self.reach, z)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Solvers: one convex block each, usable alone, without knowledge of networks."""
+"""Solvers: each minimises one convex problem and can be used alone; none of them knows about networks."""
 
 from liftednn.solvers.auto import select
 from liftednn.solvers.nnls import NNLSResult, nnls

@@ -1,4 +1,4 @@
-"""Which solver fits a block: the only dispatch in the package, the same for the W-step and the X-step."""
+"""The choice of a solver for a block: the only dispatch in the package, the same for the W-step and the X-step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Method = Literal["ridge", "nnls", "majorised", "prox_gradient", "dual", "splitti
 
 
 def select(smooth: Divergence, proxable: Penalty | Activation) -> Method:
-    """The method for  min_v  smooth(affine(v)) + proxable(v), from what the two declare.
+    """The method for  min_v  smooth(affine(v)) + proxable(v), from the properties that the two declare.
 
     W-step: `smooth` is the layer's divergence in u, `proxable` its penalty. X-step: the next layer's divergence in u, and this
     layer's activation in z.
 
     dual           quadratic below a cap + quadratic on a box: the dual is non-negative least squares with one shared matrix
-    splitting      the smooth part is not smooth after all
+    splitting      `smooth` has infinite curvature
     ridge          quadratic + squared norm: one linear system
     nnls           quadratic + quadratic on a box: bounded least squares with one matrix shared by all rows
-    majorised      smooth + squared norm: a few ridge steps on refreshed pseudo-targets, one factor for all of them
-    projected      smooth + a set without convexity: the exact minimiser where it is known, or projected majorised steps
+    majorised      smooth + squared norm: a few ridge steps on updated pseudo-targets, with one factor for all
+    projected      smooth + a non-convex set: the exact minimiser where a formula is known, or projected majorised steps
     prox_gradient  everything else
     """
     if isinstance(proxable, Penalty) and not proxable.convex:
         if smooth.curvature == torch.inf:
             raise ValueError(
-                f"{proxable!r} is not convex, and {smooth!r} has no finite curvature: no method descends on both, so take the "
+                f"{proxable!r} is not convex, and {smooth!r} has no finite curvature: no method descends on both, so use the "
                 "Fenchel form of the activation, or a convex penalty"
             )
         return "projected"

@@ -1,4 +1,4 @@
-"""What bounded least squares is given, checked: the box, and the matrices of the problem."""
+"""The arguments of bounded least squares: the box, and checks of the matrices."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ class Bounds:
         As clamp(g, curvature (x - upper), curvature (x - lower)), which loses no digits where g is small against x.
         """
         if isinstance(self.lower, Tensor) or self.lower > -math.inf:
-            room = (x - self.lower).mul_(curvature)
-            g = torch.minimum(g, room, out=room)
+            slack = (x - self.lower).mul_(curvature)
+            g = torch.minimum(g, slack, out=slack)
         if isinstance(self.upper, Tensor) or self.upper < math.inf:
-            room = (x - self.upper).mul_(curvature)
-            g = torch.maximum(g, room, out=room)
+            slack = (x - self.upper).mul_(curvature)
+            g = torch.maximum(g, slack, out=slack)
         return g.abs().amax(1)
 
     def residual(self, x: Tensor, g: Tensor) -> Tensor:
-        """The same for an infinite curvature: max over j of |g|, at a bound only of what points into the box."""
-        held = (x <= self.lower).logical_and_(g > 0).logical_or_((x >= self.upper).logical_and_(g < 0))
-        return g.masked_fill(held, 0.0).abs_().amax(1)
+        """The same for an infinite curvature: max over j of |g_j|, without entries at a bound where -g_j points out of the box."""
+        active = (x <= self.lower).logical_and_(g > 0).logical_or_((x >= self.upper).logical_and_(g < 0))
+        return g.masked_fill(active, 0.0).abs_().amax(1)
 
     def snap(self, x: Tensor, g: Tensor, curvature: float) -> Tensor:
-        """x in place, with the entries on a bound that x - g / curvature brings there: where no curvature is larger, no rise."""
+        """In place, put entries of x that the step x - g / curvature takes to a bound on it; no rise if `curvature` is an upper bound."""
         moved = torch.add(x, g, alpha=-1 / curvature)
         torch.where(self.inside(moved), x, self.clip(moved), out=x)
         return x
@@ -80,12 +80,12 @@ class Bounds:
 
 
 def _representable(bound: float | Real, like: Tensor) -> float:
-    """The bound, infinite where it is beyond what x can reach: torch refuses such numbers."""
+    """The bound, infinite where it is beyond the range of the dtype: torch refuses such numbers."""
     return math.copysign(math.inf, float(bound)) if abs(float(bound)) > torch.finfo(like.dtype).max else float(bound)
 
 
 def _scaled(bound: float | Tensor, factor: float, like: Tensor) -> float | Tensor:
-    """In float64, where a large factor is not infinity: 0 times that would be NaN."""
+    """In float64, where a large factor does not overflow: 0 times infinity would be NaN."""
     return (bound.double() * factor).to(like) if isinstance(bound, Tensor) else _representable(bound * factor, like)
 
 
@@ -127,7 +127,7 @@ def check_problem(h: Tensor, q: Tensor, z0: Tensor | None) -> None:
 
 
 def _check_finite(name: str, x: Tensor) -> None:
-    """Of the rows that are here, without a copy of them."""
+    """Without a copy of x."""
     if x.numel() and not all(math.isfinite(end) for end in torch.aminmax(x)):
         raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
 

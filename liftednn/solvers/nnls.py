@@ -2,27 +2,27 @@
 
     z_i = argmin over lower <= z <= upper of  1/2 z h z' - q_i z'        h: (p, p), q: (n, p)
 
-Both halves of the problem have a cheap reflection in the metric rho D, D = diag(h): of the box,
-v = 2 clip(s) - s, and of the quadratic, r = 2 (q + rho v D)(h + rho D)^-1 - v. The averaged iteration
+Both parts of the problem have a cheap reflection in the metric rho D, D = diag(h): that of the box is
+v = 2 clip(s) - s, that of the quadratic r = 2 (q + rho v D)(h + rho D)^-1 - v. The averaged iteration
 s <- (1 - theta) s + theta r (relaxed Peaceman-Rachford splitting, that is over-relaxed ADMM; Lions and Mercier 1979,
-Eckstein and Bertsekas 1992) costs one product with a shared (p, p) matrix for all rows; clip(s) tends to the answer.
+Eckstein and Bertsekas 1992) costs one product with a shared (p, p) matrix for all rows; clip(s) converges to the solution.
 
-The rate hangs on rho. An error survives both reflections where the box keeps a sign that the quadratic keeps too; the
+The rate depends on rho. A component of the error does not shrink where both reflections act on it with the same sign; the
 traces of the two cancel when the ridge h + rho D has as many effective degrees of freedom as the row has free entries,
 
     tr h (h + rho D)^-1 = #{j : lower_j < z_j < upper_j},
 
-and there the condition number nearly drops out. Each row takes its rho from a short list by its own free share.
+and for this rho the rate hardly depends on the condition number. Each row takes its rho from a short list, by its share of free entries.
 
 The splitting does not descend, so every few steps the best point so far moves towards clip(s) by an exact line search.
-What is returned is therefore in the box and never worse than the start. Its certificate asks of g = z h - q what a minimiser
-has, entry by entry: nothing left between the bounds, and at a bound nothing that points into the box,
+The returned point is therefore in the box, and its objective is not above the start's. The certificate is the violation of the
+optimality conditions by g = z h - q: 0 between the bounds, and at a bound no descent direction into the box,
 
     kkt = max_j { |g_j| between the bounds,  (-g_j)_+ at the lower one,  (g_j)_+ at the upper one } / max |q|
 
-the same number whatever units h, q and z are in, and no less than L |z - clip(z - g / L)| / max |q| for any L. Entries that
-a projected gradient step would bring to a bound are put there first. Rows are solved in units, powers of two so that nothing is
-rounded, in which the entries of q and the diagonal of h are about 1.
+which does not depend on the units of h, q and z, and is at least L |z - clip(z - g / L)| / max |q| for any L. Entries that
+a projected gradient step would take to a bound are put there first. Rows are solved in units in which the entries of q and the
+diagonal of h are about 1; these are powers of two, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = ["NNLSResult", "nnls"]
 RELAXATION = 0.92
 FREE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_REGROUP = 6
-# Times that entries next to a bound are put on it: each changes the gradient of the others a little.
+# Rounds of putting entries next to a bound on it: each round changes the gradient of the others a little.
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class NNLSResult:
-    """Solution z (n, p), its residual kkt, the steps of the slowest row and how the solve ended.
+    """Solution z (n, p), its residual kkt, the number of steps of the slowest row, and why the solve ended.
 
-    status is "converged" (kkt <= tol), "max_iter", or "stalled": further steps brought nothing, because the residual is
-    at the floor of the floating-point type or because the objective has no minimum.
+    status is "converged" (kkt <= tol), "max_iter", or "stalled": further steps do not help, because the residual is
+    at the rounding level of the dtype or because the objective has no minimum.
     """
 
     z: Tensor
@@ -77,8 +77,8 @@ def nnls(
 
     lower and upper are numbers or tensors broadcastable to q, infinite where there is no bound. z0 (n, p) is a start,
     clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays. The
-    answer of a row does not depend on the rows beside it, but for max |q|, what residuals are relative to: where q is a
-    part of the rows, give as `scale` max |q| over all of them, and the answers are those of one call for all.
+    solution of a row depends on the other rows only through max |q|, which residuals are relative to: where q holds only a
+    part of the rows, give `scale` = max |q| over all of them, and the solutions are those of one call for all.
     """
     check_problem(h, q, z0)
     check_options(tol, max_iter, block_rows, scale)
@@ -99,16 +99,16 @@ def nnls(
         endings.add(ending)
     kkt = torch.cat(residuals).max().item() / units.scale
     if not bool(z.isfinite().all()):
-        raise ValueError(f"the solution is beyond what {z.dtype} holds: scale h and q, or give float64")
+        raise ValueError(f"the solution is beyond the range of {z.dtype}: scale h and q, or give float64")
     if kkt <= tol:
         return NNLSResult(z, kkt, n_iter, "converged")
     return NNLSResult(z, kkt, n_iter, "max_iter" if "max_iter" in endings else "stalled")
 
 
 def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: float) -> Tensor:
-    """The certificate of each row times max |q|, from a fresh gradient; z in place.
+    """The certificate of each row times max |q|, from a newly computed gradient.
 
-    Rows that miss the goal have the entries next to a bound put on it first.
+    In rows that miss the goal, entries of z next to a bound are first put on it, in place.
     """
     g = torch.addmm(q, z, shared.h, beta=-1)
     residual = box.residual(z, g)
@@ -125,7 +125,7 @@ def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: flo
 
 @dataclass(frozen=True)
 class _Units:
-    """Powers of two that h, q and z are divided by, and what is then max |q|."""
+    """Powers of two that h, q and z are divided by, and max |q| after that."""
 
     h: float
     q: float
@@ -140,14 +140,14 @@ class _Units:
         unit_z = unit_q / unit_h
         if not 0 < unit_z <= torch.finfo(h.dtype).max:
             raise ValueError(
-                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond what {h.dtype} holds: scale h and q, or "
+                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond the range of {h.dtype}: scale h and q, or "
                 "give float64"
             )
         return _Units(unit_h, unit_q, unit_z, size / unit_q or 1.0)
 
 
 class _SharedMatrix:
-    """What depends on h alone: the metric D, the spectrum of D^-1/2 h D^-1/2, and a reflection for each free share."""
+    """Everything that depends on h alone: the metric D, the spectrum of D^-1/2 h D^-1/2, and a reflection for each free share."""
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
@@ -179,11 +179,11 @@ def _penalties(spectrum: Tensor, eps: float) -> list[float]:
             f"h must be positive semi-definite, got a smallest eigenvalue of {bottom:.3g} and a largest of {top:.3g} "
             "(diagonal scaled to 1); pass a Gram matrix such as weights.T @ weights"
         )
-    # the negative eigenvalues that rounding leaves in h must not outweigh rho
+    # negative eigenvalues of h that come from rounding must be smaller than rho
     lowest = max(1e-9, eps, -10 * bottom / abs(top))
     grid = top * torch.logspace(1, math.log10(lowest), 1000, dtype=torch.float64)
     freedom = (spectrum.clamp(min=0) / (spectrum.clamp(min=0) + grid[:, None])).mean(1)
-    # a singular h never reaches the larger shares: stay where three quarters of its rank are in use
+    # a singular h cannot reach the larger shares: stay at three quarters of its rank
     reach = 0.75 * (spectrum > lowest * top).double().mean().item()
     return [grid[min(int((freedom < min(share, reach)).sum()), 999)].item() for share in FREE_SHARES]
 
@@ -191,7 +191,7 @@ def _penalties(spectrum: Tensor, eps: float) -> list[float]:
 class _Block:
     """The rows of one block that are still being solved, sorted by their level, the index of their rho.
 
-    The answer of a row is written when the row is first found done, and nothing that is done with the row afterwards changes it.
+    The solution of a row is written when the row is first found done, and later steps do not change it.
     """
 
     def __init__(self, shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, scale: float) -> None:
@@ -204,12 +204,12 @@ class _Block:
         self._begin()
 
     def _begin(self) -> None:
-        """Multipliers from the gradient where it holds an entry at its bound; elsewhere s = z."""
-        held = self.box.clip(self.z - self.g) == self.z
-        # a start is rarely as free as its gradient says, and too large a rho costs less than too small a one
-        self.level = (_levels(~held) - 1).clamp(min=0)
+        """Multipliers from the gradient where it keeps an entry at its bound; elsewhere s = z."""
+        active = self.box.clip(self.z - self.g) == self.z
+        # the gradient at the start overestimates the free entries, and too large a rho costs less than too small a one
+        self.level = (_levels(~active) - 1).clamp(min=0)
         weight = self._rho() * self.shared.metric.to(self.q.dtype)
-        self.s = torch.where(held, self.z - self.g / weight, self.z)
+        self.s = torch.where(active, self.z - self.g / weight, self.z)
         self.c = torch.empty_like(self.q)
 
     def solve(self, out: Tensor, tol: float, max_iter: int) -> tuple[int, str]:
@@ -224,7 +224,7 @@ class _Block:
                 self._step()
             step += stride
             self._descend()
-            # the margin covers the rounding of the mixed gradient, as the residual reported is computed afresh
+            # the margin covers the rounding of the interpolated gradient: the reported residual is computed anew
             if not self._drop((self.kkt <= 0.95 * tol) | self._stuck(step), out):
                 return step, "stalled"
             if step >= regroup_at:
@@ -240,7 +240,7 @@ class _Block:
             self.s[rows].addmm_(half[rows], self.shared.reflection(level)[0])
 
     def _descend(self) -> None:
-        """Exact line search from the best point so far to clip(s), both in the box; their gradients mix likewise."""
+        """Exact line search from the best point so far to clip(s), both in the box; the gradient is interpolated likewise."""
         z = self.box.clip(self.s, out=self.v)
         g = torch.addmm(self.q, z, self.shared.h, beta=-1)
         move = z - self.z
@@ -251,7 +251,7 @@ class _Block:
         self.kkt = self.box.distance(self.z, self.g, self.shared.norm) / self.scale
 
     def _stuck(self, step: int) -> Tensor:
-        """Rows whose residual has not halved: 30 steps near the rounding floor, elsewhere as long as before."""
+        """Rows whose residual has not halved for 30 steps at rounding level, elsewhere for max(300, the step of the last halving)."""
         halved = self.kkt < 0.5 * self.best_kkt
         self.best_kkt = torch.where(halved, self.kkt, self.best_kkt)
         self.best_step = torch.where(halved, step, self.best_step)
@@ -260,7 +260,7 @@ class _Block:
         return step - self.best_step > patience
 
     def _drop(self, done: Tensor, out: Tensor) -> bool:
-        """Write rows that are newly done to out, forget written ones once enough to repay the copy; False when none is left."""
+        """Write rows that are newly done to out; drop written rows once they are over 10%, to save copies. False when none is left."""
         fresh = torch.nonzero(done & ~self.written).flatten()
         if not len(fresh):
             return True
@@ -275,7 +275,7 @@ class _Block:
         self.written[index] = True
 
     def _regroup(self) -> None:
-        """Give each row the rho of its present free share, keeping its multipliers rho D (s - clip(s))."""
+        """Give each row the rho of its present share of free entries, keeping its multipliers rho D (s - clip(s))."""
         before = self._rho()
         self.level = _levels(self.box.inside(self.s))
         self.s = torch.lerp(self.box.clip(self.s), self.s, before / self._rho())
@@ -308,6 +308,6 @@ def _levels(free: Tensor) -> Tensor:
 
 
 def _default_block_rows(q: Tensor) -> int:
-    """On a CPU the working arrays stay in cache; a GPU wants blocks as large as its memory comfortably allows."""
+    """On a CPU the working arrays stay in cache; a GPU needs large blocks, within its memory."""
     entries = 2**25 if q.is_cuda else 2**19
     return max(64, entries // q.shape[1])

@@ -1,10 +1,10 @@
-"""Accelerated proximal gradient that does not rise, for  F(x) = f(A x, x) + g(x)  on a list of tensors.
+"""Accelerated proximal gradient with a monotone objective, for  F(x) = f(A x, x) + g(x)  on a list of tensors.
 
-An iteration costs one forward and one adjoint product. Every few of them F is looked at. Where F has risen beyond rounding, the iterate
-goes back to where it was, its momentum begins anew, and it takes plain steps, which cannot raise F (step <= 1 / curvature), until the next
-look. Where F separates over rows its value is one number per row, and each row is an iteration of its own: it has its own momentum,
-goes back alone, and stops for good at the first look at which it has converged or stalled. The rows beside it change nothing but the scale
-of the residual, and that can be given.
+An iteration costs one forward and one adjoint product. F is checked every few iterations. Where F has risen beyond rounding, the iterate
+returns to the last check, its momentum restarts, and it takes plain steps, which cannot raise F (step <= 1 / curvature), until the next
+check. Where F separates over rows its value is one number per row, and each row is iterated independently: it has its own momentum,
+returns alone, and stops at the first check where it has converged or stalled. Other rows affect it only through the scale of the
+residual, which can be given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from liftednn.checks import check_count, check_number, check_tensors
 
 __all__ = ["Composite", "ProxResult", "gradient_scale", "prox_gradient"]
 
-# Steps between two looks at F and at the residual, and the looks without progress after which a solve counts as stalled.
+# Steps between two checks of F and of the residual, and the checks without progress after which a solve counts as stalled.
 _CHECK, _PATIENCE = 4, 8
 
 Point = list[Tensor]
@@ -31,7 +31,7 @@ Status = Literal["converged", "max_iter", "stalled"]
 
 
 class Composite(Protocol):
-    """What the solver needs to know of a problem."""
+    """The problem, as the solver needs it."""
 
     def image(self, x: Point) -> Point:
         """A x, affine; where F separates, row by row too."""
@@ -72,10 +72,10 @@ def prox_gradient(
     """Minimise F from a start inside its domain.
 
     step        1 / (Lipschitz constant of the gradient), or a metric: a function that maps the gradient of a problem without prox to
-                the step of a quadratic upper bound (one Cholesky factor, say)
-    scale       what the residual is measured against; None for max |gradient at 0|. Where the problem holds only some of the rows, give
-                the largest `gradient_scale` of all of them: each row then has the answer that it has among all
-    convexity   modulus of strong convexity of g, where it is known: bounds the momentum
+                the step of a quadratic upper bound (by a Cholesky factor, for example)
+    scale       the residual is relative to this; None for max |gradient at 0|. Where the problem holds only some of the rows, give the
+                largest `gradient_scale` of all parts: each row then has the solution of one call for all rows
+    convexity   modulus of strong convexity of g, if known: it bounds the momentum
     """
     check_number("step", 1.0 if callable(step) else step, infinite=True)
     check_number("tol", tol, zero=True)
@@ -92,7 +92,7 @@ def prox_gradient(
         count = min(_CHECK, max_iter - n_iter)
         for _ in range(count):
             at.advance(problem)
-        at.look(problem)
+        at.check(problem)
         n_iter += count
     converged, done = bool((at.residual <= at.goal).all()), bool(at.done.all())
     status: Status = "converged" if converged else "stalled" if done else "max_iter"
@@ -101,7 +101,7 @@ def prox_gradient(
 
 
 def gradient_scale(problem: Composite, start: Point) -> float:
-    """max |gradient at 0|, what the residual of the problem is measured against."""
+    """max |gradient at 0|, which the residual of the problem is relative to."""
     zero = [torch.zeros_like(part) for part in start]
     gradient = problem.gradient(zero, problem.image(zero))
     return max((float(part.abs().max()) for part in gradient if part.numel()), default=0.0)
@@ -109,9 +109,9 @@ def gradient_scale(problem: Composite, start: Point) -> float:
 
 @dataclass
 class _Iterate:
-    """The iterate x, the extrapolated y, what was best at the last look, and which of it takes plain steps (None: nothing does).
+    """The iterate x, the extrapolated y, the best point at the last check, and which rows take plain steps (None: no row).
 
-    From `value` on all is one number per row where F separates over rows, and one number otherwise.
+    `value` and the fields after it have one entry per row where F separates over rows, and are scalars otherwise.
     """
 
     x: Point
@@ -147,8 +147,8 @@ class _Iterate:
             self.y = _pick(self.plain, new, self.y)
         self.x, self.momentum = new, momentum
 
-    def look(self, problem: Composite) -> None:
-        """Keep what did not rise, and send the rest back; what is done stays where it is."""
+    def check(self, problem: Composite) -> None:
+        """Keep rows that did not rise and return the others to the best point; rows that are done do not change."""
         image = problem.image(self.x)
         value = problem.value(self.x, image)
         rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
@@ -167,12 +167,12 @@ class _Iterate:
 
 
 def _pick(rows: Tensor, there: Point, elsewhere: Point) -> Point:
-    """`there` in those rows (or everywhere, if `rows` is one answer for all), `elsewhere` in the others."""
+    """`there` where `rows` (n,), or () for all rows, is true, `elsewhere` in the others."""
     return [torch.where(_beside(rows, a), a, b) for a, b in zip(there, elsewhere, strict=True)]
 
 
 def _beside(rows: Tensor, other: Tensor) -> Tensor:
-    """One number per row, (n,), or one number, in a shape that goes with `other`, (n, ...)."""
+    """One number per row, (n,), or one number, in a shape that broadcasts with `other`, (n, ...)."""
     return rows.reshape(rows.shape + (1,) * (other.ndim - rows.ndim))
 
 
@@ -194,7 +194,7 @@ def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
 
 def _residual(problem: Composite, x: Point, image: Point, step: float | Metric, value: Tensor) -> Tensor:
     """In the shape of `value`. In float64 from the gradient on: x - prox(x - step gradient) is a small difference of large numbers, and
-    never counts as less than their rounding."""
+    never taken as smaller than their rounding."""
     gradient = problem.gradient(x, image)
     if callable(step):
         return _sizes(gradient, value)

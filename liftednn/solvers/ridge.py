@@ -2,7 +2,7 @@
 
     argmin_{w, b}  lam mean |x w' + b - z|^2 + rho |w - anchor|^2
 
-The intercept is eliminated by centring and never penalised. Factor once, solve many: `Factor` serves every right-hand side.
+The intercept is eliminated by centring and never penalised. Factor once, solve many: one `Factor` is used for every right-hand side.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Factor:
     def of(cls, gram: Tensor, lam: float, rho: float, eps: float) -> Factor:
         """Factor lam gram + rho I; `eps` is the precision of the data behind gram.
 
-        Whether the matrix is singular is asked of its equilibrated form, so that the units of a feature do not matter. A positive rho
-        is never cut off: where rounding has left gram indefinite, its spectrum is lifted to rho.
+        Whether the matrix is singular is decided after scaling its diagonal to 1, so that the units of a feature do not matter. With
+        rho > 0 it is never truncated: where rounding has made gram indefinite, eigenvalues below rho are raised to rho.
         """
         check_tensors(gram=gram)
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
@@ -43,8 +43,8 @@ class Factor:
         matrix.diagonal().add_(rho)
         size = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
         lower, info = torch.linalg.cholesky_ex(matrix / size[:, None] / size)
-        floor = 0.0 if rho > 0 else len(matrix) * eps
-        if int(info) == 0 and bool(lower.diagonal().square().min() > floor):
+        threshold = 0.0 if rho > 0 else len(matrix) * eps
+        if int(info) == 0 and bool(lower.diagonal().square().min() > threshold):
             return cls(size[:, None] * lower, singular=False)
         check_finite("the Gram matrix", matrix)
         values, vectors = torch.linalg.eigh(matrix)
@@ -58,7 +58,7 @@ class Factor:
         return torch.cholesky_solve(right, self.lower)
 
     def inverse(self) -> Tensor:
-        """The inverse itself, for steps that need no more digits than a metric does."""
+        """The explicit inverse, for preconditioned steps that do not need full precision."""
         return self.lower @ self.lower.T if self.singular else torch.cholesky_inverse(self.lower)
 
 
@@ -78,9 +78,11 @@ def ridge(
         raise ValueError(f"anchor must have the shape of w, {(outputs, inputs)}, got {tuple(anchor.shape)}")
     factor = factor or Factor.of(moments.gram, lam, rho, moments.eps)
     if len(factor.lower) != inputs:
-        raise ValueError(f"factor is of {len(factor.lower)} inputs, and moments of {inputs}: factor moments.gram")
+        raise ValueError(
+            f"factor has {len(factor.lower)} inputs, and moments has {inputs}: give Factor.of(moments.gram, ...)"
+        )
     centre = torch.zeros_like(moments.cross) if anchor is None else anchor.to(moments.cross).T
     right = lam * (moments.cross - moments.gram @ centre)
-    check_finite("what is regressed on, z or the anchor,", right)
+    check_finite("the right-hand side, from z and the anchor,", right)
     w = (centre + factor.solve(right)).T
     return Affine(w, moments.bias(w))

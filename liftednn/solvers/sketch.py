@@ -1,7 +1,7 @@
-"""Sketched ridge regression, the paper's remark at the end of sec. 6.1 (Woodruff 2014; Pilanci and Wainwright 2016).
+"""Sketched ridge regression, as remarked at the end of sec. 6.1 (Woodruff 2014; Pilanci and Wainwright 2016).
 
-A count sketch folds n rows into `size` signed sums, one pass over the data; the small problem has the same expected Gram matrix.
-Each refinement is one exact gradient in the metric of the sketched Hessian, which contracts the error to 0 at a linear rate.
+A count sketch sums n rows with random signs into `size` rows, in one pass over the data; the small problem has the same expected Gram
+matrix. Each refinement is one exact gradient step preconditioned by the sketched Hessian; the error goes to 0 at a linear rate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sketch(x: Tensor, z: Tensor, lam: float, rho: float, size: int, refine: int 
 
 
 def _hash(rows: int, size: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A bucket and a sign for each row, drawn on the CPU so that every device sees the same sketch."""
+    """A bucket and a sign for each row, drawn on the CPU so that every device has the same sketch."""
     generator = torch.Generator().manual_seed(seed)
     bucket = torch.randint(size, (rows,), generator=generator)
     sign = torch.randint(2, (rows,), generator=generator, dtype=torch.float64) * 2 - 1

@@ -1,15 +1,15 @@
 """Operator splitting (ADMM) for  F(x) = f(A x) + g(x)  where neither term is smooth.
 
-Both terms get a copy, u = A x and w = x, and the point itself solves one linear system whose matrix A'A + I never changes:
+Each term has its own copy, u = A x and w = x, and x solves a linear system whose matrix A'A + I never changes:
 
     u <- prox_f(A x - p),  w <- prox_g(x - q),  p += u - A x,  q += w - x,  x <- argmin |A x - u - p|^2 + |x - w - q|^2
 
-The penalty sigma of the two constraints only rescales the proxes and the multipliers, so balancing it costs no new factor.
+The penalty sigma of the two constraints only rescales the proxes and the multipliers, so changing it needs no new factor.
 The copies agree only in the limit; a point is accepted only if it lies in the domain of F and does not raise F above the start.
 
 All rows of a call share sigma and stop together: a prox takes one step length for all, so that sigma cannot be balanced row by row. Where
-F separates over rows, callers cut them into blocks of `ROWS` from the first row on, the same on every device, and give `scale`: then how
-much memory or how many devices there are changes no answer.
+F separates over rows, callers cut them into blocks of `ROWS` from the first row on, the same on every device, and give `scale`: then the
+solution does not depend on the memory or the number of devices.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from liftednn.checks import check_count, check_number, check_tensors
 
 __all__ = ["ROWS", "Separable", "SplittingResult", "splitting"]
 
-# Rows that are solved together where F separates over them: what stays in a CPU's cache. It decides what rows share sigma, so that it is
-# not to depend on the machine.
+# Rows that are solved together where F separates over them, few enough for a CPU's cache. Rows of a block share sigma, so that this must
+# not depend on the machine.
 ROWS = 2048
 _RELAXATION = 1.6
 _CHECK = 25
 
 
 class Separable(Protocol):
-    """What the solver needs to know of a problem. The adjoint is that of the linear part of A, in the inner product of prox_image."""
+    """The problem, as the solver needs it. The adjoint is that of the linear part of A, in the inner product of prox_image."""
 
     def image(self, x: Tensor) -> Tensor: ...
 
@@ -74,8 +74,8 @@ def splitting(
 ) -> SplittingResult:
     """Minimise F from a start inside its domain; the result is inside too and its value no higher.
 
-    sigma   first guess of the penalty, balanced as the iteration goes
-    scale   what the stationarity A'f' + g' is measured against; None for the largest its two terms have been
+    sigma   initial penalty; residual balancing changes it
+    scale   the stationarity residual A'f' + g' is relative to this; None for the largest size of its two terms so far
     """
     check_number("sigma", sigma)
     check_number("tol", tol, zero=True)
@@ -96,8 +96,11 @@ def splitting(
             continue
         if at.residual(problem, at.x) <= goal or n_iter == max_iter:
             x = _lowest(problem, start, ceiling, [at.x, at.w])
-            kkt, goal = at.residual(problem, x), goal / 4  # closer copies, should the chosen point not be good enough
-        if n_iter >= balance_at:  # ever more rarely: a penalty that keeps changing keeps the copies apart
+            kkt, goal = (
+                at.residual(problem, x),
+                goal / 4,
+            )  # continue to a smaller residual if the chosen point is not good enough
+        if n_iter >= balance_at:  # more and more rarely, since the copies do not converge while sigma changes
             at.balance(problem)
             balance_at = int(1.5 * n_iter)
     return SplittingResult(x, kkt, n_iter, "converged" if kkt <= tol else "max_iter")
@@ -152,7 +155,7 @@ def _relative(difference: Tensor, *parts: Tensor) -> float:
 
 
 def _lowest(problem: Separable, start: Tensor, ceiling: Tensor, candidates: list[Tensor]) -> Tensor:
-    """The best candidate, row by row where F separates; the start where none is in the domain and no higher."""
+    """The best candidate, row by row where F separates; the start where every candidate is outside the domain or higher."""
     best, value = start, ceiling
     for candidate in [*candidates, *map(problem.retract, candidates)]:
         energy = problem.value(candidate)

@@ -36,8 +36,8 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
     _check_restrict(penalty, w)
     rows, columns = (torch.linspace(0.5, 3, count, dtype=w.dtype) for count in shape)
     rescaled = rows[:, None] * inside * columns
-    assert penalty.metric or bool(value(rescaled).isfinite()), (
-        "rows and columns in other units leave the domain: declare `metric`"
+    assert penalty.scale_sensitive or bool(value(rescaled).isfinite()), (
+        "rows and columns in other units leave the domain: declare `scale_sensitive`"
     )
 
 

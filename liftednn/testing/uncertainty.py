@@ -29,7 +29,7 @@ def check_uncertainty(
 ) -> None:
     """A term that is convex in the weights, above the one without uncertainty, larger where that is, the same in other coordinates.
 
-    And on that term: `update_weights` minimises it, `slope` bounds it, and the pulls, answers and pushes of `batch_term` are its gradients.
+    And on that term: `update_weights` minimises it, `slope` bounds it, and `pull`, `respond` and `push` of `batch_term` are its gradients.
     """
     divergence = SquaredError() if divergence is None else divergence
     refusal = kind.refusal(divergence, NoPenalty(), (_OUTPUTS, width))
@@ -132,19 +132,23 @@ def _check_weights(at: _Point, seed: int) -> None:
 def _check_batch_term(at: _Point, seed: int) -> None:
     (u, along), (push_along,) = (d[:, :_OUTPUTS] for d in draws(seed + 3, 2, WIDTH)), draws(seed + 4, 1, at.w.shape[1])
     push_along, term = push_along[:_OUTPUTS], at.batch_term(u)
-    pull, lever = term.pull(at.w, u, at.z)
+    pull, reach_gradient = term.pull(at.w, u, at.z)
     expected = _slope_of(lambda step: _LAM * at.term(u + step * along))
     _same(float((pull * along).sum() / len(u)), expected, "pull is not the gradient of the term in u", _SHARE)
     expected = _slope_of(lambda step: _LAM * replace(at, w=at.w + step * push_along).term(u))
-    push = term.push(at.w, lever)
+    push = term.push(at.w, reach_gradient)
     _same(float((push * push_along).sum()), expected, "push is not the gradient of the term in w at fixed u", _SHARE)
-    stiffness = term.stiffness()
-    close(stiffness, stiffness.T, "stiffness is not symmetric")
-    assert float(torch.linalg.eigvalsh(stiffness)[0]) >= -SLACK, "stiffness has a negative eigenvalue"
+    added_curvature = term.added_curvature()
+    close(added_curvature, added_curvature.T, "added_curvature is not symmetric")
+    assert float(torch.linalg.eigvalsh(added_curvature)[0]) >= -SLACK, "added_curvature has a negative eigenvalue"
     other: RobustTerm = at.kind.batch_term(at.divergence, _LAM, at.w)
     other.load(term.state())
     close(other.pull(at.w, u, at.z)[0], pull, "state and load must bring back what renew wrote: another pull")
-    close(other.stiffness(), stiffness, "state and load must bring back what renew wrote: another stiffness")
+    close(
+        other.added_curvature(),
+        added_curvature,
+        "state and load must bring back what renew wrote: another added_curvature",
+    )
 
 
 def _check_answer(at: _Point, seed: int) -> None:
@@ -155,17 +159,22 @@ def _check_answer(at: _Point, seed: int) -> None:
     def energy(u: Tensor, z: Tensor) -> Tensor:
         return seen.value(u, z) / term.share + (g * z).sum(-1)
 
-    z, pull, _ = term.answer(at.w, u, g)
+    z, pull, _ = term.respond(at.w, u, g)
     least = energy(u, z)
     for rival in rivals(z, seed, lambda v: torch.lerp(z, v, 0.5)):
-        assert bool((energy(u, rival) >= least - SLACK * (1 + least.abs())).all()), "answer is not the argmin over z"
+        assert bool((energy(u, rival) >= least - SLACK * (1 + least.abs())).all()), (
+            "respond does not return the argmin over z"
+        )
 
     def lowest(step: float) -> float:
         moved = u + step * along
-        return _LAM * float(energy(moved, term.answer(at.w, moved, g)[0]).sum())
+        return _LAM * float(energy(moved, term.respond(at.w, moved, g)[0]).sum())
 
     _same(
-        float((pull * along).sum()), _slope_of(lowest), "answer's pull is not the gradient of the minimum in u", _SHARE
+        float((pull * along).sum()),
+        _slope_of(lowest),
+        "the pull of respond is not the gradient of the minimum in u",
+        _SHARE,
     )
 
 

@@ -36,14 +36,14 @@ class Answer(NamedTuple):
     preactivations   u_0, ..., u_L of the recursion
     states           states after the X-step (X_1, ..., X_L)
     pulls            lam grad_u D of every layer, or of its robust form
-    levers           for a layer whose rows lie in a box, the gradient in the radius of its pre-activations; None for the others
+    reach_gradients  for a layer whose rows lie in a box, the gradient in the radius of its pre-activations; None for the others
     """
 
     forward: list[Tensor]
     preactivations: list[Tensor]
     states: list[Tensor]
     pulls: list[Tensor]
-    levers: Sequence[Tensor | None] = ()
+    reach_gradients: Sequence[Tensor | None] = ()
 
 
 def descent_refusal(network: LiftedNetwork) -> str:
@@ -72,15 +72,15 @@ def answer(
     forward, preactivations = recursion(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
     if term is not None:
-        pull, lever = term.pull(weights[-1].w, preactivations[-1], y)
+        pull, reach_gradient = term.pull(weights[-1].w, preactivations[-1], y)
     else:
-        pull, lever = last.divergence.grad(preactivations[-1], y), None
+        pull, reach_gradient = last.divergence.grad(preactivations[-1], y), None
         pull = last.lam * pull if last.lam != 1 else pull
     if row_weights is not None:
         pull.mul_(row_weights[:, None])
-        lever = None if lever is None else lever * row_weights[:, None]
-    states, pulls, levers = _backward(network, weights, preactivations, pull, terms)
-    return Answer(forward, preactivations, states, pulls, [*levers, lever])
+        reach_gradient = None if reach_gradient is None else reach_gradient * row_weights[:, None]
+    states, pulls, reach_gradients = _backward(network, weights, preactivations, pull, terms)
+    return Answer(forward, preactivations, states, pulls, [*reach_gradients, reach_gradient])
 
 
 def curvatures(
@@ -147,20 +147,20 @@ def _backward(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     last, reads = len(network.layers) - 1, network.connections.reads
     states: list[Tensor] = []
-    levers: list[Tensor | None] = []
+    reach_gradients: list[Tensor | None] = []
     pulls = [pull]
     gathered: list[Tensor | None] = [None] * (last + 1)  # by state, what arrives from the layers that read it
     for number in range(last, -1, -1):
         if number < last:
-            z, pull, lever = _respond(network, weights, preactivations, number, gathered[number + 1], terms)
-            states, pulls, levers = [z, *states], [pull, *pulls], [lever, *levers]
+            z, pull, reach_gradient = _respond(network, weights, preactivations, number, gathered[number + 1], terms)
+            states, pulls, reach_gradients = [z, *states], [pull, *pulls], [reach_gradient, *reach_gradients]
         operator = network.layers[number].operator
         for index, state in enumerate(reads[number]):
             if state:
                 down = operator.adjoint(pull, weights[number], index)
                 before = gathered[state]
                 gathered[state] = down if before is None else before.add_(down)
-    return states, pulls, levers
+    return states, pulls, reach_gradients
 
 
 def _respond(
@@ -171,13 +171,13 @@ def _respond(
     down: Tensor | None,
     terms: Sequence[RobustTerm | None],
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """State, pull and lever of layer `number`, where `down` is the gradient that its state receives."""
+    """State, pull and reach gradient of layer `number`, where `down` is the gradient that its state receives."""
     layer, u = network.layers[number], preactivations[number]
     assert isinstance(layer.divergence, Activation)
     assert down is not None
     down.div_(layer.lam)
     term = terms[number] if terms else None
     if term is not None:
-        return term.answer(weights[number].w, u, down)
+        return term.respond(weights[number].w, u, down)
     z = layer.divergence.tilted(u, down)
     return z, layer.divergence.grad(u, z).mul_(layer.lam), None

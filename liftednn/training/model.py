@@ -66,8 +66,10 @@ class LiftedModel:
         """The states of a sample do not depend on its count; its pulls are multiplied by it."""
         found = answer(self.network, weights, x, y, row_weights, self.terms)
         if counts is not None:
-            levers = [None if lever is None else lever * counts[:, None] for lever in found.levers]
-            found = found._replace(pulls=[pull * counts[:, None] for pull in found.pulls], levers=levers)
+            reach_gradients = [None if each is None else each * counts[:, None] for each in found.reach_gradients]
+            found = found._replace(
+                pulls=[pull * counts[:, None] for pull in found.pulls], reach_gradients=reach_gradients
+            )
         operators = [layer.operator for layer in self.network.layers]
         rows = [each.rows(self.network.read(number, found.forward)) for number, each in enumerate(operators)]
         pulls = [each.targets(pull) for each, pull in zip(operators, found.pulls, strict=True)]
@@ -75,7 +77,11 @@ class LiftedModel:
 
     def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
         term = self.terms[number]
-        return None if term is None or seen.answer is None else term.push(weights[number].w, seen.answer.levers[number])
+        return (
+            None
+            if term is None or seen.answer is None
+            else term.push(weights[number].w, seen.answer.reach_gradients[number])
+        )
 
     def probe(
         self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None = None
@@ -83,11 +89,11 @@ class LiftedModel:
         found = curvatures(self.network, weights, seen.images, probes, counts, y)
         for number, term in enumerate(self.terms):
             if term is not None and seen.answer is not None:
-                z, lever = [*seen.answer.states, y][number], seen.answer.levers[number]
-                term.renew(weights[number].w, seen.images[number], z, lever, counts)
+                z, reach_gradient = [*seen.answer.states, y][number], seen.answer.reach_gradients[number]
+                term.renew(weights[number].w, seen.images[number], z, reach_gradient, counts)
         if self.terms[-1] is not None:
             found = [c / self.terms[-1].share for c in found]  # the loss counts 1 / share times for all layers
-        return found, [None if term is None else term.stiffness() for term in self.terms]
+        return found, [None if term is None else term.added_curvature() for term in self.terms]
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that a refresh writes, by name."""

@@ -190,7 +190,7 @@ def test_curvature_is_attained(activation: Activation) -> None:
     """An upper bound is checked by check_activation; a bound far too large would only make training slow."""
     u = torch.cat([0.02 * rows(300, 6), 0.5 + 0.02 * rows(300, 6), rows(300, 6)])
     near = u + 1e-6 * rows(900, 6, seed=9)
-    if isinstance(activation, Softmax):  # attained for two equal scores and a move that tells them apart
+    if isinstance(activation, Softmax):  # attained for two equal scores and a step that separates them
         u, near = torch.zeros(1, 2).double(), torch.tensor([[1e-6, -1e-6]]).double()
     if isinstance(activation, Softplus | FenchelLeakyReLU):
         u, near = torch.cat([u + 20, u - 20]), torch.cat([near + 20, near - 20])
@@ -362,7 +362,7 @@ def test_float32_stays_finite_for_large_pre_activations(activation: Activation) 
         (lambda: MaxPool((2, 3)).fan(3), "gives 2 states, not 3"),
         (lambda: Monotone(torch.sin, torch.arcsin), "phi must be increasing"),
         (lambda: Monotone(lambda u: 2 * u, lambda z: z / 2), "pass a larger one"),
-        (lambda: Monotone(torch.tanh, torch.sinh), "inverse must undo phi"),
+        (lambda: Monotone(torch.tanh, torch.sinh), "inverse must be the inverse of phi"),
     ],
 )
 def test_constructors_refuse_with_a_sentence(build: Callable, sentence: str) -> None:

@@ -65,7 +65,7 @@ UNITS: list[Activation] = [
 
 
 def data(activation: Activation, n: int = 200, p: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Pre-activations, states that do not obey them, and how much rows count, some nothing."""
+    """Pre-activations, other states, and row weights, some of them 0."""
     generator = torch.Generator().manual_seed(0)
     u, other = torch.randn(2, n, p, generator=generator, dtype=torch.float64)
     sizes = torch.linspace(0.5, 2.0, p).double()
@@ -210,9 +210,9 @@ def test_a_class_learns_what_it_declares(name: str) -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="units of Softmax depend on each other"):
         Scaled(Softmax()).refit(torch.randn(3, 2), torch.rand(3, 2).softmax(-1), per="unit")
-    with pytest.raises(ValueError, match="no Fenchel divergence"):
+    with pytest.raises(ValueError, match="needs an activation with a Fenchel divergence"):
         Scaled(HardTanh())
-    with pytest.raises(ValueError, match="differ between units"):
+    with pytest.raises(ValueError, match="whose parameters are numbers"):
         Scaled(FenchelLeakyReLU(PER_UNIT))
     with pytest.raises(ValueError, match="scale must be positive"):
         Scaled(Tanh(), torch.tensor([1.0, 0.0]))

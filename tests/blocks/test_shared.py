@@ -38,7 +38,7 @@ def term(divergence: lnn.Divergence, u: Any, z: np.ndarray, counts: np.ndarray) 
     return share @ cp.sum(cp.square(u - z), axis=1)
 
 
-def price(penalty: lnn.Penalty, w: Any) -> Any:
+def penalty_value(penalty: lnn.Penalty, w: Any) -> Any:
     rho = getattr(penalty, "rho", 0.0)
     return rho * (cp.sum(cp.abs(w)) if isinstance(penalty, pen.L1) else cp.sum_squares(w))
 
@@ -80,9 +80,9 @@ def test_a_shared_w_is_at_the_optimum(kind: str, transposed: bool, penalty: lnn.
         lam * term(d, u, z.numpy(), counts) for lam, d, u, z in zip(lams, DIVERGENCES[kind], images, zs, strict=True)
     ]
     fixed = [] if operators[1].bias else [b[1] == 0]
-    best = cp.Problem(cp.Minimize(sum(terms) + price(penalty, v)), fixed).solve(solver=cp.CLARABEL)
+    best = cp.Problem(cp.Minimize(sum(terms) + penalty_value(penalty, v)), fixed).solve(solver=cp.CLARABEL)
     v.value, b[0].value, b[1].value = found[0].w.numpy(), found[0].b[None].numpy(), found[1].b[None].numpy()
-    reached = float((sum(terms) + price(penalty, v)).value)
+    reached = float((sum(terms) + penalty_value(penalty, v)).value)
     assert reached == pytest.approx(float(best), rel=2e-6)
 
 

@@ -200,8 +200,8 @@ def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activatio
     assert step.method == "splitting"
     states = [x, *step.states, y]
     terms = [
-        layer.lam * layer.divergence.value(net.preactivation(place, weights, states), states[place + 1])
-        for place, layer in enumerate(net.layers)
+        layer.lam * layer.divergence.value(net.preactivation(number, weights, states), states[number + 1])
+        for number, layer in enumerate(net.layers)
     ]
     energy = torch.stack(terms).sum(0)
     w, b = [part.w.numpy() for part in weights], [part.b.numpy() for part in weights]

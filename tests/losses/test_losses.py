@@ -274,13 +274,13 @@ def test_responses_that_are_already_encoded_stay() -> None:
         (lambda: SquaredError().encode(torch.ones(4, 3), 2), r"give \(n, 2\)"),
         (lambda: Split(lam=0.0), "lam must be positive, got 0.0"),
         (lambda: Split(lam=float("inf")), "lam must be positive, got inf"),
-        (lambda: Split(CrossEntropy(), ReLU()), "does not pair CrossEntropy with ReLU"),
-        (lambda: Split(SoftmaxCrossEntropy(), Simplex()), "does not pair SoftmaxCrossEntropy with Simplex"),
+        (lambda: Split(CrossEntropy(), ReLU()), "cannot combine CrossEntropy with ReLU"),
+        (lambda: Split(SoftmaxCrossEntropy(), Simplex()), "cannot combine SoftmaxCrossEntropy with Simplex"),
         (
             lambda: Split(SquaredError(), LeakyReLU()),
             "SquaredError with a jointly convex activation of finite curvature",
         ),
-        (lambda: Split(SquaredError(), MaxPool()), "does not pair SquaredError with MaxPool"),
+        (lambda: Split(SquaredError(), MaxPool()), "cannot combine SquaredError with MaxPool"),
         (
             lambda: losses.named("hinge"),
             "unknown loss 'hinge': give one of absolute, huber, quantile, softmax, squared, or a Loss",

@@ -17,7 +17,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def no_ridge(rho: float) -> Tensor:
-    raise AssertionError("not asked for")
+    raise AssertionError("not needed here")
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])

@@ -60,7 +60,7 @@ def test_one_for_all_or_one_for_each() -> None:
     ("given", "sentence"),
     [
         ("l3", "unknown penalty 'l3': give one of l2, l1, "),
-        ("none:3", "none has no parameter, leave '3' out"),
+        ("none:3", "none has no parameter, got '3': leave it out"),
         ("group:much", "after the colon comes a number, got 'much'"),
         ("low_rank:2.5", "after the colon comes a whole number, got '2.5'"),
         ("group:-1", "rho must be non-negative"),

@@ -1,4 +1,4 @@
-"""The doors: estimators, the initialiser, files and the command line take an uncertainty, and it does what it says."""
+"""Estimators, the initialiser, files and the command line accept an uncertainty and apply it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uncertainty where it meets the rest: learned activations, records, checkpoints, pruning, arrays, and what it cannot do, in words."""
+"""Uncertainty together with other features: learned activations, records, checkpoints, pruning, arrays, and its error messages."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def test_a_recorded_step_asks_no_activation_for_its_curvature(
     descent = Descent(network, weights, [Metric.of(layer, z, 0.1) for layer, z in parts], 0.9)
     alpha.fill_(3.0)
     descent.refresh(x, y, torch.ones_like(y)[None])
-    assert float(descent.state()["0.hardness"]) == 3.0
+    assert float(descent.state()["0.divergence_curvature"]) == 3.0
     descent.rate.fill_(0.1)
 
-    def asked(self: FenchelLeakyReLU) -> float:
-        raise AssertionError("a recorded step asks for the curvature")
+    def read(self: FenchelLeakyReLU) -> float:
+        raise AssertionError("a recorded step reads the curvature")
 
-    monkeypatch.setattr(FenchelLeakyReLU, "curvature", property(asked))
+    monkeypatch.setattr(FenchelLeakyReLU, "curvature", property(read))
     before = descent.values.clone()
     descent.step(x, y)
     assert not torch.equal(before, descent.values)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda k: type(k).__name__)  # the states do not feel noise
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda k: type(k).__name__)  # noise does not change the states
 def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     x, y = draw(50, 4), draw(50, 1, seed=1)
     run = Run(lnn.MiniBatch(batch_size=50), net(FenchelReLU(), kind, kind), source_of(x, y))
@@ -101,11 +101,11 @@ def test_noise_on_a_column_that_does_not_vary() -> None:
     x = draw(60, 5).float().numpy()
     x[:, 4] = 2.0
     only = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
-    plain, feared = (
+    plain, robust = (
         lnn.LiftedRegressor((3,), max_iter=3, random_state=0, robust=each).fit(x, x[:, 0])
         for each in (None, Noise(only))
     )
-    np.testing.assert_allclose(plain.predict(x), feared.predict(x), atol=1e-4)
+    np.testing.assert_allclose(plain.predict(x), robust.predict(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("given", [np.eye(4) * 0.1, (0.1 * np.eye(4)).tolist(), torch.eye(4) * 0.1], ids=type)
@@ -138,12 +138,12 @@ def test_no_curvature_is_refused_by_name_at_the_door() -> None:
 
 
 @pytest.mark.parametrize("loss", [AbsoluteError(), AbsoluteError(0.01), Quantile(0.3), Quantile((0.1, 0.9), 0.01)])
-def test_a_rounded_kink_has_no_price_by_curvature(loss: AbsoluteError | Quantile) -> None:
+def test_curvature_gives_no_bound_for_a_smoothed_kink(loss: AbsoluteError | Quantile) -> None:
     for kind in KINDS[:2]:
-        with pytest.raises(ValueError, match=r"bends only within its rounding(.|\n)*use BoxBall, or Huber"):
+        with pytest.raises(ValueError, match=r"has curvature only in its smoothed kink(.|\n)*use BoxBall, or Huber"):
             Layer(Dense(3, 2), loss, uncertainty=kind)
     Layer(Dense(3, 2), Huber(), uncertainty=Noise())
-    with pytest.raises(ValueError, match="bends only"):
+    with pytest.raises(ValueError, match="only in its smoothed kink"):
         lnn.LiftedRegressor((), loss="absolute", robust=0.1).fit(draw(40, 3).numpy(), draw(40).numpy())
 
 
@@ -217,15 +217,15 @@ def layer(kind: Any, divergence: Any = None) -> Callable[[], Layer]:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (layer(0.3), r"uncertainty must be None or one such as robust.Noise\(0.3\), got 0.3"),
+        (layer(0.3), r"uncertainty must be None or an Uncertainty such as robust.Noise\(0.3\), got 0.3"),
         (layer("noise:0.3"), "got 'noise:0.3'"),
         (layer(FrobeniusBall(0.3, torch.eye(4))), "metric has shape"),
         (layer(BoxBall(0.3, torch.eye(5))), r"basis has shape \(5, 5\), and the layer has 3 inputs"),
         (layer(BoxBall(torch.ones(2), torch.eye(3))), "2 inputs, and the layer has 3"),
         (layer(BoxBall(), Split()), "a prox in u, and Split.* has none"),
-        (layer(BoxBall(), FenchelLeakyReLU(torch.tensor([0.1, 0.2]))), "the same for each"),
+        (layer(BoxBall(), FenchelLeakyReLU(torch.tensor([0.1, 0.2]))), "the same function"),
         (layer(Noise(), CrossEntropy()), "or the softmax's cross-entropy"),
-        (lambda: FrobeniusBall(0.3, -torch.eye(3)), "a metric has no negative eigenvalues"),
+        (lambda: FrobeniusBall(0.3, -torch.eye(3)), "a metric must have no negative eigenvalues"),
         (lambda: FrobeniusBall(0.3, torch.eye(3) * torch.nan), "symmetric and finite"),
         (lambda: FrobeniusBall(0.3, torch.ones(3)), "symmetric and finite"),
         (lambda: BoxBall(0.3, torch.eye(3) * torch.nan), "basis must be a finite matrix"),
@@ -243,7 +243,7 @@ def test_refusals(build: Callable[[], object], sentence: str) -> None:
 def test_one_parameter_for_each_unit_is_refused_in_a_box(trainer: Any) -> None:
     x, network = draw(12, 4), net(FenchelLeakyReLU(0.5), BoxBall(0.1))
     with pytest.raises(
-        ValueError, match="layer 0: in a BoxBall all units share one parameter: give learn_activation='layer'"
+        ValueError, match="layer 0: with a BoxBall all units share one parameter: give learn_activation='layer'"
     ):
         trainer(passes=1, learn_activation="unit").run(network, x, x[:, :1])
     trainer(passes=1, learn_activation="layer").run(network, x, x[:, :1])

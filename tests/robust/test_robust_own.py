@@ -54,12 +54,12 @@ class ColumnNoise(Uncertainty):
 SIZES = torch.linspace(0.1, 0.6, 6, dtype=torch.float64)
 
 
-def pair(place: int) -> list[LiftedNetwork]:
+def pair(number: int) -> list[LiftedNetwork]:
     """The same network twice: with the kind of this file, and with the package's own of the same size."""
     layers = LiftedNetwork.mlp([6, 6, 2], "fenchel_relu", loss="squared").layers
     given = [ColumnNoise(torch.diag(SIZES)), Noise(SIZES)]
     return [
-        LiftedNetwork([replace(layer, uncertainty=kind if n == place else None) for n, layer in enumerate(layers)])
+        LiftedNetwork([replace(layer, uncertainty=kind if own == number else None) for own, layer in enumerate(layers)])
         for kind in given
     ]
 
@@ -79,13 +79,13 @@ def test_it_passes_the_public_check() -> None:
     check_uncertainty(ColumnNoise(torch.diag(SIZES)))
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_it_trains_by_both_trainers(place: int) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_it_trains_by_both_trainers(number: int) -> None:
     x, y = data()
-    own, known = (lnn.BCD(passes=3).run(network, x, y) for network in pair(place))
+    own, known = (lnn.BCD(passes=3).run(network, x, y) for network in pair(number))
     same(own.weights, known.weights)
     assert own.history[-1].objective < own.history[0].objective
-    fits = [lnn.MiniBatch(passes=3, batch_size=20).run(network, x, y) for network in pair(place)]
+    fits = [lnn.MiniBatch(passes=3, batch_size=20).run(network, x, y) for network in pair(number)]
     same(fits[0].weights, fits[1].weights)
 
 
@@ -99,5 +99,5 @@ def test_what_it_declares_is_obeyed() -> None:
     with pytest.raises(ValueError, match="with a LayerByLayer the states must be updated layer by layer"):
         lnn.BCD(joint=True).run(network, x, y)
     learned = replace(network.layers[0], divergence=lnn.activations.FenchelLeakyReLU(0.1))
-    with pytest.raises(ValueError, match="in a LayerByLayer all units share one parameter"):
+    with pytest.raises(ValueError, match="with a LayerByLayer all units share one parameter"):
         lnn.BCD(learn_activation="unit").run(LiftedNetwork([learned, last]), x, y)

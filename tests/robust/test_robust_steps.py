@@ -45,13 +45,13 @@ def begun(network: LiftedNetwork, x: Tensor, y: Tensor) -> Descent:
     return descent
 
 
-def gradient(descent: Descent, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def gradient(descent: Descent, number: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """What the layer's step is a preconditioned form of."""
-    seen, weights = descent.see(x, y), descent.weights[place]
-    push = descent.model.push(place, descent.weights, seen)
+    seen, weights = descent.see(x, y), descent.weights[number]
+    push = descent.model.push(number, descent.weights, seen)
     assert push is not None
-    w = seen.pulls[place].T @ seen.rows[place] / len(x) + push
-    return w + 2 * (descent.network.layers[place].penalty.ridge or 0.0) * weights.w, seen.pulls[place].mean(0)
+    w = seen.pulls[number].T @ seen.rows[number] / len(x) + push
+    return w + 2 * (descent.network.layers[number].penalty.ridge or 0.0) * weights.w, seen.pulls[number].mean(0)
 
 
 @pytest.mark.parametrize("loss", [SquaredError(), SoftmaxCrossEntropy()], ids=["squared", "softmax"])
@@ -91,7 +91,7 @@ def objective(layer: Layer, w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tenso
 
 @pytest.mark.parametrize("activation", [Identity(), FenchelReLU()], ids=lambda a: type(a).__name__)
 def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activation: Activation) -> None:
-    """E(u, r) = min_z lam worst(u, z; r) + <g, z>: the pull is dE/du and the lever dE/dr, away from the bends of phi."""
+    """E(u, r) = min_z lam worst(u, z; r) + <g, z>: the pull is dE/du and the reach_gradient dE/dr, away from the bends of phi."""
     u, g = 3 + draw(40, 3), 2 * draw(40, 3, seed=1)
     u[::2] -= 6  # as far off on the side where a ReLU is 0
     layer = Layer(Dense(3, 3), activation, L2(0.0), 2.0, BoxBall(0.2))
@@ -103,8 +103,8 @@ def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activatio
     kind = layer.uncertainty
     assert isinstance(kind, BoxBall)
     reach = kind.reach(weights.w)
-    _, pull, lever = term.answer(weights.w, u, g / 2)
-    assert lever is not None
+    _, pull, reach_gradient = term.respond(weights.w, u, g / 2)
+    assert reach_gradient is not None
     away = ((u - reach).abs() > 0.5) & ((u + reach).abs() > 0.5) & ((u - reach) * (u + reach) > 0)
 
     def energy(u: Tensor, reach: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activatio
     slope_u = (energy(u + step, reach) - energy(u - step, reach)) / (2 * step)
     slope_r = (energy(u, reach + step) - energy(u, reach - step)) / (2 * step)
     torch.testing.assert_close(pull[away], slope_u[away], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(lever[away], slope_r[away], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(reach_gradient[away], slope_r[away], rtol=1e-3, atol=1e-3)
     assert int(away.sum()) > 40
 
 
@@ -141,7 +141,7 @@ def test_whitened_inputs_have_the_same_robust_objective_and_push(kind: Uncertain
         term, seen = descent.terms[0], descent.see(rows, y).answer
         assert term is not None
         assert seen is not None
-        term.renew(descent.weights[0].w, seen.preactivations[0], y, seen.levers[0], None)
+        term.renew(descent.weights[0].w, seen.preactivations[0], y, seen.reach_gradients[0], None)
     plain, carried = (d.model.push(0, d.weights, d.see(rows, y)) for d, rows in zip(descents, (x, white), strict=True))
     assert plain is not None
     assert carried is not None

@@ -162,13 +162,13 @@ def test_worst_has_its_prox_and_its_argmin() -> None:
         found = worst.prox(v, u, 0.7)
         for candidate in (divergence(grid), grid):  # a grid of the domain
             inside = candidate[divergence.value(torch.zeros_like(candidate)[:, None], candidate[:, None]).isfinite()]
-            for place in inside[::40]:
-                rival = torch.full_like(found, float(place))
+            for point in inside[::40]:
+                rival = torch.full_like(found, float(point))
                 below = worst.value(u, found) + (found - v).square().sum(1) / 1.4
                 assert bool((below <= worst.value(u, rival) + (rival - v).square().sum(1) / 1.4 + 1e-9).all())
         moved = worst.prox_u(v, z, 0.7)
-        for place in grid[::40]:
-            rival = torch.full_like(moved, float(place))
+        for point in grid[::40]:
+            rival = torch.full_like(moved, float(point))
             below = worst.value(moved, z) + (moved - v).square().sum(1) / 1.4
             assert bool((below <= worst.value(rival, z) + (rival - v).square().sum(1) / 1.4 + 1e-9).all())
         least = worst.value(u, worst(u))

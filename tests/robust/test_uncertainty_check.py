@@ -61,8 +61,8 @@ class PullsAtTheMiddle(BoxBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
         class Term(BoxTerm):
             def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-                lever = super().pull(w, u, z)[1]
-                return self.lam * self.divergence.grad(u, z), lever
+                reach_gradient = super().pull(w, u, z)[1]
+                return self.lam * self.divergence.grad(u, z), reach_gradient
 
         return Term(self, divergence, lam, self.widths(w))
 
@@ -75,8 +75,8 @@ class PushesTwice(Noise):
 class NegativeStiffness(BoxBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
         class Term(BoxTerm):
-            def stiffness(self) -> Tensor:
-                return -super().stiffness()
+            def added_curvature(self) -> Tensor:
+                return -super().added_curvature()
 
         return Term(self, divergence, lam, self.widths(w))
 
@@ -85,7 +85,7 @@ class ForgetsItsShare(FrobeniusBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
         class Term(BallTerm):
             def state(self) -> dict[str, Tensor]:
-                return {"hardness": self.hardness}
+                return {"divergence_curvature": self.curvature}
 
         return Term(self, divergence, lam, w)
 
@@ -93,7 +93,7 @@ class ForgetsItsShare(FrobeniusBall):
 class AnswersWithoutPull(Noise):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
         class Term(NoiseTerm):
-            def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+            def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
                 z = self.divergence(u)
                 return z, *self.pull(w, u, z)
 
@@ -103,8 +103,8 @@ class AnswersWithoutPull(Noise):
 class AnswersWithAnotherPull(Noise):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
         class Term(NoiseTerm):
-            def answer(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
-                z, pull, _ = super().answer(w, u, g)
+            def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+                z, pull, _ = super().respond(w, u, g)
                 return z, 1.1 * pull, None
 
         return Term(divergence, lam, self.covariance(w.shape[1], w))
@@ -125,7 +125,7 @@ class AnswersWithAnotherPull(Noise):
         (PushesTwice(0.3), "push is not the gradient"),
         (NegativeStiffness(0.1), "negative eigenvalue"),
         (ForgetsItsShare(0.3), "bring back what renew wrote"),
-        (AnswersWithoutPull(0.3), "not the argmin over z"),
+        (AnswersWithoutPull(0.3), "does not return the argmin over z"),
         (AnswersWithAnotherPull(0.3), "not the gradient of the minimum"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, Uncertainty) else "",

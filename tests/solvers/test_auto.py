@@ -67,7 +67,7 @@ def test_each_rule(method: Method) -> None:
 @pytest.mark.parametrize("smooth", [LeakyReLU(), ReLU("l1"), Sign(0.0)], ids=repr)
 def test_no_curvature_and_no_convexity_are_refused_together(smooth: Divergence, penalty: Penalty) -> None:
     sentence = (
-        f"{penalty!r} is not convex, and {smooth!r} has no finite curvature: no method descends on both, so take the "
+        f"{penalty!r} is not convex, and {smooth!r} has no finite curvature: no method descends on both, so use the "
         "Fenchel form of the activation, or a convex penalty"
     )
     with pytest.raises(ValueError, match=re.escape(sentence)):

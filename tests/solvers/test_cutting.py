@@ -1,4 +1,4 @@
-"""How rows are cut into calls and blocks changes no row's answer: loose tolerances, so that every row stops long before its limit."""
+"""How rows are cut into calls and blocks changes no row's solution: loose tolerances, so that every row stops long before its limit."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Logistic:
 
 
 def logistic() -> tuple[Logistic, Point]:
-    """Rows that begin near and far from their answer."""
+    """Rows that begin near and far from their solution."""
     sizes = torch.logspace(-2, 1, N, dtype=torch.float64)[:, None]
     a = rows(15, P, seed=1) * torch.linspace(0.1, 2, P, dtype=torch.float64)
     return Logistic(a, torch.sigmoid(rows(N, 15, seed=2))), list((sizes * rows(N, P, seed=3)).split([4, 8], 1))

@@ -372,6 +372,6 @@ def test_sizes_next_to_the_limits_of_float32(size: float, h: float) -> None:
 
 def test_a_solution_beyond_the_precision_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"h of about 1e-30 and q of about 1e\+30 have a solution beyond what torch.float32 holds"
+        ValueError, match=r"h of about 1e-30 and q of about 1e\+30 have a solution beyond the range of torch.float32"
     ):
         nnls(1e-30 * torch.eye(2), torch.full((1, 2), 1e30), upper=1.0)

@@ -180,8 +180,8 @@ def test_acceleration_pays() -> None:
         (plain,) = problem.prox([plain - problem.step * gradient], problem.step)
     best = prox_gradient(problem, [plain], problem.step, tol=1e-12, max_iter=50000).x
     fast = prox_gradient(problem, [torch.zeros(20, dtype=torch.float64)], problem.step, tol=0.0, max_iter=60).x
-    floor, slow, quick = (float(problem.value(x, problem.image(x))) for x in (best, [plain], fast))
-    assert quick - floor < 0.2 * (slow - floor)
+    least, slow, quick = (float(problem.value(x, problem.image(x))) for x in (best, [plain], fast))
+    assert quick - least < 0.2 * (slow - least)
 
 
 def test_rows_that_separate_are_solved_each_on_its_own() -> None:

@@ -32,7 +32,7 @@ def test_ridge_wants_finite_data(where: str, value: float) -> None:
 
 
 def test_ridge_says_that_squares_overflow() -> None:
-    with pytest.raises(ValueError, match="or numbers whose squares are"):
+    with pytest.raises(ValueError, match="or numbers whose squares overflow"):
         ridge(Moments.of(1e20 * X, Z), 1.0, 1.0)
     with pytest.raises(ValueError, match="the Gram matrix must be finite"):
         Factor.of(spoilt(torch.eye(3).double(), math.nan), 1.0, 1.0, 1e-7)
@@ -70,7 +70,7 @@ def test_moments_are_of_real_rows(x: Any, z: Any, weight: Tensor | None, sentenc
 def test_ridge_wants_an_anchor_and_a_factor_that_fit() -> None:
     with pytest.raises(ValueError, match=r"anchor must have the shape of w, \(2, 3\), got \(3, 2\)"):
         ridge(MOMENTS, 1.0, 1.0, torch.zeros(3, 2))
-    with pytest.raises(ValueError, match="factor is of 5 inputs, and moments of 3"):
+    with pytest.raises(ValueError, match="factor has 5 inputs, and moments has 3"):
         ridge(MOMENTS, 1.0, 1.0, factor=Factor.of(torch.eye(5).double(), 1.0, 1.0, 1e-7))
 
 
