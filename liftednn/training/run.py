@@ -115,9 +115,8 @@ class Run:
             weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
-        seen = Moments.of(x, x[:, :0], counts) if moments is None else moments
         damping = self.damping if moments is None else self._damping(int(moments.weight))
-        self.coordinates = there = Coordinates.of(self.network, x, seen, damping, keep, free[0], stored)
+        self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, counts)
         inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
         self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None

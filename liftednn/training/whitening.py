@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
@@ -45,21 +46,37 @@ class Whitening:
         At least 128 directions are kept, where there are so many: a few decisive ones may vary little. Those without variance, to the
         precision of the data, are never kept. `like` gives device and precision.
         """
-        if damping < 0 or not 0 < keep <= 1:
-            raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
         if len(moments.mean_x) != like.shape[1]:
             raise ValueError(f"moments are of {len(moments.mean_x)} inputs, and the network takes {like.shape[1]}")
         values, vectors = torch.linalg.eigh(moments.gram)
-        values = values.clamp(min=0).flip(0)
-        total = values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+        return cls._from(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps, damping, keep, like)
+
+    @classmethod
+    def of_rows(cls, x: Tensor, counts: Tensor | None, damping: float, keep: float) -> Whitening:
+        """The same from rows x (n, p), row i counting `counts[i]` times, for n < p: the singular values of an (n, p) matrix take n^2 p
+        operations, the eigenvalues of the (p, p) Gram matrix p^3."""
+        mean = reduce.mean(x, counts)
+        share = x.new_ones(len(x)).double() if counts is None else counts.double()
+        centred = (x.double() - mean) * (share / share.sum()).sqrt()[:, None]
+        _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
+        return cls._from(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps, damping, keep, x)
+
+    @classmethod
+    def _from(
+        cls, mean: Tensor, values: Tensor, vectors: Tensor, eps: float, damping: float, keep: float, like: Tensor
+    ) -> Whitening:
+        """From the largest eigenvalues of the Gram matrix, in descending order, and their eigenvectors (p, k); the others are 0."""
+        if damping < 0 or not 0 < keep <= 1:
+            raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
+        width, total = len(mean), values.sum().clamp(min=torch.finfo(values.dtype).tiny)
         enough = int((values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
-        alive = int((values > len(values) * moments.eps * values[0]).sum())
+        alive = int((values > width * eps * values[0]).sum())
         kept = max(1, min(max(enough, _FEWEST), alive))
-        damped = values[:kept] + damping * values.mean()
-        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # constant inputs are not scaled
-        basis = vectors.flip(1)[:, :kept].contiguous()
-        far = bool(moments.mean_x.abs().max() > values[0].sqrt())
-        return cls(moments.mean_x.to(like), basis.to(like), scale.to(like), far)
+        damped = values[:kept] + damping * values.sum() / width
+        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # inputs that are constant altogether stay where they are
+        basis = vectors[:, :kept].contiguous()
+        far = bool(mean.abs().max() > values[0].sqrt())
+        return cls(mean.to(like), basis.to(like), scale.to(like), far)
 
     @property
     def width(self) -> int:
@@ -94,13 +111,15 @@ class Coordinates:
         cls,
         network: LiftedNetwork,
         x: Tensor,
-        moments: Moments,
+        moments: Moments | None,
         damping: float,
         keep: float,
         free: tuple[bool, bool] = (True, True),
         stored: dict[str, Tensor] | None = None,
+        counts: Tensor | None = None,
     ) -> Coordinates:
-        """From the moments of the inputs, or from the `state()` of earlier ones; `x` gives device and precision.
+        """From the moments of the inputs where they are given, otherwise from rows x, row i counting `counts[i]` times; or from the
+        `state()` of earlier coordinates.
 
         Only a first layer u = x w' + b under a squared norm, that alone reads the inputs and has its w alone, is the same problem in
         other coordinates; those mix w and b, so that both must be free to move, or neither (`free`).
@@ -115,7 +134,7 @@ class Coordinates:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
-            whitening = Whitening.of(moments, damping, keep, x)
+            whitening = _whitening(x, counts, moments, damping, keep)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
@@ -140,3 +159,10 @@ class Coordinates:
         """Copies of the weights, for the inputs as they are given."""
         first = weights[0] if self.whitening is None else self.whitening.outward(weights[0])
         return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
+
+
+def _whitening(x: Tensor, counts: Tensor | None, moments: Moments | None, damping: float, keep: float) -> Whitening:
+    """From the moments that are given, or from those of rows x."""
+    if moments is None and len(x) < x.shape[1]:
+        return Whitening.of_rows(x, counts, damping, keep)
+    return Whitening.of(Moments.of(x, x[:, :0], counts) if moments is None else moments, damping, keep, x)
