@@ -572,7 +572,7 @@ def test_labels_are_responses_of_the_sigmoid() -> None:
 def test_an_unknown_activation_is_told_the_plain_names() -> None:
     with pytest.raises(ValueError, match="unknown activation 'logistic': give one of") as caught:
         act.named("logistic")
-    names = str(caught.value).partition("give one of ")[2].partition(", or fenchel_relu")[0].split(", ")
+    names = str(caught.value).partition("give one of ")[2].partition(", a Fenchel form")[0].split(", ")
     assert {"relu", "tanh", "sigmoid", "softplus"} <= set(names)
     assert all(isinstance(act.named(name), act.Activation) for name in names)
     assert not any("fenchel" in name or "logistic" in name for name in names)

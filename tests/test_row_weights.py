@@ -172,7 +172,7 @@ def test_sweeps_do_not_mind_the_scale_of_weights() -> None:
 
 def trainer(**options: Any) -> lnn.MiniBatch:
     """One batch of all rows, so that every pass is a step."""
-    return lnn.MiniBatch(**{"max_iter": 25, "batch_size": 1000, **options})
+    return lnn.MiniBatch(**{"passes": 25, "batch_size": 1000, **options})
 
 
 def chosen(loss: str, hidden: tuple[int, ...] = (6,)) -> tuple[lnn.LiftedNetwork, Tensor]:
@@ -425,7 +425,7 @@ def keep(place: int, parts: tuple[bool, bool]) -> Fixed:
 def test_what_is_fixed_stays_and_the_rest_learns(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), keep(PLACES[place], PARTS[parts])
     seen: list[float] = []
-    fit = trainer(max_iter=25).run(
+    fit = trainer(passes=25).run(
         network, X, LABELS, given() if start else None, callback=lambda record: seen.append(record.loss), fixed=fixed
     )
     for layer, (pair, stay) in enumerate(zip(fit.weights, fixed, strict=True)):
@@ -443,7 +443,7 @@ def test_what_is_fixed_stays_and_the_rest_learns(place: str, parts: str, start: 
 @pytest.mark.parametrize("penalty", [pen.L2(1e-3), pen.L1(1e-3)], ids=["l2", "l1"])
 def test_where_all_is_fixed_nothing_moves(penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), [(w, b) for w, b in given()]
-    fit = trainer(max_iter=3).run(network, X, LABELS, fixed=fixed)
+    fit = trainer(passes=3).run(network, X, LABELS, fixed=fixed)
     assert same(fit.weights, given())
     assert [record.loss for record in fit.history] == pytest.approx([loss_at(network, given())] * 3, rel=1e-9)
 
@@ -455,7 +455,7 @@ def test_a_run_without_a_step_gives_back_what_it_was_given(place: str, parts: st
     x = X.clone()
     x[:, 3] = 2.0
     network, fixed = deep(pen.L2(1e-3)), keep(PLACES[place], PARTS[parts])
-    fit = trainer(max_iter=1, step=1e-12).run(network, x, LABELS, given(), fixed=fixed)
+    fit = trainer(passes=1, step=1e-12).run(network, x, LABELS, given(), fixed=fixed)
     assert loss_at(network, fit.weights, x) == pytest.approx(loss_at(network, given(), x), rel=1e-6)
 
 
@@ -465,7 +465,7 @@ def test_fixed_features_leave_a_ridge_regression() -> None:
     network = lnn.LiftedNetwork.mlp([P, 7, 6, 2], "fenchel_relu", "squared", lam=5.0, rho=rho)
     hidden = given()[:2]
     fixed: Fixed = [*[(w, b) for w, b in hidden], (None, None)]
-    fit = trainer(max_iter=400, step=0.5, damping=0.0).run(network, X, REAL, fixed=fixed)
+    fit = trainer(passes=400, step=0.5, damping=0.0).run(network, X, REAL, fixed=fixed)
     features = ((X @ hidden[0].w.T + hidden[0].b).relu() @ hidden[1].w.T + hidden[1].b).relu()
     oracle = Ridge(alpha=rho * N).fit(features.numpy(), REAL.numpy())
     np.testing.assert_allclose(fit.weights[-1].w, oracle.coef_, atol=1e-4)
@@ -479,7 +479,7 @@ def test_a_bias_alone_finds_its_best_value(place: int) -> None:
     network = lnn.LiftedNetwork.mlp([P, 7, 6, 2], "identity", "squared", lam=50.0)
     start = [*given()[:2], lnn.Affine(draw(2, 6), draw(2))]
     fixed: Fixed = [(w, None if layer == place else b) for layer, (w, b) in enumerate(start)]
-    fit = trainer(max_iter=400, step=0.5, damping=0.0).run(network, X, REAL, start, fixed=fixed)
+    fit = trainer(passes=400, step=0.5, damping=0.0).run(network, X, REAL, start, fixed=fixed)
     assert all(torch.equal(p.w, q.w) for p, q in zip(fit.weights, start, strict=True))
     left = (network.scores(fit.weights, X) - REAL).mean(0)
     for w, _ in reversed(fit.weights[place + 1 :]):
@@ -509,12 +509,12 @@ def test_fixed_weights_count_for_weighted_rows_as_well() -> None:
 @pytest.mark.parametrize("start", [False, True], ids=["random", "given"])
 def test_what_cannot_be_fixed_is_refused_in_words(start: bool, fixed: Fixed, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        trainer(max_iter=1).run(deep(pen.L2(1e-3)), X, LABELS, given() if start else None, fixed=fixed)
+        trainer(passes=1).run(deep(pen.L2(1e-3)), X, LABELS, given() if start else None, fixed=fixed)
 
 
 def test_fixed_weights_that_break_a_constraint_are_refused() -> None:
     with pytest.raises(ValueError, match="break the constraint"):
-        trainer(max_iter=1).run(deep(pen.NonNegative()), X, LABELS, fixed=keep(0, (True, False)))
+        trainer(passes=1).run(deep(pen.NonNegative()), X, LABELS, fixed=keep(0, (True, False)))
 
 
 @pytest.mark.gpu

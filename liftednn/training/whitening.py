@@ -73,7 +73,7 @@ class Whitening:
         alive = int((values > width * eps * values[0]).sum())
         kept = max(1, min(max(enough, _FEWEST), alive))
         damped = values[:kept] + damping * values.sum() / width
-        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # inputs that are constant altogether stay where they are
+        scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # constant inputs are not scaled
         basis = vectors[:, :kept].contiguous()
         far = bool(mean.abs().max() > values[0].sqrt())
         return cls(mean.to(like), basis.to(like), scale.to(like), far)
