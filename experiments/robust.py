@@ -65,7 +65,7 @@ METHODS = ("lifted", "lifted, noise", "lifted, ball", "lifted, box", "Adam", "Ad
 ROBUST = ("lifted, noise", "lifted, ball", "lifted, box")
 
 
-def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Sequential:
+def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Module:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes, activation="fenchel_relu"), data.x, data.y, seed)
     fit = lnn.MiniBatch(passes=passes, seed=seed).run(with_input_uncertainty(network, kind), data.x, data.y)
     return lnn.init.to_module(network, fit.weights)
@@ -79,7 +79,7 @@ def adam(
     noise: float = 0.0,
     dropout: float = 0.0,
     rate: float = 1e-3,
-) -> nn.Sequential:
+) -> nn.Module:
     """Adam with a rate that falls along a cosine, batches of 100; Gaussian noise on the inputs, dropout on the hidden units."""
     torch.manual_seed(seed)
     noisy = nn.Sequential(module[0], module[1], nn.Dropout(dropout), module[2]) if dropout else module
@@ -97,7 +97,7 @@ def adam(
     return module
 
 
-def trained(name: str, strength: float, data: Dataset, sizes: tuple[int, ...], seed: int, passes: int) -> nn.Sequential:
+def trained(name: str, strength: float, data: Dataset, sizes: tuple[int, ...], seed: int, passes: int) -> nn.Module:
     if name in FROM:
         start = trained(FROM[name], strength, data, sizes, seed, 3)
         return adam(data, start, seed, max(passes - 3, 1))

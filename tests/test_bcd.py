@@ -179,10 +179,10 @@ def test_arrays_labels_and_integer_pixels_are_taken_as_they_come() -> None:
 
 def test_it_says_how_it_ended() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6])
-    assert lnn.BCD(passes=2, tol=0).run(network, X, y).result.startswith("finished: all 2 sweeps done")
+    assert lnn.BCD(passes=2, tol=0).run(network, X, y).result.startswith("finished: all 2 passes done")
     converged = lnn.BCD(passes=500, tol=1e-2).run(network, X, y)
     assert converged.status == "converged"
-    assert converged.result.startswith("converged: sweep")
+    assert converged.result.startswith("converged: pass")
     stopped = lnn.BCD(passes=9).run(network, X, y, callback=lambda record: record.number == 1)
     assert (stopped.status, len(stopped.history)) == ("stopped", 2)
 
@@ -196,7 +196,7 @@ def test_interrupting_returns_the_best_so_far() -> None:
 
     solution = lnn.BCD(passes=9, tol=0).run(network, X, y, callback=interrupt)
     assert solution.status == "stopped"
-    assert "interrupted after 2 complete sweeps" in solution.result
+    assert "interrupted after 2 complete passes" in solution.result
     assert network.objective(solution.weights, solution.states) == pytest.approx(
         min(r.objective for r in solution.history)
     )

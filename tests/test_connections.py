@@ -76,7 +76,8 @@ def shaped(phi: lnn.Activation) -> lnn.LiftedNetwork:
 
 def tied(network: lnn.LiftedNetwork, weights: list[lnn.Affine]) -> bool:
     """Whether layers that share a key have the same w."""
-    links = zip(network.connections.owners, network.connections.flips, weights, strict=True)
+    flips = [layer.transposed for layer in network.layers]
+    links = zip(network.connections.owners, flips, weights, strict=True)
     return all(torch.equal(w.T if flip else w, weights[owner].w) for owner, flip, (w, _) in links)
 
 
@@ -128,7 +129,8 @@ def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str
     seen = descent.see(rows, y)
     leaves = {owner: descent.weights[owner].w.clone().requires_grad_() for owner in set(inner.connections.owners)}
     intercepts = [pair.b.clone().requires_grad_() for pair in descent.weights]
-    pairs = zip(inner.connections.owners, inner.connections.flips, intercepts, strict=True)
+    flips = [layer.transposed for layer in inner.layers]
+    pairs = zip(inner.connections.owners, flips, intercepts, strict=True)
     weights = [lnn.Affine(leaves[owner].T if flip else leaves[owner], b) for owner, flip, b in pairs]
     with torch.enable_grad():
         inner.loss.value(inner.scores(weights, rows), y).mean().backward()  # type: ignore[no-untyped-call]
@@ -139,7 +141,7 @@ def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str
             groups = leaf.shape[0] if leaf.ndim == 3 else 1
             parts = [p.T @ r for p, r in zip(pull.chunk(groups, 1), x.chunk(groups, 1), strict=True)]
             part = torch.stack(parts) if leaf.ndim == 3 else parts[0]
-            total += (part.T if inner.connections.flips[each] else part) / len(rows)
+            total += (part.T if flips[each] else part) / len(rows)
             torch.testing.assert_close(pull.sum(0) / len(rows), intercepts[each].grad, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(total, leaf.grad, rtol=1e-3, atol=1e-5)
 

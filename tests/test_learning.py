@@ -245,6 +245,7 @@ def test_a_prelu_is_read_and_written(count: int, dtype: torch.dtype) -> None:
     module, x = prelu(count, dtype), planted(50, dtype=dtype)[0]
     network, weights = from_module(module, "squared")
     back = to_module(network, weights)
+    assert isinstance(back, nn.Sequential)
     assert isinstance(back[1], nn.PReLU)
     assert back[1].num_parameters == count
     assert back[1].weight.requires_grad

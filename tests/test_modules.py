@@ -146,6 +146,7 @@ def test_a_layer_without_bias_stays_without() -> None:
     assert not bool(weights[0].b.any())
     close(linked(module, x, loss="squared"), oracle(module, x))
     back = to_module(network, weights)
+    assert isinstance(back, nn.Sequential)
     assert isinstance(back[0], nn.Linear)
     assert back[0].bias is None
 
@@ -474,7 +475,7 @@ def test_an_operator_that_is_not_dense_is_refused() -> None:
         to_module(network, [lnn.Affine(torch.eye(2), torch.zeros(2))])
 
 
-def exported() -> tuple[nn.Sequential, Tensor]:
+def exported() -> tuple[nn.Module, Tensor]:
     module = chain(nn.ReLU(), nn.Linear(7, 7), nn.Hardsigmoid(), nn.Linear(7, 7), nn.LeakyReLU(0.1), last=nn.Sigmoid())
     network, weights = from_module(module.float())
     return to_module(network, weights).eval(), rows().float()

@@ -325,6 +325,7 @@ OPERATORS: list[Fault] = [
     (Dense(5, 3), "weight_shape", (15,), "weight_shape must be"),
     (Dense(5, 3), "in_shapes", ((5,), (5,)), "adjoint fails .* for state 1"),
     (Dense(5, 3), "in_widths", (4,), "in_widths"),
+    (Dense(5, 3), "grouped", True, "grouped is True, and weight_shape is"),
     (Halves(), "out_shape", (7,), "whole number of positions"),
     (Dense(5, 3), "out_width", 4, "out_width"),
     (Dense(5, 3), "outputs", 4, "outputs are not those"),

@@ -31,7 +31,7 @@ def begun(scores: Tensor, y: Tensor = Y, net: lnn.LiftedNetwork | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "lost"), (0.0, "lost")]
+    ("share", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "collapsed"), (0.0, "collapsed")]
 )
 def test_scores_that_have_become_one_are_lost(share: float, verdict: str) -> None:
     guard = begun(Y + 0.5)
@@ -49,13 +49,13 @@ def test_scores_that_told_little_may_shrink_but_not_to_one() -> None:
     guard = begun(0.1 * NOISE)
     assert not guard.beats_constant
     assert guard.judge(0.01 * NOISE, Y) == "good"
-    assert guard.judge(torch.zeros_like(Y), Y) == "lost"
+    assert guard.judge(torch.zeros_like(Y), Y) == "collapsed"
 
 
 @pytest.mark.parametrize("scores", [Y * 100, Y * math.inf, Y * math.nan], ids=["far", "infinite", "no number"])
 def test_a_loss_that_runs_away_is_noticed_whatever_was_told(scores: Tensor) -> None:
-    assert begun(0.1 * NOISE).judge(scores, Y) == "away"
-    assert begun(Y + 0.1).judge(scores, Y) == "away"
+    assert begun(0.1 * NOISE).judge(scores, Y) == "exploded"
+    assert begun(Y + 0.1).judge(scores, Y) == "exploded"
 
 
 def test_fear_may_bring_all_scores_together() -> None:

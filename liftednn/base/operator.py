@@ -129,6 +129,11 @@ class Operator(ABC):
         return math.prod(self.weight_shape[:-1])
 
     @property
+    def grouped(self) -> bool:
+        """Whether w has groups, (g, q, p)."""
+        return len(self.weight_shape) == 3
+
+    @property
     def positions(self) -> int:
         """Rows of the regression for one sample, t."""
         return self.out_width // self.outputs

@@ -53,7 +53,7 @@ def grains_of(network: LiftedNetwork, learned: Grains) -> list[Grain | None]:
                 "or leave learn_activation=None"
             )
         operator = network.layers[number].operator
-        if per == "unit" and (operator.positions > 1 or len(operator.weight_shape) > 2):
+        if per == "unit" and (operator.positions > 1 or operator.grouped):
             raise ValueError(
                 f"layer {number}: {operator!r} has several positions or groups, whose units share one parameter: give 'layer' for it"
             )

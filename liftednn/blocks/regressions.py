@@ -34,7 +34,7 @@ def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None)
     """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same."""
     operator = layer.operator
     rows, counts = operator.rows(xs), repeated(sample_weight, operator.positions)
-    if len(operator.weight_shape) == 2:
+    if not operator.grouped:
         return [Design(rows, operator.bias, counts)]
     parts = torch.split(rows, operator.weight_shape[-1], 1)
     return [Design(part.contiguous(), operator.bias, counts) for part in parts]
@@ -49,7 +49,7 @@ def regressions(
 
     The objective is a mean over samples of sums over t positions, the regression's a mean over all rows: its lam is t times as large.
     """
-    operator, grouped = layer.operator, len(layer.operator.weight_shape) > 2
+    operator, grouped = layer.operator, layer.operator.grouped
     if operator.plain:
         return [Regression(layer, designs[0], z, current)]
     width, t = operator.weight_shape[-2], operator.positions
@@ -79,7 +79,7 @@ def update_layer(
     """The minimising weights of a layer without shared w, from the present ones; xs are the states that it reads, z the one it gives."""
     posed = regressions(layer, designs, xs, z, current)
     steps = [update_weights(each.layer, each.design, each.z, each.current, tol, max_iter) for each in posed]
-    if len(layer.operator.weight_shape) == 2:
+    if not layer.operator.grouped:
         return steps[0]
     weights = Affine(torch.stack([step.weights.w for step in steps]), torch.cat([step.weights.b for step in steps]))
     return WeightStep(weights, max(s.kkt for s in steps), max(s.n_iter for s in steps), steps[0].method)

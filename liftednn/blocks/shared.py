@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,16 +46,19 @@ class Sylvester:
         """The largest eigenvalue of the map."""
         return float(self.right[0][-1]) + (float(self.left[0][-1]) if self.left else 0.0)
 
+    @cached_property
+    def inverse(self) -> Tensor:
+        """1 over the eigenvalues of the map, the sums of those of M and N, (q, p) or (1, p); 0 where they are 0 to their precision."""
+        sums = self.right[0][None] if self.left is None else self.right[0][None] + self.left[0][:, None]
+        enough = sums > sums.shape[1] * torch.finfo(sums.dtype).eps * sums.max()
+        return torch.where(enough, 1 / torch.where(enough, sums, 1.0), 0.0)
+
     def solve(self, c: Tensor) -> Tensor:
         """W of  W M + N W = C, (q, p), in the precision of C."""
-        (d, u), given = self.right, c
-        c = c.double() @ u
-        sums = d[None] if self.left is None else d[None] + self.left[0][:, None]
-        c = c if self.left is None else self.left[1].T @ c
-        enough = sums > len(d) * torch.finfo(sums.dtype).eps * sums.max()
-        c = torch.where(enough, c / torch.where(enough, sums, 1.0), 0.0)
-        c = c if self.left is None else self.left[1] @ c
-        return (c @ u.T).to(given.dtype)
+        inner = c.double() @ self.right[1]
+        inner = (inner if self.left is None else self.left[1].T @ inner) * self.inverse
+        inner = inner if self.left is None else self.left[1] @ inner
+        return (inner @ self.right[1].T).to(c.dtype)
 
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +79,7 @@ def update_shared(
     posed = [regressions(*each, by_moments=False) for each in zip(layers, designs, xs, zs, currents, strict=True)]
     flips = [layer.transposed for layer in layers]
     steps = [_solve(list(group), flips, layers[0].penalty, tol, max_iter) for group in zip(*posed, strict=True)]
-    grouped, weights = len(layers[0].operator.weight_shape) > 2, []
+    grouped, weights = layers[0].operator.grouped, []
     for member, flip in enumerate(flips):
         ws, bs = [x[0] for x, *_ in steps], [x[1 + member] for x, *_ in steps]
         w = torch.stack(ws) if grouped else ws[0].T if flip else ws[0]

@@ -289,7 +289,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from liftednn.data import tables
-module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers)})
+module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers.children())})
 module.load_state_dict(load_file({str(file)!r}))
 with safe_open({str(file)!r}, "pt") as stored:
     encoding = tables.Encoding.from_facts(json.loads(stored.metadata()["table"]))

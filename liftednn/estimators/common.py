@@ -321,7 +321,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def to_module(self) -> nn.Sequential:
         """The same network as a standard torch module; a classifier's gives logits."""
         check_is_fitted(self)
-        return to_module(self.network_, self._weights(torch.from_numpy(self.coefs_[0])))
+        module = to_module(self.network_, self._weights(torch.from_numpy(self.coefs_[0])))
+        assert isinstance(module, nn.Sequential)  # the network is a chain
+        return module
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

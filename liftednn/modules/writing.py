@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +18,7 @@ from liftednn.operators import Dense, Sum
 __all__ = ["to_module"]
 
 
-def to_module(
-    network: LiftedNetwork, weights: Weights
-) -> nn.Sequential | Any:  # Any: the caller knows whether the network is a chain
+def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     """The network's feed-forward rule as Linear layers and activations of torch, with the dtype and device of the weights.
 
     A chain becomes a Sequential. Layers that read other states than the one before, add states or share weights become a `FeedForward`,
@@ -56,9 +53,9 @@ def _dense(number: int, layer: Layer) -> Dense:
 
 def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Module, Affine]:
     """The torch activation after a Linear, and the weights of the Linear."""
-    layer, owners = network.layers[number], network.connections.owners
+    layer = network.layers[number]
     phi = _activation(layer)
-    if isinstance(phi, Scaled) and (layer.operator.skips or owners.count(owners[number]) > 1):
+    if isinstance(phi, Scaled) and (layer.operator.skips or not network.connections.alone(number)):
         raise ValueError(
             f"layer {number}: the scale of {phi!r} would have to be multiplied into weights that another layer shares, or into "
             "states that are added: give an activation without a scale"
@@ -116,5 +113,5 @@ def _rule(network: LiftedNetwork, number: int) -> Rule:
         tuple(state for state, does in zip(reads, enters, strict=True) if does),
         tuple(state for state, does in zip(reads, added, strict=True) if does),
         links.owners[number],
-        links.flips[number],
+        network.layers[number].transposed,
     )

@@ -24,13 +24,11 @@ class Connections:
     reads     for each layer, the states that its operator reads
     readers   for each state but the last, pairs (number of a layer that reads it, index of the state among those the layer reads)
     owners    for each layer, the first layer with the same key, whose w it shares; itself without a key
-    flips     for each layer, whether its w is the transpose of its owner's
     """
 
     reads: tuple[tuple[int, ...], ...]
     readers: tuple[tuple[tuple[int, int], ...], ...]
     owners: tuple[int, ...]
-    flips: tuple[bool, ...]
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Connections:
@@ -50,19 +48,18 @@ class Connections:
                 raise ValueError(
                     f"no layer reads the state {names[state]!r}: remove its layer, or add the name to the `reads` of a layer"
                 )
-        _check_shapes(layers, readers, names)
-        owners = tuple(_owner(number, layers) for number in range(len(layers)))
-        return cls(reads, readers, owners, tuple(layer.transposed for layer in layers))
+        _check_shapes(layers, readers)
+        return cls(reads, readers, tuple(_owner(number, layers) for number in range(len(layers))))
 
     @property
     def chain(self) -> bool:
         """Whether every layer reads the previous state only and shares its w with no other."""
-        return self.reads == tuple((state,) for state in range(len(self.reads))) and not self.tied
+        numbers = range(len(self.reads))
+        return all(self.reads[number] == (number,) and self.alone(number) for number in numbers)
 
-    @property
-    def tied(self) -> bool:
-        """Whether any two layers share their w."""
-        return self.owners != tuple(range(len(self.owners)))
+    def alone(self, number: int) -> bool:
+        """Whether a layer shares its w with no other."""
+        return self.owners.count(self.owners[number]) == 1
 
     def sharing(self, owner: int) -> tuple[int, ...]:
         """The layers that share the w of `owner`, which comes first."""
@@ -81,7 +78,7 @@ def _reads(number: int, layer: Layer, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(allowed.index(name) for name in given)
 
 
-def _check_shapes(layers: Sequence[Layer], readers: Sequence[Sequence[tuple[int, int]]], names: Sequence[str]) -> None:
+def _check_shapes(layers: Sequence[Layer], readers: Sequence[Sequence[tuple[int, int]]]) -> None:
     """A state is read in its own shape, or as a vector of as many entries."""
     for state, found in enumerate(readers):
         first, index = found[0]

@@ -52,7 +52,7 @@ class Layer:
             )
         self._check_parameters()
         self._check_positions()
-        if self.transposed and (not self.key or len(shape) > 2):
+        if self.transposed and (not self.key or self.operator.grouped):
             raise ValueError(
                 f"transposed=True needs a key and weights without groups, got key={self.key!r} and {shape}"
             )
@@ -82,7 +82,7 @@ class Layer:
 
     def _check_positions(self) -> None:
         """The W-step treats positions and groups separately, so the divergence must be a sum over units."""
-        apart = self.operator.positions > 1 or len(self.operator.weight_shape) > 2
+        apart = self.operator.positions > 1 or self.operator.grouped
         if apart and not self.divergence.uniform:
             raise ValueError(
                 f"{self.divergence!r} does not act on every unit alone and alike, which {self.operator!r} needs, since it has several "

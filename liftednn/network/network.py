@@ -178,7 +178,7 @@ class LiftedNetwork:
     def shared(self, number: int, weights: Weights) -> Tensor:
         """The w of a layer, from the layer that owns its key and transposed if needed; its own w if it has no key."""
         w = weights[self.connections.owners[number]].w
-        return w.T if self.connections.flips[number] else w
+        return w.T if self.layers[number].transposed else w
 
     def check_shared(self, weights: Weights) -> None:
         """Raise an error if layers that share their w have different ones."""

@@ -62,7 +62,7 @@ class _Cut:
 
     def _is_free(self, number: int) -> bool:
         around = [number, *(reader for reader, _ in self.connections.readers[number + 1])]
-        alone = all(self.connections.owners.count(self.connections.owners[each]) == 1 for each in around)
+        alone = all(self.connections.alone(each) for each in around)
         if not alone or not all(self.layers[each].operator.plain for each in around):
             return False
         layer = self.layers[number]

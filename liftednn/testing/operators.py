@@ -50,6 +50,7 @@ def _check_shapes(operator: Operator) -> None:
     shape = operator.weight_shape
     assert operator.bias in (True, False), f"bias must be True or False, got {operator.bias!r}"
     assert len(shape) in (2, 3), f"weight_shape must be (q, p) or (groups, q, p), got {shape}"
+    assert operator.grouped == (len(shape) == 3), f"grouped is {operator.grouped}, and weight_shape is {shape}"
     widths = tuple(math.prod(each) for each in operator.in_shapes)
     assert operator.in_widths == widths, f"in_widths {operator.in_widths} are not those of in_shapes, {widths}"
     assert operator.out_width == math.prod(operator.out_shape), "out_width is not that of out_shape"
@@ -146,7 +147,7 @@ def _check_plain(operator: Operator, xs: list[Tensor], u: Tensor) -> None:
     assert len(xs) == 1, "declared plain, but it reads several states"
     assert operator.positions == 1, "declared plain, but it has several positions"
     assert not operator.skips, "declared plain, but it has a part without weights"
-    assert len(operator.weight_shape) == 2, "declared plain, but its weights have groups"
+    assert not operator.grouped, "declared plain, but its weights have groups"
     close(operator.rows(xs), xs[0], "declared plain, but rows(x) is not x")
     close(operator.targets(u), u, "declared plain, but targets(u) is not u")
     other = operator.resized(3, 2)

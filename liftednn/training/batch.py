@@ -106,9 +106,8 @@ def curvatures(
     met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, counts)
     top = network.layers[-1].lam * met
     arrived = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
-    if any(
-        activation.joint for activation in network.hidden
-    ):  # whose pull is not 0 even where the states obey the recursion
+    # A jointly convex divergence has a pull that is not 0 even where the states obey the recursion.
+    if any(activation.joint for activation in network.hidden):
         rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         arrived = [[pull - still for pull, still in zip(pulls, rest, strict=True)] for pulls in arrived]
     found = [

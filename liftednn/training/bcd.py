@@ -1,7 +1,7 @@
 """Block-coordinate descent (sec. 6) over full passes; the states of all rows are kept.
 
-A sweep updates the states from the last layer to the first, then all weights. Every block minimises the same objective over its own
-variables, so the objective does not rise at any of them. History starts at sweep 0, random features with a fitted head, as a
+A pass updates the states from the last layer to the first, then all weights. Every block minimises the same objective over its own
+variables, so the objective does not rise at any of them. History starts at pass 0, random features with a fitted head, as a
 baseline.
 """
 
@@ -68,8 +68,8 @@ class State:
 class BCD:
     """Full-batch block-coordinate descent.
 
-    passes             the most passes (sweeps) over all blocks
-    tol                stop when a sweep lowers the objective by less than this share of it
+    passes             the most passes over all blocks
+    tol                stop when a pass lowers the objective by less than this share of it
     joint              update the states of all layers at once; every activation must be jointly convex
     seed               of the initial weights
     block_tol          relative KKT residual to which each block is solved
@@ -105,7 +105,7 @@ class BCD:
         """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
 
         weights         where to start; None for random features with a fitted head
-        callback        called with each sweep's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
+        callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
         sample_weight   (n,), how much each row counts: means over rows become weighted ones. Each row has states of its own,
                         so the X-step does not depend on them
         """
@@ -115,7 +115,7 @@ class BCD:
         history: list[Record] = []
         status: Status = "finished"
         try:
-            for record in self._sweeps(network, state, started):
+            for record in self._records(network, state, started):
                 history.append(record)
                 if callback is not None and callback(record):
                     status = "stopped"
@@ -150,13 +150,13 @@ class BCD:
         )
         state = State(start, [*network.propagate(start, x), y], {}, counts)
         last = len(network.layers) - 1
-        if weights is None and network.connections.owners.count(network.connections.owners[last]) == 1:
+        if weights is None and network.connections.alone(last):
             head = self._update_weights(network, state, last)
             state.kkt = {head.name: head.kkt}
         return state
 
     def blocks(self, network: LiftedNetwork, state: State) -> Iterator[Block]:
-        """One sweep, block by block; `state` is up to date at every yield."""
+        """One pass, block by block; `state` is up to date at every yield."""
         network = state.network or network
         hidden = len(network.layers) - 1
         if self.joint and hidden:
@@ -203,13 +203,13 @@ class BCD:
         state.network = step.network
         return Block(f"phi{number + 1}", step.kkt, 1, "learned")
 
-    def _sweeps(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
-        for sweep in range(self.passes + 1):
-            if sweep:
+    def _records(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
+        for number in range(self.passes + 1):
+            if number:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
             seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
             yield Record(
-                number=sweep,
+                number=number,
                 objective=seen.objective,
                 gaps=seen.gaps,
                 loss=seen.loss,
@@ -245,9 +245,9 @@ def _converged(before: float, after: float, tol: float) -> bool:
 
 
 def _sentence(status: str, history: list[Record], tol: float) -> str:
-    sweeps = max(len(history) - 1, 0)
+    done = max(len(history) - 1, 0)
     return {
-        "converged": f"converged: sweep {sweeps} lowered the objective by less than {tol:g} of itself",
-        "finished": f"finished: all {sweeps} sweeps done, and the objective was still falling by more than {tol:g} of itself",
-        "stopped": f"stopped: interrupted after {sweeps} complete sweeps; the weights and states are the last ones reached",
+        "converged": f"converged: pass {done} lowered the objective by less than {tol:g} of itself",
+        "finished": f"finished: all {done} passes done, and the objective was still falling by more than {tol:g} of itself",
+        "stopped": f"stopped: interrupted after {done} complete passes; the weights and states are the last ones reached",
     }[status]

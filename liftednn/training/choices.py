@@ -233,8 +233,8 @@ def fitted_head(
     last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # a start needs no robustness
     if isinstance(loss, Bounded):
         last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
-    number, owners = len(network.layers) - 1, network.connections.owners
-    if owners.count(owners[number]) > 1:  # another layer has the same w
+    number = len(network.layers) - 1
+    if not network.connections.alone(number):  # another layer has the same w
         return weights
     xs = network.read(number, network.propagate(weights, x))
     step = update_layer(last, designs_of(last, xs, counts), xs, y, weights[-1], 1e-2, 12)

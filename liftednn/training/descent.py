@@ -84,7 +84,7 @@ class Descent:
         found: dict[int, Affine] = {}
         for layers, (w, *intercepts) in zip(self.members, self._parts(flat), strict=True):
             for each, b in zip(layers, intercepts, strict=True):
-                found[each] = Affine(w.T if self.network.connections.flips[each] else w, b)
+                found[each] = Affine(w.T if self.network.layers[each].transposed else w, b)
         return [found[number] for number in range(len(found))]
 
     def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -147,7 +147,7 @@ class Descent:
 
     def _excess(self, number: int, w: Tensor, b: Tensor, seen: Seen, counts: Tensor | None) -> float:
         """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
-        w = w.T if self.network.connections.flips[number] else w
+        w = w.T if self.network.layers[number].transposed else w
         motion = reduce.mean_square(regress(seen.rows[number], Affine(w, b)), repeated(counts, self._positions(number)))
         return float((motion / reduce.mean_square(seen.images[number], counts)).sqrt()) / _TRUST
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -70,45 +70,43 @@ def geometries_of(
     """
     free, found = [(True, True)] * len(layers) if free is None else free, []
     for owner in sorted(set(network.connections.owners)):
-        members = network.connections.sharing(owner)
-        flips = [network.connections.flips[each] for each in members]
-        rows = [network.layers[each].operator.rows(network.read(each, states)) for each in members]
-        weights = [repeated(counts, layers[each].operator.positions) for each in members]
-        moves = [(all(free[each][0] for each in members), free[each][1]) for each in members]
-        having = [layers[each] for each in members]
-        found.append(_geometry(having, rows, weights, moves, flips, damping, scale if owner == 0 else None))
+        numbers = network.connections.sharing(owner)
+        moves = all(free[number][0] for number in numbers)
+        members = [
+            _Member(
+                layers[number],
+                network.layers[number].operator.rows(network.read(number, states)),
+                repeated(counts, layers[number].operator.positions),
+                (moves, free[number][1]),
+            )
+            for number in numbers
+        ]
+        found.append(_geometry(members, damping, scale if owner == 0 else None))
     return found
 
 
-def _geometry(
-    layers: Sequence[Layer],
-    rows: Sequence[Tensor],
-    counts: Sequence[Tensor | None],
-    free: Sequence[Free],
-    flips: Sequence[bool],
-    damping: float,
-    scale: Tensor | None,
-) -> Geometry:
-    """The geometry of one w, with the rows of every layer that has it; one for each group where w has groups."""
-    shape = layers[0].operator.weight_shape
-    if len(shape) == 3:
-        cut = zip(*(torch.split(part, shape[-1], 1) for part in rows), strict=True)
-        return Grouped([_single(layers, part, counts, free, flips, damping, None) for part in cut], shape)
-    return _single(layers, rows, counts, free, flips, damping, scale)
+class _Member(NamedTuple):
+    """A layer that has a w, its rows and how much each counts, and whether w and b may move."""
+
+    layer: Layer
+    rows: Tensor
+    counts: Tensor | None
+    free: Free
 
 
-def _single(
-    layers: Sequence[Layer],
-    rows: Sequence[Tensor],
-    counts: Sequence[Tensor | None],
-    free: Sequence[Free],
-    flips: Sequence[bool],
-    damping: float,
-    scale: Tensor | None,
-) -> Metric | SharedMetric:
-    parts = zip(layers, rows, counts, free, strict=True)
-    metrics = [Metric.of(layer, x, damping, scale, count, moves) for layer, x, count, moves in parts]
-    return metrics[0] if len(metrics) == 1 else SharedMetric(metrics, flips)
+def _geometry(members: Sequence[_Member], damping: float, scale: Tensor | None) -> Geometry:
+    """The geometry of one w, from the layers that have it."""
+    operator = members[0].layer.operator
+    if not operator.grouped:
+        return _metric(members, damping, scale)
+    cut = zip(*(torch.split(member.rows, operator.weight_shape[-1], 1) for member in members), strict=True)
+    groups = [[m._replace(rows=rows) for m, rows in zip(members, part, strict=True)] for part in cut]
+    return Grouped([_metric(group, damping, None) for group in groups], operator.weight_shape)
+
+
+def _metric(members: Sequence[_Member], damping: float, scale: Tensor | None) -> Metric | SharedMetric:
+    metrics = [Metric.of(each.layer, each.rows, damping, scale, each.counts, each.free) for each in members]
+    return metrics[0] if len(metrics) == 1 else SharedMetric(metrics)
 
 
 class Grouped:
@@ -164,13 +162,14 @@ class SharedMetric:
     inverse       1 over the sums of their eigenvalues, (q, p); one number for all where the penalty has a prox
     """
 
-    def __init__(self, metrics: Sequence[Metric], flips: Sequence[bool]) -> None:
-        self.metrics, self.flips, self.layer = metrics, flips, metrics[0].layer
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics, self.layer = metrics, metrics[0].layer
+        self.flips = [metric.layer.transposed for metric in metrics]
         q, p = self.layer.operator.weight_shape[-2:]
         mean = metrics[0].mean
         self.right, self.left = (torch.eye(size, dtype=mean.dtype, device=mean.device) for size in (p, q))
         self.inverse = mean.new_zeros(q, p)
-        self.turned = any(flips)
+        self.turned = any(self.flips)
 
     @property
     def proxed(self) -> bool:
@@ -199,12 +198,10 @@ class SharedMetric:
         if self.layer.penalty.ridge is None:
             self.inverse.fill_(1 / max(bound.largest, 1e-12))
             return
-        sums = bound.right[0][None] + (0.0 if bound.left is None else bound.left[0][:, None])
         self.right.copy_(bound.right[1])
         if bound.left is not None:
             self.left.copy_(bound.left[1])
-        enough = sums > sums.shape[1] * torch.finfo(sums.dtype).eps * sums.max()
-        self.inverse.copy_(torch.where(enough, 1 / torch.where(enough, sums, 1.0), 0.0).expand_as(self.inverse))
+        self.inverse.copy_(bound.inverse.expand_as(self.inverse))
 
     def _side(self, flip: bool) -> Tensor | None:
         """The sum of c t (gram + d I) over the layers that have w, or its transpose."""

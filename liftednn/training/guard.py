@@ -13,14 +13,14 @@ from liftednn.network import LiftedNetwork
 
 __all__ = ["DivergenceError", "DivergenceGuard", "Verdict"]
 
-# "good": keep these weights to roll back to. "away": the loss has exploded. "lost": the scores have collapsed. Both call for a roll-back.
-Verdict = Literal["good", "doubtful", "lost", "away"]
+# "good": keep these weights to roll back to. "exploded" is said of the loss, "collapsed" of the scores: both call for a roll-back.
+Verdict = Literal["good", "doubtful", "collapsed", "exploded"]
 
 # A loss above this many times the first one has exploded.
 _FAR = 20.0
 # Scores beat the constant one if their loss is below this share of its loss.
 _BEATS = 0.5
-# Shares of the first scores' variance below which scores are lost, and below which they are doubtful; by `beats_constant`.
+# Shares of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
 _SHARES = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
 
 
@@ -51,10 +51,10 @@ class DivergenceGuard:
     def judge(self, scores: Tensor, y: Tensor) -> Verdict:
         """The verdict on the scores (n, outputs) of a batch."""
         if not self._loss(scores, y) <= _FAR * max(self.first, 1e-3):
-            return "away"
+            return "exploded"
         variance, (lost, doubtful) = _variance(scores), _SHARES[self.beats_constant]
         if variance < lost * self.spread:
-            return "lost"
+            return "collapsed"
         return "doubtful" if variance < doubtful * self.spread else "good"
 
     def _loss(self, scores: Tensor, y: Tensor) -> float:

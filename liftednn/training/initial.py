@@ -68,13 +68,12 @@ def fixed_together(network: LiftedNetwork, fixed: Sequence[tuple[Any, Any]]) -> 
     whole = list(fixed)
     if len(whole) != len(network.layers):
         return whole  # `with_fixed` raises the error
-    connections = network.connections
-    for number, owner in enumerate(connections.owners):
-        for other in connections.sharing(owner):
+    for number, layer in enumerate(network.layers):
+        for other in network.connections.sharing(network.connections.owners[number]):
             w = whole[other][0]
             if whole[number][0] is None and w is not None:
                 w = as_tensor(w, "fixed")
-                whole[number] = (w.T if connections.flips[number] != connections.flips[other] else w, whole[number][1])
+                whole[number] = (w.T if layer.transposed != network.layers[other].transposed else w, whole[number][1])
     return whole
 
 
@@ -105,10 +104,8 @@ def random_weights(
             weights.append(Affine(network.shared(index, weights), b))
             continue
         w = torch.randn(shape, generator=generator, dtype=torch.float64) * (2 / shape[-1]) ** 0.5
-        alone = (
-            network.connections.owners.count(index) == 1
-        )  # a w that is shared with other layers is not scaled to the inputs
-        w = w / unit if network.connections.reads[index] == (0,) and alone else w
+        if network.connections.reads[index] == (0,) and network.connections.alone(index):
+            w = w / unit  # a w that other layers share too is not scaled to the inputs
         w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
         weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
     return [*weights, _first_head(network, weights, x, y, counts)]

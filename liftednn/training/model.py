@@ -77,11 +77,9 @@ class LiftedModel:
 
     def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
         term = self.terms[number]
-        return (
-            None
-            if term is None or seen.answer is None
-            else term.push(weights[number].w, seen.answer.reach_gradients[number])
-        )
+        if term is None or seen.answer is None:
+            return None
+        return term.push(weights[number].w, seen.answer.reach_gradients[number])
 
     def probe(
         self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None = None

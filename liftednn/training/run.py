@@ -190,7 +190,7 @@ class Run:
         if self.taken == 0:
             self.guard.begin(scores, y)
         verdict = self.guard.judge(scores, y)
-        if verdict == "away" or (verdict == "lost" and self.halved < _HALVINGS):
+        if verdict == "exploded" or (verdict == "collapsed" and self.halved < _HALVINGS):
             self._roll_back(float(reduce.mean(inner.loss.value(scores, y))))
         elif verdict == "good":
             self.good = self.descent.values.clone()

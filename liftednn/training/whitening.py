@@ -125,7 +125,7 @@ class Coordinates:
         other coordinates; those mix w and b, so that both must be free to move, or neither (`free`).
         """
         first, connections = network.layers[0], network.connections
-        alone = connections.readers[0] == ((0, 0),) and connections.owners.count(0) == 1
+        alone = connections.readers[0] == ((0, 0),) and connections.alone(0)
         if not alone or not first.operator.plain or not first.operator.bias or first.penalty.ridge is None:
             return cls(network, None)
         if free[0] != free[1]:
