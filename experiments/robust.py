@@ -65,10 +65,12 @@ METHODS = ("lifted", "lifted, noise", "lifted, ball", "lifted, box", "Adam", "Ad
 ROBUST = ("lifted, noise", "lifted, ball", "lifted, box")
 
 
-def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Module:
+def lifted(data: Dataset, sizes: tuple[int, ...], kind: Uncertainty | None, seed: int, passes: int) -> nn.Sequential:
     network = lnn.automatic(lnn.LiftedNetwork.mlp(sizes, activation="fenchel_relu"), data.x, data.y, seed)
     fit = lnn.MiniBatch(passes=passes, seed=seed).run(with_input_uncertainty(network, kind), data.x, data.y)
-    return lnn.init.to_module(network, fit.weights)
+    module = lnn.init.to_module(network, fit.weights)
+    assert isinstance(module, nn.Sequential)  # the network is a chain
+    return module
 
 
 def adam(
@@ -79,7 +81,7 @@ def adam(
     noise: float = 0.0,
     dropout: float = 0.0,
     rate: float = 1e-3,
-) -> nn.Module:
+) -> nn.Sequential:
     """Adam with a rate that falls along a cosine, batches of 100; Gaussian noise on the inputs, dropout on the hidden units."""
     torch.manual_seed(seed)
     noisy = nn.Sequential(module[0], module[1], nn.Dropout(dropout), module[2]) if dropout else module
@@ -97,7 +99,7 @@ def adam(
     return module
 
 
-def trained(name: str, strength: float, data: Dataset, sizes: tuple[int, ...], seed: int, passes: int) -> nn.Module:
+def trained(name: str, strength: float, data: Dataset, sizes: tuple[int, ...], seed: int, passes: int) -> nn.Sequential:
     if name in FROM:
         start = trained(FROM[name], strength, data, sizes, seed, 3)
         return adam(data, start, seed, max(passes - 3, 1))
