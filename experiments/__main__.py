@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "streaming": "experiments.streaming",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
+    "versions": "experiments.versions",
 }
 # What shows it: from the store alone, the demonstration apart.
 PAGES = {
@@ -73,7 +74,9 @@ def _command(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many, where there is a choice.")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A part alone: an architecture of table1, a set of compare, a kind of regimes. Repeatable."),
+        typer.Option(
+            help="A part alone: an architecture of table1, a set of compare, a kind of regimes, the commit of versions. Repeatable."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The picture or the page, where one is made.")] = None,
 ) -> None:
