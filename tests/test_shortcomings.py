@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.training.choices import fitted_head
-from liftednn.training.guard import DivergenceGuard
+from liftednn.training.guard import DivergenceGuard, Verdict
 from liftednn.training.shortcomings import shortcomings
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -126,10 +127,11 @@ def test_row_weights_count_in_the_comparison() -> None:
     assert not [sentence for sentence in sentences if "one and the same for all rows" in sentence]
 
 
-@pytest.mark.parametrize("lost", [2, 3])
-def test_a_run_counts_its_own_halvings(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = iter(["good"] + ["lost"] * lost)
+@pytest.mark.parametrize("bad", ["collapsed", "exploded"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_run_counts_its_own_halvings(times: int, bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts: Iterator[Verdict] = iter(["good", *[bad] * times])
     monkeypatch.setattr(DivergenceGuard, "judge", lambda self, scores, y: next(verdicts, "good"))
     fit = lnn.MiniBatch(passes=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
-    assert fit.history[-1].halved == lost
-    assert [f"halved {lost} times" in sentence for sentence in fit.warnings] == [True] * (lost > 2)
+    assert fit.history[-1].halved == times
+    assert [f"halved {times} times" in sentence for sentence in fit.warnings] == [True] * (times > 2)
