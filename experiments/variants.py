@@ -26,7 +26,7 @@ from liftednn.blocks import state_problem, update_state
 from liftednn.data.sources import source_of
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices, model
-from liftednn.training.batch import Answer, recursion
+from liftednn.training.batch import XStep, recursion
 from liftednn.training.run import Run
 
 PASSES = 5
@@ -64,13 +64,13 @@ def own_curvature(
     return [probes.new_tensor(layer.lam * layer.divergence.curvature) for layer in network.layers]
 
 
-def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *others: Any) -> Answer:
+def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *others: Any) -> XStep:
     """The X-step solved (one hidden layer), in place of one step of it."""
     forward, u = recursion(network, weights, x)
     first, last = network.layers
     z = update_state(state_problem(network, weights, [*forward, y], 1), forward[1], 1e-2, 8).states[0]
-    pulls = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
-    return Answer(forward, u, [z], pulls, [None, None])
+    u_gradients = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
+    return XStep(forward, u, [z], u_gradients, [None, None])
 
 
 @contextmanager
@@ -147,8 +147,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {
     "average, constant step": ({}, {}, both),
     "curvature lam c": ({}, {}, patched("curvatures", own_curvature)),
     "curvature lam c, step 1": ({"step": 1.0}, {}, patched("curvatures", own_curvature)),
-    "X-step solved": ({}, {}, patched("answer", exact_states)),
-    "X-step solved, lam x 0.03": ({}, {"lam": 0.03}, patched("answer", exact_states)),
+    "X-step solved": ({}, {}, patched("x_step", exact_states)),
+    "X-step solved, lam x 0.03": ({}, {"lam": 0.03}, patched("x_step", exact_states)),
 }
 
 

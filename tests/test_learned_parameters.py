@@ -112,7 +112,7 @@ def test_batches_and_the_exact_block_stop_at_the_same_limits(planted_beyond: Any
     assert float(learned(fit.network.hidden[0])) == pytest.approx(limit)
 
 
-def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
+def test_a_slope_outside_the_limits_stays_outside() -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(1e-5), "squared")
     run = Run(lnn.MiniBatch(learn_activation="layer"), network, source_of(x, y))

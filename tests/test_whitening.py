@@ -182,23 +182,23 @@ def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted
 
 @pytest.mark.parametrize("rho", [0.0, 0.05])
 def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
-    """A step of (pull' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
+    """A step of (u_gradient' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
     damping, curvature, found = 0.2, 0.6, whitening(X, 0.2)
     layer = lnn.Layer(lnn.operators.Dense(5, 4), lnn.activations.FenchelReLU(), lnn.penalties.L2(rho))
-    pull, inner = draw(300, 4, seed=8), found.inward(W)
+    u_gradient, inner = draw(300, 4, seed=8), found.inward(W)
     white, plain = Metric.of(layer, found(X), damping, found.scale), Metric.of(layer, X, damping)
     for metric in (white, plain):
         metric.refresh([torch.tensor(curvature, dtype=torch.float64)])
-    dw, db = white.direction(inner.w, [found(X)], [pull])
+    dw, db = white.direction(inner.w, [found(X)], [u_gradient])
     in_white = found.outward(Affine(inner.w - dw, inner.b - db))
-    dw, db = plain.direction(W.w, [X], [pull])
+    dw, db = plain.direction(W.w, [X], [u_gradient])
     in_plain = Affine(W.w - dw, W.b - db)
 
     gram, mean = np.cov(X.numpy(), rowvar=False, bias=True), X.mean(0).numpy()
     matrix = curvature * (gram + damping * gram.diagonal().mean() * np.eye(5)) + 2 * rho * np.eye(5)
-    gradient = pull.numpy().T @ (X.numpy() - mean) / len(X) + 2 * rho * W.w.numpy()
+    gradient = u_gradient.numpy().T @ (X.numpy() - mean) / len(X) + 2 * rho * W.w.numpy()
     w = W.w.numpy() - np.linalg.solve(matrix, gradient.T).T
-    b = W.b.numpy() + W.w.numpy() @ mean - pull.numpy().mean(0) / curvature - w @ mean
+    b = W.b.numpy() + W.w.numpy() @ mean - u_gradient.numpy().mean(0) / curvature - w @ mean
     for after in (in_white, in_plain):
         np.testing.assert_allclose(after.w.numpy(), w, rtol=1e-8, atol=1e-8)
         np.testing.assert_allclose(after.b.numpy(), b, rtol=1e-8, atol=1e-8)

@@ -45,9 +45,13 @@ class Geometry(Protocol):
         """The mean length of a step of rate 1 along the gradient in w."""
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from w and from the intercept of every layer."""
+        """What a step of rate 1 subtracts from w and from the intercept of every layer.
+
+        u_gradients   of every layer, the gradient in the outputs of its regression
+        w_gradient    a further gradient in w, at fixed outputs
+        """
 
     def state(self) -> dict[str, Tensor]: ...
 
@@ -138,10 +142,12 @@ class Grouped:
         return sum(group.reach() for group in self.groups) / len(self.groups)
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        parts = zip(self.groups, w, self._cut(rows, self.shape[-1]), self._cut(pulls, self.shape[-2]), strict=True)
-        moves = [group.direction(own, x, pull) for group, own, x, pull in parts]
+        parts = zip(
+            self.groups, w, self._cut(rows, self.shape[-1]), self._cut(u_gradients, self.shape[-2]), strict=True
+        )
+        moves = [group.direction(own, x, g) for group, own, x, g in parts]
         intercepts = [torch.cat(each) for each in list(zip(*moves, strict=True))[1:]]
         return [torch.stack([move[0] for move in moves]), *intercepts]
 
@@ -224,14 +230,14 @@ class SharedMetric:
         return float(self.inverse.mean())
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
         rho = 2 * (self.layer.penalty.ridge or 0.0)
         gradient, intercepts = rho * w, []
-        for metric, flip, x, pull in zip(self.metrics, self.flips, rows, pulls, strict=True):
-            t, share = metric.layer.operator.positions, 1 / len(x)
-            b = reduce.product(pull, x.new_full((len(x),), share)) if metric.free[1] else pull.new_zeros(pull.shape[1])
-            part = torch.addr(reduce.product(pull, x, share), b, metric.mean, alpha=-1) * t
+        for metric, flip, x, g in zip(self.metrics, self.flips, rows, u_gradients, strict=True):
+            t, scale = metric.layer.operator.positions, 1 / len(x)
+            b = reduce.product(g, x.new_full((len(x),), scale)) if metric.free[1] else g.new_zeros(g.shape[1])
+            part = torch.addr(reduce.product(g, x, scale), b, metric.mean, alpha=-1) * t
             gradient = gradient + (part.T if flip else part)
             intercepts.append(b / metric.curvature)
         move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)

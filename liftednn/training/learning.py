@@ -23,7 +23,7 @@ from liftednn.base import Activation
 from liftednn.blocks import Grains, grains_of, parameters, with_activation
 from liftednn.functional import within
 from liftednn.network import LiftedNetwork
-from liftednn.training.batch import Answer
+from liftednn.training.batch import XStep
 from liftednn.training.descent import Descent
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "snapshot", "with_parameters"]
@@ -85,15 +85,15 @@ class Learner:
         """Every few steps (`taken` so far), move every layer's parameters towards the refit on a batch."""
         if taken % _EVERY or not any(self.grains):
             return
-        seen = self.descent.see(x, y, counts).answer
-        assert seen is not None
+        step = self.descent.gradients(x, y, counts).x_step
+        assert step is not None
         for number, per in enumerate(self.grains):
             if per is not None:
-                self._move(number, seen, y, counts)
+                self._move(number, step, y, counts)
 
-    def _move(self, number: int, seen: Answer, y: Tensor, counts: Tensor | None) -> None:
+    def _move(self, number: int, step: XStep, y: Tensor, counts: Tensor | None) -> None:
         now, per = self.descent.network.hidden[number], self.grains[number] or "layer"
-        u, z = seen.preactivations[number].double(), seen.states[number].double()
+        u, z = step.preactivations[number].double(), step.states[number].double()
         found = now.refit(u, z, counts, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
@@ -105,7 +105,7 @@ class Learner:
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, change = (
             self.descent.network.layers[number].lam,
-            self._score_change(number, seen, probe, y, counts) / reach**2,
+            self._score_change(number, step, probe, y, counts) / reach**2,
         )
         gain = lam * (reduce.mean(now.value(u, z), counts) - reduce.mean(found.value(u, z), counts))
         fresh = torch.stack([gain, change])
@@ -116,22 +116,22 @@ class Learner:
         factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * share
         given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
-    def _score_change(self, number: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
+    def _score_change(self, number: int, step: XStep, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
         network, weights, states, last = (
             self.descent.network,
             self.descent.weights,
-            list(seen.forward),
-            len(seen.forward) - 1,
+            list(step.forward),
+            len(step.forward) - 1,
         )
         changed = {number + 1}
-        states[number + 1] = probe(seen.preactivations[number])
+        states[number + 1] = probe(step.preactivations[number])
         for later in range(number + 1, last):
             if changed & set(network.connections.reads[later]):
                 states[later + 1] = network.hidden[later](network.preactivation(later, weights, states))
                 changed.add(later + 1)
-        moved = network.preactivation(last, weights, states) - seen.preactivations[-1]
-        met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
+        moved = network.preactivation(last, weights, states) - step.preactivations[-1]
+        met = network.loss.curvature_met(step.preactivations[-1], y, counts)
         return network.layers[-1].lam * met * reduce.mean(moved.double().square().sum(1), counts)
 
     def state(self) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ class Metric:
     def damped(self, gram: Tensor) -> float:
         """The damping d of a Gram matrix."""
         assert self.moments is not None
-        # For inputs that do not vary, pull' x - b mean is rounding error, about eps times the mean: it must not become a large step.
+        # For inputs that do not vary, the gradient g' x - b mean is rounding error, about eps times the mean: no large step may follow
         floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
         return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
 
@@ -132,18 +132,18 @@ class Metric:
         return float(mean) / self.layer.operator.positions
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from (w, b), given the layer's rows, its pull, and a further gradient `push` in w."""
-        (x,), (pull,) = rows, pulls
-        b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
+        """What a step of rate 1 subtracts from (w, b), given the layer's rows, the gradient in its outputs, and a further one in w."""
+        (x,), (g,) = rows, u_gradients
+        b = reduce.product(g, x.new_full((len(x),), 1 / len(x))) if self.free[1] else g.new_zeros(g.shape[1])
         if not self.free[0]:
             return [torch.zeros_like(w), b / self.curvature]
-        w = reduce.product(pull, x, 1 / len(x), self.shrinkage * w)
+        w = reduce.product(g, x, 1 / len(x), self.shrinkage * w)
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
-        if push is not None:
-            w.add_(push)
+        if w_gradient is not None:
+            w.add_(w_gradient)
         w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
         b = b / self.curvature
         return [w, b if self.white or not self.free[1] else b - w @ self.mean]

@@ -19,7 +19,7 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
-from liftednn.training.batch import answer, descent_refusal
+from liftednn.training.batch import descent_refusal, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.descent import Descent, reach_of
 from liftednn.training.feed import Feed
@@ -180,7 +180,7 @@ class Run:
     def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y, None, self.descent.terms).states
+        states = x_step(inner, weights, x, y, None, self.descent.terms).states
         self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
 
     def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
