@@ -99,13 +99,13 @@ def rising_lam() -> Iterator[None]:
     """lam from a thirtieth of its value to all of it, over the run."""
     advance = Run._advance
 
-    def rising(self: Run, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
+    def rising(self: Run, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.passes
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
         assert isinstance(self.descent.model, model.LiftedModel)
         self.descent.model.network = LiftedNetwork([*hidden, layers[-1]])
-        advance(self, x, y, counts, within)
+        advance(self, x, y, row_weights, within)
 
     with mock.patch.object(Run, "_advance", rising):
         yield

@@ -27,7 +27,7 @@ _ROWS = 8192
 class Moments:
     """Centred moments of rows x (n, p) and z (n, q), float64.
 
-    `eps` is the precision of the data: smaller relative eigenvalues count as 0.
+    `eps` is the precision of the data: smaller relative eigenvalues are taken as 0.
     """
 
     weight: Tensor
@@ -86,7 +86,7 @@ class Moments:
         )
 
     def __rmul__(self, forget: float) -> Moments:
-        """The same rows, each counting `forget` times as much."""
+        """The same rows, each with `forget` times the weight."""
         scaled = {name: forget * getattr(self, name) for name in ("weight", "xx", "xz", "zz")}
         return replace(self, **scaled)
 

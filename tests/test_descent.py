@@ -95,10 +95,10 @@ def test_the_state_step_does_not_raise_its_block_where_lam_is_at_least_the_curva
 
 def test_row_weights_weigh_the_loss() -> None:
     network, weights = setup(1e6)
-    row_weights = torch.rand(len(X), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    plain, weighed = x_step(network, weights, X, Y), x_step(network, weights, X, Y, row_weights)
+    outlier_weights = torch.rand(len(X), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    plain, weighed = x_step(network, weights, X, Y), x_step(network, weights, X, Y, outlier_weights)
     for a, b in zip(plain.u_gradients, weighed.u_gradients, strict=True):
-        torch.testing.assert_close(a * row_weights[:, None], b, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(a * outlier_weights[:, None], b, rtol=1e-3, atol=1e-5)
 
 
 def active_fractions(network: LiftedNetwork, weights: list[lnn.Affine]) -> Tensor:
@@ -126,8 +126,8 @@ def test_curvatures_are_mean_diagonals_of_the_loss_s_bound_through_the_jacobian(
     torch.testing.assert_close(mean, torch.tensor(truth).to(mean), rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("counts", [None, torch.ones(40, dtype=torch.float64)], ids=["plain", "counted"])
-def test_constant_units_are_left_out_of_the_curvature(counts: Tensor | None) -> None:
+@pytest.mark.parametrize("row_weights", [None, torch.ones(40, dtype=torch.float64)], ids=["plain", "counted"])
+def test_constant_units_are_left_out_of_the_curvature(row_weights: Tensor | None) -> None:
     """With four constant units of ten, the curvatures are those of the network without them."""
     network, weights = setup(1e3, "fenchel_relu", (10,))
     weights[0].b[:4] = -100.0
@@ -135,12 +135,12 @@ def test_constant_units_are_left_out_of_the_curvature(counts: Tensor | None) -> 
     kept = [lnn.Affine(weights[0].w[4:], weights[0].b[4:]), lnn.Affine(weights[1].w[:, 4:], weights[1].b)]
     probes = torch.sign(draw(2, 40, 3))
     found = [
-        curvatures(net, given, recursion(net, given, X)[1], probes, counts)
+        curvatures(net, given, recursion(net, given, X)[1], probes, row_weights)
         for net, given in ((network, weights), (without, kept))
     ]
     torch.testing.assert_close(found[0], found[1])
     weights[0].b.fill_(-100.0)
-    assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, counts)[0]) == torch.inf
+    assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, row_weights)[0]) == torch.inf
 
 
 @pytest.mark.parametrize("shape", [(40, 3), (2, 40, 1), (2, 1, 3), (0, 40, 3)], ids=str)
@@ -258,7 +258,12 @@ class Backpropagation:
         self.network = network
 
     def gradients(
-        self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None = None, row_weights: Tensor | None = None
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        row_weights: Tensor | None = None,
+        outlier_weights: Tensor | None = None,
     ) -> BatchGradients:
         states, preactivations = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
         u_gradients = self._back(preactivations, lambda scores: self.network.loss.value(scores, y).sum())
@@ -280,7 +285,7 @@ class Backpropagation:
         return None
 
     def probe(
-        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, counts: Tensor | None
+        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         top = self.network.loss.curvature
         arrived = [self._back(batch.preactivations, partial(_against, top**0.5 * probe)) for probe in probes]

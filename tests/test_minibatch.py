@@ -348,10 +348,10 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
     kept: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "_KEPT", kept)  # scores that are evaluated together
-    counts = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
+    row_weights = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
     seen: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, counts))
+        run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, row_weights))
         plain = run.step
 
         def step(x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:

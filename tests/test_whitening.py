@@ -172,9 +172,9 @@ def test_a_gradient_step_is_one_preconditioned_by_the_damped_gram_matrix() -> No
 def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted: bool) -> None:
     """As by the Gram matrix, up to the signs of directions."""
     x = draw(12, 40, seed=3) + 2
-    counts = torch.linspace(0.2, 3, 12, dtype=torch.float64) if weighted else None
-    by_rows = Whitening.of_rows(x, counts, 0.3, 0.9)
-    by_gram = Whitening.of(Moments.of(x, x[:, :0], counts), 0.3, 0.9, x)
+    row_weights = torch.linspace(0.2, 3, 12, dtype=torch.float64) if weighted else None
+    by_rows = Whitening.of_rows(x, row_weights, 0.3, 0.9)
+    by_gram = Whitening.of(Moments.of(x, x[:, :0], row_weights), 0.3, 0.9, x)
     assert (by_rows.width, by_rows.far) == (by_gram.width, by_gram.far)
     torch.testing.assert_close(by_rows.scale, by_gram.scale)
     torch.testing.assert_close(by_rows(x) @ by_rows(x).T, by_gram(x) @ by_gram(x).T)

@@ -12,7 +12,7 @@ from liftednn.activations.fenchel import Fenchel
 from liftednn.base import Box, Grain
 from liftednn.functional import as_given, box_barrier, box_prox, clip, grain, like, spread
 
-# A range of states narrower than this share of the range of the bounds counts as constant.
+# A range of states narrower than this fraction of the range of the bounds is taken as constant.
 _NARROW = 1e-3
 
 __all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU", "Sign"]

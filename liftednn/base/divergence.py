@@ -165,7 +165,7 @@ class Activation(Divergence):
         """This activation with the `learned` fields that minimise the sum over rows of D(u, z).
 
         u, z           pre-activations and states, (n, p)
-        sample_weight  (n,), how much each row counts
+        sample_weight  (n,), the weight of each row
         per            "layer" for one number per field, "unit" for fields of shape (p,); a field that has shape (p,) keeps it
 
         The default learns nothing.
@@ -193,8 +193,8 @@ class Loss(Divergence):
     @abstractmethod
     def classes(self) -> bool: ...
 
-    def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
-        """The curvature that sets mini-batch step sizes, row i counting `counts[i]` times; below `curvature` where few rows reach that."""
+    def curvature_met(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
+        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows reach that."""
         return self.curvature
 
     @abstractmethod

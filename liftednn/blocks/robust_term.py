@@ -41,7 +41,9 @@ class RobustTerm(ABC):
         """A bound (in, in) on the curvature in w that `w_gradient` adds to the plain step."""
 
     @abstractmethod
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, counts: Tensor | None) -> None:
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
         """Update what depends on the present point, in place. With radius_gradient=None, `w_gradient` stays exact, without smoothing."""
 
     @abstractmethod

@@ -113,7 +113,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
             )
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """Train on rows X (n, features) and labels y (n,); row i counts `sample_weight[i]` times."""
+        """Train on rows X (n, features) and labels y (n,); row i has weight `sample_weight[i]`."""
         self._check_parameters()
         with self._all_or_nothing():
             x, labels = validate_data(self, X, y)

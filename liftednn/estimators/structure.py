@@ -63,12 +63,12 @@ class Structured:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
-    def _scaling(self, x: Rows, counts: Array | None) -> Scaling:
+    def _scaling(self, x: Rows, row_weights: Array | None) -> Scaling:
         """To mean 0 and variance 1, that of the uncertainty included: a column that is mostly noise must not be scaled up. Under a penalty
         on the size of weights, columns are only shifted, so that `coefs_`, for X as it is given, obeys the constraint too."""
         if self.divergence == "euclidean":
             return x.scaling
-        scaling, noise = Scaling.of(x, counts), uncertainty_of(self.robust)
+        scaling, noise = Scaling.of(x, row_weights), uncertainty_of(self.robust)
         if self._penalties()[0].scale_sensitive:
             return scaling.shift
         if noise is None:

@@ -180,7 +180,9 @@ class BoxTerm(RobustTerm):
     def added_curvature(self) -> Tensor:
         return self.lam * self.curvature * self.matrix + self._on_inputs(self.bend)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, counts: Tensor | None) -> None:
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
         self.curvature.fill_(self.divergence.curvature)
         if radius_gradient is not None:
             on_x = self.kind.on_x(w)

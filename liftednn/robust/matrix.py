@@ -137,8 +137,10 @@ class BallTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix / (1 - self.share)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, counts: Tensor | None) -> None:
-        curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), counts))
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
+        curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), row_weights))
         self.curvature.fill_(curvature)
         self.share.fill_(self.kind.share(mean, curvature, w))
 

@@ -51,7 +51,9 @@ class NoiseTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, counts: Tensor | None) -> None:
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
         self.curvature.fill_(self.divergence.curvature)
 
     def state(self) -> dict[str, Tensor]:

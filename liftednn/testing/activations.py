@@ -206,28 +206,28 @@ def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
 
 
 def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> None:
-    counts = torch.arange(len(u)) % 3 + 0.5
-    found = activation.refit(u, z, counts, per)
+    row_weights = torch.arange(len(u)) % 3 + 0.5
+    found = activation.refit(u, z, row_weights, per)
     assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"
-    before, after = (float(each.value(u, z) @ counts.to(u)) for each in (activation, found))
+    before, after = (float(each.value(u, z) @ row_weights.to(u)) for each in (activation, found))
     assert after <= before + SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
     shapes = {name: tuple(each.shape) for name, each in _parameters(found).items()}
     assert per == "layer" or set(shapes.values()) <= {u.shape[1:]}, (
         f"refit per unit must give one entry each, got {shapes}"
     )
-    _check_least(activation, found, u, z, counts.to(u))
+    _check_least(activation, found, u, z, row_weights.to(u))
 
 
-def _check_least(activation: Activation, found: Activation, u: Tensor, z: Tensor, counts: Tensor) -> None:
+def _check_least(activation: Activation, found: Activation, u: Tensor, z: Tensor, row_weights: Tensor) -> None:
     """The learned parameters lie within the limits, and none close by is better."""
-    least = float(found.value(u, z) @ counts)
+    least = float(found.value(u, z) @ row_weights)
     for name, now in _parameters(found).items():
         given = _parameters(activation)[name]
         lower, upper = min(activation.limits[0], float(given.min())), max(activation.limits[1], float(given.max()))
         inside = (now >= lower - SLACK) & (now <= upper + SLACK)
         assert bool(inside.all()), f"refit leaves `limits`: {name} is {now}"
         for factor in (0.9, 0.99, 1.01, 1.1):
-            energy = _energy(found, name, (now * factor).clamp(lower, upper), u, z) @ counts
+            energy = _energy(found, name, (now * factor).clamp(lower, upper), u, z) @ row_weights
             assert bool(energy >= least - SLACK * (1 + abs(least))), (
                 f"refit is not the minimiser: another {name} is better"
             )

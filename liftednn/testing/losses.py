@@ -77,8 +77,8 @@ def _check_link(loss: Loss, u: Tensor) -> None:
 
 def _check_met(loss: Loss, u: Tensor, encoded: Tensor) -> None:
     """A row of weight 3 is the same as three rows."""
-    counts = torch.arange(N) % 3 + 1
-    met = loss.curvature_met(u, encoded, counts.to(u))
+    row_weights = torch.arange(N) % 3 + 1
+    met = loss.curvature_met(u, encoded, row_weights.to(u))
     assert met > 0, f"curvature_met must be positive, got {met}"
-    many = loss.curvature_met(*(part.repeat_interleave(counts, 0) for part in (u, encoded)))
-    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weight rows by counts")
+    many = loss.curvature_met(*(part.repeat_interleave(row_weights, 0) for part in (u, encoded)))
+    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weight rows by row_weights")

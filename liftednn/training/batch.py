@@ -62,12 +62,12 @@ def x_step(
     weights: Weights,
     x: Tensor,
     y: Tensor,
-    row_weights: Tensor | None = None,
+    outlier_weights: Tensor | None = None,
     terms: Sequence[RobustTerm | None] = (),
 ) -> XStep:
-    """The X-step on a batch: forward, then one step per layer from the last to the first; `row_weights` (n,) weigh the loss.
+    """The X-step on a batch: forward, then one step per layer from the last to the first; `outlier_weights` (n,) weigh the loss.
 
-    terms   the robust terms of layers whose rows are uncertain; without them all rows count as certain
+    terms   the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
     """
     forward, preactivations = recursion(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
@@ -76,9 +76,9 @@ def x_step(
     else:
         u_gradient, radius_gradient = last.divergence.grad(preactivations[-1], y), None
         u_gradient = last.lam * u_gradient if last.lam != 1 else u_gradient
-    if row_weights is not None:
-        u_gradient.mul_(row_weights[:, None])
-        radius_gradient = None if radius_gradient is None else radius_gradient * row_weights[:, None]
+    if outlier_weights is not None:
+        u_gradient.mul_(outlier_weights[:, None])
+        radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
     states, u_gradients, radius_gradients = _backward(network, weights, preactivations, u_gradient, terms)
     return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
 
@@ -88,7 +88,7 @@ def curvatures(
     weights: Weights,
     preactivations: list[Tensor],
     probes: Tensor,
-    counts: Tensor | None = None,
+    row_weights: Tensor | None = None,
     y: Tensor | None = None,
 ) -> list[Tensor]:
     """c of every layer: the mean over rows, and over units with a gradient, of the curvature in u of what comes after; 0-dim tensors.
@@ -103,7 +103,7 @@ def curvatures(
         raise ValueError(
             f"probes have shape {tuple(probes.shape)}: give (m, {n}, {outputs}), m >= 1 probes of the network's scores"
         )
-    met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, counts)
+    met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, row_weights)
     top = network.layers[-1].lam * met
     received = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
     # A jointly convex divergence has a gradient in u that is not 0 even where the states obey the recursion.
@@ -111,7 +111,7 @@ def curvatures(
         rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
         received = [[g - at_rest for g, at_rest in zip(u_gradients, rest, strict=True)] for u_gradients in received]
     found = [
-        torch.stack([reduce.mean_square(g, counts) for g in u_gradients]).mean() / _active_fraction(u_gradients)
+        torch.stack([reduce.mean_square(g, row_weights) for g in u_gradients]).mean() / _active_fraction(u_gradients)
         for u_gradients in zip(*received, strict=True)
     ]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]

@@ -30,7 +30,7 @@ from liftednn.blocks import (
     update_state,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
-from liftednn.data.validation import check_trainable, inputs, matrix_shapes, responses, row_weights
+from liftednn.data.validation import check_trainable, checked_row_weights, inputs, matrix_shapes, responses
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.runtime.precision import plain_arithmetic
@@ -106,7 +106,7 @@ class BCD:
 
         weights         where to start; None for random features with a fitted head
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
-        sample_weight   (n,), how much each row counts: means over rows become weighted ones. Each row has states of its own,
+        sample_weight   (n,), the weight of each row: means over rows become weighted ones. Each row has states of its own,
                         so the X-step does not depend on them
         """
         started = time.perf_counter()
@@ -143,12 +143,14 @@ class BCD:
         grains_of(network, self.learn_activation)
         x = inputs(network, x)
         y = responses(network, y, x)
-        counts = row_weights(sample_weight, x)
+        row_weights = checked_row_weights(sample_weight, x)
         check_memory(matrix_shapes(network), x, len(x))
         start = (
-            random_weights(network, self.seed, x, y, counts) if weights is None else given_weights(network, weights, x)
+            random_weights(network, self.seed, x, y, row_weights)
+            if weights is None
+            else given_weights(network, weights, x)
         )
-        state = State(start, [*network.propagate(start, x), y], {}, counts)
+        state = State(start, [*network.propagate(start, x), y], {}, row_weights)
         last = len(network.layers) - 1
         if weights is None and network.connections.alone(last):
             head = self._update_weights(network, state, last)

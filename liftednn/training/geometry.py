@@ -32,7 +32,7 @@ class Geometry(Protocol):
     @property
     def proxed(self) -> bool: ...
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
@@ -64,7 +64,7 @@ def geometries_of(
     states: States,
     damping: float,
     scale: Tensor | None = None,
-    counts: Tensor | None = None,
+    row_weights: Tensor | None = None,
     free: Sequence[Free] | None = None,
 ) -> list[Geometry]:
     """One for every w of a network, from the states of some samples.
@@ -80,7 +80,7 @@ def geometries_of(
             _Member(
                 layers[number],
                 network.layers[number].operator.rows(network.read(number, states)),
-                repeated(counts, layers[number].operator.positions),
+                repeated(row_weights, layers[number].operator.positions),
                 (moves, free[number][1]),
             )
             for number in numbers
@@ -90,11 +90,11 @@ def geometries_of(
 
 
 class _Member(NamedTuple):
-    """A layer that has a w, its rows and how much each counts, and whether w and b may move."""
+    """A layer that has a w, its rows and their weights, and whether w and b may move."""
 
     layer: Layer
     rows: Tensor
-    counts: Tensor | None
+    row_weights: Tensor | None
     free: Free
 
 
@@ -109,7 +109,7 @@ def _geometry(members: Sequence[_Member], damping: float, scale: Tensor | None) 
 
 
 def _metric(members: Sequence[_Member], damping: float, scale: Tensor | None) -> Metric | SharedMetric:
-    metrics = [Metric.of(each.layer, each.rows, damping, scale, each.counts, each.free) for each in members]
+    metrics = [Metric.of(each.layer, each.rows, damping, scale, each.row_weights, each.free) for each in members]
     return metrics[0] if len(metrics) == 1 else SharedMetric(metrics)
 
 
@@ -126,9 +126,9 @@ class Grouped:
     def _cut(self, parts: Sequence[Tensor], width: int) -> list[tuple[Tensor, ...]]:
         return list(zip(*(torch.split(part, width, 1) for part in parts), strict=True))
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         for group, part in zip(self.groups, self._cut(rows, self.shape[-1]), strict=True):
-            group.absorb(part, counts)
+            group.absorb(part, row_weights)
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         for group in self.groups:
@@ -181,9 +181,9 @@ class SharedMetric:
     def proxed(self) -> bool:
         return self.metrics[0].proxed
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
-        for metric, x, count in zip(self.metrics, rows, counts, strict=True):
-            metric.absorb([x], [count])
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+        for metric, x, weights in zip(self.metrics, rows, row_weights, strict=True):
+            metric.absorb([x], [weights])
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """A layer that no gradient reaches adds no curvature; where none is reached, w stays."""

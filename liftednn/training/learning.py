@@ -81,20 +81,20 @@ class Learner:
         self.means = descent.values.new_zeros(len(self.grains), 2, dtype=torch.float64)  # g and c |J d|^2
         self.good = self._kept()
 
-    def step(self, x: Tensor, y: Tensor, counts: Tensor | None, taken: int) -> None:
+    def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None, taken: int) -> None:
         """Every few steps (`taken` so far), move every layer's parameters towards the refit on a batch."""
         if taken % _EVERY or not any(self.grains):
             return
-        step = self.descent.gradients(x, y, counts).x_step
+        step = self.descent.gradients(x, y, row_weights).x_step
         assert step is not None
         for number, per in enumerate(self.grains):
             if per is not None:
-                self._move(number, step, y, counts)
+                self._move(number, step, y, row_weights)
 
-    def _move(self, number: int, step: XStep, y: Tensor, counts: Tensor | None) -> None:
+    def _move(self, number: int, step: XStep, y: Tensor, row_weights: Tensor | None) -> None:
         now, per = self.descent.network.hidden[number], self.grains[number] or "layer"
         u, z = step.preactivations[number].double(), step.states[number].double()
-        found = now.refit(u, z, counts, per)
+        found = now.refit(u, z, row_weights, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
         share = (torch.as_tensor(target, dtype=u.dtype, device=u.device) - given) / given
@@ -105,9 +105,9 @@ class Learner:
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, change = (
             self.descent.network.layers[number].lam,
-            self._score_change(number, step, probe, y, counts) / reach**2,
+            self._score_change(number, step, probe, y, row_weights) / reach**2,
         )
-        gain = lam * (reduce.mean(now.value(u, z), counts) - reduce.mean(found.value(u, z), counts))
+        gain = lam * (reduce.mean(now.value(u, z), row_weights) - reduce.mean(found.value(u, z), row_weights))
         fresh = torch.stack([gain, change])
         if not bool(fresh.isfinite().all()):
             return  # the run diverges, and the trainer will roll it back
@@ -116,7 +116,9 @@ class Learner:
         factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * share
         given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
-    def _score_change(self, number: int, step: XStep, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
+    def _score_change(
+        self, number: int, step: XStep, probe: Activation, y: Tensor, row_weights: Tensor | None
+    ) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
         network, weights, states, last = (
             self.descent.network,
@@ -131,8 +133,8 @@ class Learner:
                 states[later + 1] = network.hidden[later](network.preactivation(later, weights, states))
                 changed.add(later + 1)
         moved = network.preactivation(last, weights, states) - step.preactivations[-1]
-        met = network.loss.curvature_met(step.preactivations[-1], y, counts)
-        return network.layers[-1].lam * met * reduce.mean(moved.double().square().sum(1), counts)
+        met = network.loss.curvature_met(step.preactivations[-1], y, row_weights)
+        return network.layers[-1].lam * met * reduce.mean(moved.double().square().sum(1), row_weights)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next refit depends on, by name."""

@@ -45,7 +45,7 @@ class Metric:
         x: Tensor,
         damping: float,
         scale: Tensor | None = None,
-        counts: Tensor | None = None,
+        row_weights: Tensor | None = None,
         free: tuple[bool, bool] = (True, True),
     ) -> Metric:
         """From rows x (n, p); with `scale`, of whitened rows, whose Gram matrix is not updated."""
@@ -58,15 +58,15 @@ class Metric:
         shape = (p, p) if shape and layer.uncertainty is not None else shape
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
-        metric.absorb([x], [counts])
+        metric.absorb([x], [row_weights])
         return metric
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add rows to the running moments, and reduce the weight of older rows."""
         if self.white:
             return
-        (x,), (count,) = rows, counts
-        fresh = Moments.of(x, x[:, :0], count)
+        (x,), (weights,) = rows, row_weights
+        fresh = Moments.of(x, x[:, :0], weights)
         fresh = fresh if self.free[1] else fresh.about_zero()
         self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
         self.mean.copy_(self.moments.mean_x)

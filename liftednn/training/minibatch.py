@@ -102,7 +102,7 @@ class MiniBatch:
         validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
         checkpoint      a file to write to, and to resume from if all other arguments are the same
-        sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
+        sample_weight   (n,), the weight of each row; those in an iterable's batches should be 1 on average
         fixed           for every layer, w and b that must stay as they are, None for what is trained
         moments         of the inputs, where they are known from more rows than these
         """

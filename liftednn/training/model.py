@@ -34,15 +34,15 @@ class Model(Protocol):
     """A model made of linear regressions, which a mini-batch step can train."""
 
     def gradients(
-        self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None, row_weights: Tensor | None
+        self, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None, outlier_weights: Tensor | None
     ) -> BatchGradients:
-        """Rows and gradients for a batch; sample i counts `counts[i]` times, and its loss `row_weights[i]` times as much."""
+        """Rows and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` (n,) the gradients that result."""
 
     def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
         """The gradient in the w of a layer at fixed pre-activations; None where it is 0."""
 
     def probe(
-        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, counts: Tensor | None
+        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """The curvature, in the output of each regression, of all that comes after it, from probes (m, n, outputs) that are sent backward
         from the scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
@@ -63,14 +63,21 @@ class LiftedModel:
         self.terms = [_term_of(layer, w) for layer, (w, _) in zip(network.layers, weights, strict=True)]
 
     def gradients(
-        self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None = None, row_weights: Tensor | None = None
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        row_weights: Tensor | None = None,
+        outlier_weights: Tensor | None = None,
     ) -> BatchGradients:
         """The states of a sample do not depend on its weight; its gradients are multiplied by it."""
-        found = x_step(self.network, weights, x, y, row_weights, self.terms)
-        if counts is not None:
-            radius_gradients = [None if each is None else each * counts[:, None] for each in found.radius_gradients]
+        found = x_step(self.network, weights, x, y, outlier_weights, self.terms)
+        if row_weights is not None:
+            radius_gradients = [
+                None if each is None else each * row_weights[:, None] for each in found.radius_gradients
+            ]
             found = found._replace(
-                u_gradients=[g * counts[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
+                u_gradients=[g * row_weights[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
             )
         operators = [layer.operator for layer in self.network.layers]
         rows = [each.rows(self.network.read(number, found.forward)) for number, each in enumerate(operators)]
@@ -84,15 +91,15 @@ class LiftedModel:
         return term.w_gradient(weights[number].w, batch.x_step.radius_gradients[number])
 
     def probe(
-        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, counts: Tensor | None = None
+        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        found = curvatures(self.network, weights, batch.preactivations, probes, counts, y)
+        found = curvatures(self.network, weights, batch.preactivations, probes, row_weights, y)
         for number, term in enumerate(self.terms):
             if term is not None and batch.x_step is not None:
                 z, radius_gradient = [*batch.x_step.states, y][number], batch.x_step.radius_gradients[number]
-                term.renew(weights[number].w, batch.preactivations[number], z, radius_gradient, counts)
+                term.renew(weights[number].w, batch.preactivations[number], z, radius_gradient, row_weights)
         if self.terms[-1] is not None:
-            found = [c / self.terms[-1].share for c in found]  # the loss counts 1 / share times for all layers
+            found = [c / self.terms[-1].share for c in found]  # the loss has the factor 1 / share, for all layers
         return found, [None if term is None else term.added_curvature() for term in self.terms]
 
     def state(self) -> dict[str, Tensor]:

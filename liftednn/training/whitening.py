@@ -52,11 +52,11 @@ class Whitening:
         return cls._from(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps, damping, keep, like)
 
     @classmethod
-    def of_rows(cls, x: Tensor, counts: Tensor | None, damping: float, keep: float) -> Whitening:
-        """The same from rows x (n, p), row i counting `counts[i]` times, for n < p: the singular values of an (n, p) matrix take n^2 p
+    def of_rows(cls, x: Tensor, row_weights: Tensor | None, damping: float, keep: float) -> Whitening:
+        """The same from rows x (n, p), rows weighted by `row_weights`, for n < p: the singular values of an (n, p) matrix take n^2 p
         operations, the eigenvalues of the (p, p) Gram matrix p^3."""
-        mean = reduce.mean(x, counts)
-        share = x.new_ones(len(x)).double() if counts is None else counts.double()
+        mean = reduce.mean(x, row_weights)
+        share = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
         centred = (x.double() - mean) * (share / share.sum()).sqrt()[:, None]
         _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
         return cls._from(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps, damping, keep, x)
@@ -116,9 +116,9 @@ class Coordinates:
         keep: float,
         free: tuple[bool, bool] = (True, True),
         stored: dict[str, Tensor] | None = None,
-        counts: Tensor | None = None,
+        row_weights: Tensor | None = None,
     ) -> Coordinates:
-        """From the moments of the inputs where they are given, otherwise from rows x, row i counting `counts[i]` times; or from the
+        """From the moments of the inputs where they are given, otherwise from rows x, rows weighted by `row_weights`; or from the
         `state()` of earlier coordinates.
 
         Only a first layer u = x w' + b under a squared norm, that alone reads the inputs and has its w alone, is the same problem in
@@ -134,7 +134,7 @@ class Coordinates:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
-            whitening = _whitening(x, counts, moments, damping, keep)
+            whitening = _whitening(x, row_weights, moments, damping, keep)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
@@ -161,8 +161,10 @@ class Coordinates:
         return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
 
 
-def _whitening(x: Tensor, counts: Tensor | None, moments: Moments | None, damping: float, keep: float) -> Whitening:
+def _whitening(
+    x: Tensor, row_weights: Tensor | None, moments: Moments | None, damping: float, keep: float
+) -> Whitening:
     """From the moments that are given, or from those of rows x."""
     if moments is None and len(x) < x.shape[1]:
-        return Whitening.of_rows(x, counts, damping, keep)
-    return Whitening.of(Moments.of(x, x[:, :0], counts) if moments is None else moments, damping, keep, x)
+        return Whitening.of_rows(x, row_weights, damping, keep)
+    return Whitening.of(Moments.of(x, x[:, :0], row_weights) if moments is None else moments, damping, keep, x)

@@ -180,8 +180,8 @@ def test_the_curvature_met_lies_between_that_of_far_residuals_and_the_bound() ->
     met = [AbsoluteError(s).curvature_met(u, y) for s in (1e-3, 1e-2, 10.0)]
     assert 1 < met[1] < met[0] < 20
     assert met[2] == pytest.approx(0.1)
-    counts = torch.ones(400).double()
-    assert AbsoluteError(0.1).curvature_met(u, y, counts) == pytest.approx(AbsoluteError(0.1).curvature_met(u, y))
+    row_weights = torch.ones(400).double()
+    assert AbsoluteError(0.1).curvature_met(u, y, row_weights) == pytest.approx(AbsoluteError(0.1).curvature_met(u, y))
     assert Huber().curvature_met(u, y) == 2 * Huber().curvature == 4
 
 
