@@ -76,21 +76,21 @@ def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *ot
 @contextmanager
 def averaged(decay: float = 0.99) -> Iterator[None]:
     """Score an exponential average of the weights."""
-    advance, outward = Run._advance, Run.outward
+    advance, unwhitened = Run._advance, Run.unwhitened_weights
     means: dict[int, Tensor] = {}
 
     def with_mean(self: Run, *args: Any) -> None:
         advance(self, *args)
         means.setdefault(id(self), self.descent.values.clone()).lerp_(self.descent.values, 1 - decay)
 
-    def mean_outward(self: Run) -> list[lnn.Affine]:
+    def mean_weights(self: Run) -> list[lnn.Affine]:
         own = self.descent.values.clone()
         self.descent.values.copy_(means.get(id(self), own))
-        found = outward(self)
+        found = unwhitened(self)
         self.descent.values.copy_(own)
         return found
 
-    with mock.patch.object(Run, "_advance", with_mean), mock.patch.object(Run, "outward", mean_outward):
+    with mock.patch.object(Run, "_advance", with_mean), mock.patch.object(Run, "unwhitened_weights", mean_weights):
         yield
 
 
@@ -158,7 +158,7 @@ def try_variant(split: Split, name: str, hidden: int, passes: int) -> dict[str, 
     started = time.perf_counter()
     with patch(), torch.no_grad():
         run = Run(lnn.MiniBatch(**{"passes": passes, **settings}), net, source_of(split.x, split.y))
-        scores = [split.score(net, run.outward()) for _ in run.passes()]
+        scores = [split.score(net, run.unwhitened_weights()) for _ in run.passes()]
     return {
         "variant": name,
         "pass 1": scores[0],

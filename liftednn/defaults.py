@@ -24,7 +24,7 @@ from torch import Tensor
 
 from liftednn import losses
 from liftednn.base import Loss, Penalty, Uncertainty
-from liftednn.blocks import Grains
+from liftednn.blocks import Granularities
 from liftednn.data.sources import Source, as_tensor
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber
@@ -59,7 +59,7 @@ class Recipe:
     seed: int = 0
     device: str | None = None
     batch_size: int | None = None
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
     def network(self, given: LiftedNetwork, source: Source, y: Any, row_weights: Any = None) -> LiftedNetwork:
         """The network that is trained, with lam, rho and the smoothing of the loss chosen where they are not given.

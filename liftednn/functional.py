@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Box, Grain
+from liftednn.base import Box, Granularity
 
 __all__ = [
     "as_given",
@@ -19,7 +19,7 @@ __all__ = [
     "clip",
     "conjugate_softplus",
     "entropy_prox",
-    "grain",
+    "granularity",
     "largest",
     "like",
     "log_omega",
@@ -50,7 +50,7 @@ def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
     return parameter.to(other) if isinstance(parameter, Tensor) else parameter
 
 
-def grain(parameter: Tensor | float, per: Grain) -> Grain:
+def granularity(parameter: Tensor | float, per: Granularity) -> Granularity:
     """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer"."""
     return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
 
@@ -77,7 +77,7 @@ def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
     return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
 
 
-def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+def totals(entries: Tensor, sample_weight: Tensor | None, per: Granularity) -> Tensor:
     """Sums in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer"."""
     sums = reduce.total(entries, sample_weight)
     return sums if per == "unit" else sums.sum()

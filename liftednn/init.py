@@ -95,7 +95,7 @@ def lifted_(
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
     _check_biases(graph)
-    refits = slopes.grains(graph, learn_activation)
+    refits = slopes.granularities(graph, learn_activation)
     device, seed = _device(graph, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(graph, x, y, device)
     source = source_of(x, y)

@@ -129,7 +129,7 @@ def test_states_where_the_next_divergence_is_not_smooth(
     activation: lnn.Activation, following: lnn.Activation, dtype: torch.dtype
 ) -> None:
     """The certificate bounds how far the answer is from the one found in float64 to many digits."""
-    u = draw(N, activation.fan(P), seed=2).to(dtype)
+    u = draw(N, activation.preactivation_width(P), seed=2).to(dtype)
     precise = surroundings(activation, following, 1.0, 1.0, 1.0, torch.float64)
     start = activation(u)
     after = following(start @ precise.weights.w.to(dtype).T + precise.weights.b.to(dtype)) + draw(

@@ -55,7 +55,7 @@ class MaxPool(Activation):
     def width(self, p: int) -> int:
         return len(self._sizes(p))
 
-    def fan(self, width: int) -> int:
+    def preactivation_width(self, width: int) -> int:
         if isinstance(self.groups, int):
             return width * self.groups
         if len(self.groups) != width:
@@ -85,7 +85,7 @@ class MaxPool(Activation):
 
     def _spread(self, z: Tensor) -> Tensor:
         """Dz, (n, p)."""
-        p = self.fan(z.shape[-1])
+        p = self.preactivation_width(z.shape[-1])
         return z[..., self._index(z.new_empty(p))]
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:

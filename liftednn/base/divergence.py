@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Activation", "Box", "Divergence", "Grain", "Loss"]
+__all__ = ["Activation", "Box", "Divergence", "Granularity", "Loss"]
 
 # Whether a learned activation has one parameter for the layer, or one for each unit.
-Grain = Literal["layer", "unit"]
+Granularity = Literal["layer", "unit"]
 
 # Each proximal step divides the error by 1 + step * (modulus of strong convexity of D in z).
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
@@ -96,7 +96,7 @@ class Divergence(ABC):
         """The number of states (columns of z) for p pre-activations."""
         return p
 
-    def fan(self, width: int) -> int:
+    def preactivation_width(self, width: int) -> int:
         """The number of pre-activations for `width` states, the inverse of `width`."""
         return width
 
@@ -161,7 +161,9 @@ class Activation(Divergence):
         """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
 
-    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
+    def refit(
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
+    ) -> Activation:
         """This activation with the `learned` fields that minimise the sum over rows of D(u, z).
 
         u, z           pre-activations and states, (n, p)
@@ -193,7 +195,7 @@ class Loss(Divergence):
     @abstractmethod
     def classes(self) -> bool: ...
 
-    def curvature_met(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
+    def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
         """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows reach that."""
         return self.curvature
 

@@ -159,14 +159,16 @@ class _Copied:
         self.network, self.weights, self.normal = network, weights, normal
         self.smooth = _Smooth(network, weights, states)
         self.widths = [layer.width for layer in network.layers[:-1]]
-        self.fans = [network.layers[number].operator.out_width for number in self.smooth.moving]
+        self.preactivation_widths = [network.layers[number].operator.out_width for number in self.smooth.moving]
 
     def unstack(self, x: Tensor) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(x, self.widths, 1)]
 
     def _parts(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        states, preactivations = torch.split(image, [sum(self.widths), sum(self.fans)], 1)
-        return self.unstack(states), [part.contiguous() for part in torch.split(preactivations, self.fans, 1)]
+        states, preactivations = torch.split(image, [sum(self.widths), sum(self.preactivation_widths)], 1)
+        return self.unstack(states), [
+            part.contiguous() for part in torch.split(preactivations, self.preactivation_widths, 1)
+        ]
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat([x, *self.smooth.image(self.unstack(x))], 1)

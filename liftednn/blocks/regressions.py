@@ -113,5 +113,5 @@ class Shifted(Divergence):
     def width(self, p: int) -> int:
         return self.divergence.width(p)
 
-    def fan(self, width: int) -> int:
-        return self.divergence.fan(width)
+    def preactivation_width(self, width: int) -> int:
+        return self.divergence.preactivation_width(width)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from liftednn import activations, reduce
-from liftednn.base import Grain, Loss
+from liftednn.base import Granularity, Loss
 from liftednn.data import tables
 from liftednn.data.sources import source_of
 from liftednn.data.tables import Encoding, Table
@@ -158,7 +158,7 @@ def _recipe(job: Job) -> Recipe:
         initial=job.first,
         seed=job.seed,
         device=job.device,
-        learn_activation=cast(Grain | None, job.learn_activation),
+        learn_activation=cast(Granularity | None, job.learn_activation),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Divergence, Grain
+from liftednn.base import Activation, Divergence, Granularity
 from liftednn.functional import box_prox
 from liftednn.testing.common import (
     SLACK,
@@ -29,9 +29,9 @@ __all__ = ["check_activation"]
 
 def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) -> None:
     """phi is the argmin; D is convex as declared; gradient, curvature, prox, box, homogeneity and refit agree with D's values."""
-    p = activation.fan(width)
+    p = activation.preactivation_width(width)
     assert activation.width(p) == width, (
-        f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
+        f"preactivation_width({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
     )
     u, other = (3 * draw for draw in draws(seed, 2, p))
     z = activation(u)
@@ -179,8 +179,10 @@ def _check_restrict(activation: Activation, u: Tensor) -> None:
 
 
 def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
-    grains: tuple[Grain, ...] = ("layer", "unit") if activation.learned and activation.unitwise else ("layer",)
-    for per in grains:
+    granularities: tuple[Granularity, ...] = (
+        ("layer", "unit") if activation.learned and activation.unitwise else ("layer",)
+    )
+    for per in granularities:
         _check_lower(activation, u, z, per)
     if activation.learned:
         _check_rows(activation, u, z)
@@ -205,7 +207,7 @@ def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
         )
 
 
-def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> None:
+def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Granularity) -> None:
     row_weights = torch.arange(len(u)) % 3 + 0.5
     found = activation.refit(u, z, row_weights, per)
     assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"

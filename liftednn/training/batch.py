@@ -103,8 +103,10 @@ def curvatures(
         raise ValueError(
             f"probes have shape {tuple(probes.shape)}: give (m, {n}, {outputs}), m >= 1 probes of the network's scores"
         )
-    met = network.loss.curvature if y is None else network.loss.curvature_met(preactivations[-1], y, row_weights)
-    top = network.layers[-1].lam * met
+    loss_curvature = (
+        network.loss.curvature if y is None else network.loss.effective_curvature(preactivations[-1], y, row_weights)
+    )
+    top = network.layers[-1].lam * loss_curvature
     received = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
     # A jointly convex divergence has a gradient in u that is not 0 even where the states obey the recursion.
     if any(activation.joint for activation in network.hidden):

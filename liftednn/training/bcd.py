@@ -17,9 +17,9 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks import (
     Design,
-    Grains,
+    Granularities,
     designs_of,
-    grains_of,
+    granularities_of,
     joint_refusal,
     plain_layer,
     state_problem,
@@ -83,7 +83,7 @@ class BCD:
     seed: int = 0
     block_tol: float = 1e-3
     block_iter: int = 200
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
     def __post_init__(self) -> None:
         check_count("passes", self.passes)
@@ -140,7 +140,7 @@ class BCD:
         check_trainable(network)
         if self.joint and joint_refusal(network):
             raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
-        grains_of(network, self.learn_activation)
+        granularities_of(network, self.learn_activation)
         x = inputs(network, x)
         y = responses(network, y, x)
         row_weights = checked_row_weights(sample_weight, x)
@@ -172,7 +172,7 @@ class BCD:
         for number in range(hidden + 1):
             if network.connections.owners[number] == number:
                 yield self._update_weights(network, state, number)
-            if number < hidden and grains_of(network, self.learn_activation)[number]:
+            if number < hidden and granularities_of(network, self.learn_activation)[number]:
                 yield self._update_activation(network, state, number)
                 network = state.network or network
 
@@ -199,7 +199,7 @@ class BCD:
 
     def _update_activation(self, network: LiftedNetwork, state: State, number: int) -> Block:
         u = network.preactivation(number, state.weights, state.states)
-        per = grains_of(network, self.learn_activation)[number] or "layer"
+        per = granularities_of(network, self.learn_activation)[number] or "layer"
         w, z = state.weights[number].w, state.states[number + 1]
         step = update_activation(network, number, w, u, z, state.sample_weight, per)
         state.network = step.network

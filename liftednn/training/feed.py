@@ -56,7 +56,7 @@ class Feed:
             self._gather(self.source, coordinates)
         elif isinstance(self.source, Memory):
             x, y, row_weights = self.checked(self.source.x, self.source.y, self.source.row_weights)
-            self.source = replace(self.source, x=coordinates.inward(x), y=y, row_weights=row_weights)
+            self.source = replace(self.source, x=coordinates.whiten(x), y=y, row_weights=row_weights)
 
     def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
         """A copy of all rows, made block by block, if it takes no more than `source.spare` bytes."""
@@ -71,7 +71,7 @@ class Feed:
         whole: list[Tensor] = []
         for chosen in torch.split(torch.arange(len(source.x)), _ROWS):
             x, y, row_weights = self.checked(*source.at(chosen))
-            parts = [part for part in (coordinates.inward(x), y, row_weights) if part is not None]
+            parts = [part for part in (coordinates.whiten(x), y, row_weights) if part is not None]
             whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
             for buffer, part in zip(whole, parts, strict=True):
                 buffer[chosen[0] : chosen[-1] + 1] = part
@@ -91,4 +91,4 @@ class Feed:
                 )
             if row_weights is None or bool((row_weights != 0).any()):  # a batch whose weights are all 0 is skipped
                 rows, targets, checked = self.checked(x, y, row_weights, self.like)
-                yield self.coordinates.inward(rows), targets, checked
+                yield self.coordinates.whiten(rows), targets, checked

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from liftednn.blocks import Grains
+from liftednn.blocks import Granularities
 from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
 from liftednn.data.sources import source_of
 from liftednn.data.validation import check_device, check_network
@@ -62,7 +62,7 @@ class MiniBatch:
     patience: int | None = None
     seed: int = 0
     device: str | None = None
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -135,7 +135,7 @@ class MiniBatch:
                     run.save()
         ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
-        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or snapshot(run.network)
+        weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
         wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

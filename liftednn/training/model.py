@@ -36,7 +36,7 @@ class Model(Protocol):
     def gradients(
         self, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None, outlier_weights: Tensor | None
     ) -> BatchGradients:
-        """Rows and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` (n,) the gradients that result."""
+        """Rows and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients."""
 
     def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
         """The gradient in the w of a layer at fixed pre-activations; None where it is 0."""

@@ -117,7 +117,7 @@ class Run:
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
         damping = self.damping if moments is None else self._damping(int(moments.weight))
         self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, row_weights)
-        inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:_FEW])
         self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
@@ -158,7 +158,7 @@ class Run:
             self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
-        record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
+        record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
         self.save()
         return record
 
@@ -215,9 +215,9 @@ class Run:
         if not bool(self.descent.values.square().sum().isfinite()):
             self._restore()
 
-    def outward(self) -> list[Affine]:
+    def unwhitened_weights(self) -> list[Affine]:
         """The present weights, for the inputs as given, not whitened."""
-        return with_fixed(self.coordinates.outward(self.descent.weights), self.fixed)
+        return with_fixed(self.coordinates.from_whitened(self.descent.weights), self.fixed)
 
     def save(self) -> None:
         if self.checkpoint is None:

@@ -89,11 +89,11 @@ class Whitening:
             return torch.addmm(-(self.mean @ basis), x, basis)
         return torch.cat([(rows - self.mean) @ basis for rows in torch.split(x, _ROWS)])
 
-    def inward(self, weights: Affine) -> Affine:
+    def to_whitened(self, weights: Affine) -> Affine:
         """The weights on x' that give what `weights` gives on x, up to what lies outside the kept directions."""
         return Affine(weights.w @ self.basis / self.scale, weights.b + weights.w @ self.mean)
 
-    def outward(self, weights: Affine) -> Affine:
+    def from_whitened(self, weights: Affine) -> Affine:
         """The weights on x that give what `weights` gives on x'."""
         w = (weights.w * self.scale) @ self.basis.T
         return Affine(w, weights.b - w @ self.mean)
@@ -147,17 +147,17 @@ class Coordinates:
         parts = {"mean": self.whitening.mean, "basis": self.whitening.basis, "scale": self.whitening.scale}
         return {f"white.{name}": part for name, part in (parts | {"far": torch.tensor(self.whitening.far)}).items()}
 
-    def inward(self, x: Tensor) -> Tensor:
+    def whiten(self, x: Tensor) -> Tensor:
         return x if self.whitening is None else self.whitening(x)
 
-    def start(self, weights: Sequence[Affine]) -> list[Affine]:
+    def to_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
         """The weights, for whitened inputs."""
-        first = weights[0] if self.whitening is None else self.whitening.inward(weights[0])
+        first = weights[0] if self.whitening is None else self.whitening.to_whitened(weights[0])
         return [first, *weights[1:]]
 
-    def outward(self, weights: Sequence[Affine]) -> list[Affine]:
+    def from_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
         """Copies of the weights, for the inputs as they are given."""
-        first = weights[0] if self.whitening is None else self.whitening.outward(weights[0])
+        first = weights[0] if self.whitening is None else self.whitening.from_whitened(weights[0])
         return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
 
 

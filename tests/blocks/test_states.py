@@ -113,7 +113,7 @@ FOLLOWING = [SquaredError(), SoftmaxCrossEntropy(), act.FenchelReLU(), act.Tanh(
 @pytest.mark.thin(3)
 def test_no_sample_ends_higher_and_rivals_do_not_beat_it(name: str, following: lnn.Divergence) -> None:
     activation = getattr(act, name)()
-    u = 2 * draw(N, activation.fan(P), seed=2)
+    u = 2 * draw(N, activation.preactivation_width(P), seed=2)
     block, start, after = link(activation, following), activation(u), following(draw(N, Q, seed=4))
 
     def energy(z: Tensor) -> Tensor:

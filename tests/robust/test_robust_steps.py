@@ -130,8 +130,8 @@ def test_whitened_inputs_have_the_same_robust_objective_and_gradient(kind: Uncer
     there = Coordinates.of(network, x, Moments.of(x, x[:, :0]), 0.1, 1.0)
     assert there.whitening is not None
     weights = [lnn.Affine(draw(2, 4, seed=2), draw(2, seed=3))]
-    inner = there.start(weights)
-    white = there.inward(x)
+    inner = there.to_whitened(weights)
+    white = there.whiten(x)
     assert there.network.objective(inner, [white, y]) == pytest.approx(network.objective(weights, [x, y]))
     descents = [
         Descent(net, w, [Metric.of(net.layers[0], rows, 0.1)], 0.9)
