@@ -29,7 +29,7 @@ from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
-from liftednn.modules import Graph, from_module, network_of, precision, read, refusal, slopes, to_module, weights_of
+from liftednn.modules import Graph, from_module, network_of, precision, read, slopes, to_module, unsupported, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
@@ -129,7 +129,7 @@ def _check_biases(graph: Graph) -> None:
     """Layers may share a weight, but not a bias."""
     for use in graph.uses:
         if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
-            raise refusal(
+            raise unsupported(
                 use.step,
                 "has a bias that the module uses several times, and lifted layers have one each: give it bias=False, or a bias for each "
                 "use by torch.nn.functional.linear",

@@ -12,7 +12,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.blocks import Design, update_weights
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.training.batch import curvatures, descent_refusal, recursion, x_step
+from liftednn.training.batch import curvatures, recursion, why_not_minibatch, x_step
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
@@ -243,8 +243,8 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
 
 def test_the_reason_names_the_layer() -> None:
     network = LiftedNetwork.mlp([5, 4, 3], activation=["leaky_relu"])
-    assert descent_refusal(network).startswith("layer 0: LeakyReLU")
-    assert descent_refusal(setup(1.0)[0]) == ""
+    assert why_not_minibatch(network).startswith("layer 0: LeakyReLU")
+    assert why_not_minibatch(setup(1.0)[0]) == ""
 
 
 def _against(probe: Tensor, scores: Tensor) -> Tensor:

@@ -373,11 +373,11 @@ def test_a_broken_operator_is_found(fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("protocol", "faults", "without"),
     [
-        (Activation, ACTIVATIONS, {"refusal", "ridge"}),  # a sentence, and what only a penalty has
+        (Activation, ACTIVATIONS, {"why_not_trainable", "ridge"}),  # a sentence, and what only a penalty has
         (
             Loss,
             LOSSES,
-            {"refusal", "capped", "cap", "width", "preactivation_width"},
+            {"why_not_trainable", "capped", "cap", "width", "preactivation_width"},
         ),  # its z does not move, and is as wide as u
         (Penalty, PENALTIES, set()),
         (Operator, OPERATORS, set()),

@@ -43,7 +43,7 @@ class MaxPool(Activation):
             raise ValueError(f"c must lie strictly between 0 and 1, got {self.c}")
 
     @property
-    def refusal(self) -> str:
+    def why_not_trainable(self) -> str:
         if self.form == "projection":
             return ""
         return "MaxPool(form='paper') has an energy without lower bound, so it cannot be trained: use form='projection'"

@@ -39,7 +39,7 @@ class Divergence(ABC):
     homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0; the rescaling of sec. 3 needs it
     unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k); pruning needs it
     uniform      `unitwise`, with the same function for every unit and any number of units; robust.BoxBall needs it
-    refusal      why no network can be trained with this divergence; empty if it can
+    why_not_trainable   why no network can be trained with this divergence; empty if it can
     """
 
     quadratic: bool = False
@@ -56,7 +56,7 @@ class Divergence(ABC):
     def curvature(self) -> float: ...
 
     @property
-    def refusal(self) -> str:
+    def why_not_trainable(self) -> str:
         return ""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The two blocks (sec. 6): weights with the states fixed, states with the weights fixed."""
 
-from liftednn.blocks.joint import joint_refusal, update_all_states
+from liftednn.blocks.joint import update_all_states, why_not_joint
 from liftednn.blocks.readers import Reader, StateProblem, plain_layer, state_problem
 from liftednn.blocks.refits import (
     Granularities,
@@ -28,7 +28,6 @@ __all__ = [
     "WeightStep",
     "designs_of",
     "granularities_of",
-    "joint_refusal",
     "parameters",
     "plain_layer",
     "state_problem",
@@ -38,5 +37,6 @@ __all__ = [
     "update_shared",
     "update_state",
     "update_weights",
+    "why_not_joint",
     "with_activation",
 ]

@@ -32,8 +32,8 @@ _SUMMED = 8192
 def check_trainable(network: LiftedNetwork) -> None:
     check_network(network)
     for number, layer in enumerate(network.layers):
-        if layer.divergence.refusal:
-            raise ValueError(f"layer {number}: {layer.divergence.refusal}")
+        if layer.divergence.why_not_trainable:
+            raise ValueError(f"layer {number}: {layer.divergence.why_not_trainable}")
         if network.connections.owners[number] < number and not layer.penalty.convex:
             raise ValueError(f"layer {number}: layers that share their w need a convex penalty, got {layer.penalty!r}")
         try:

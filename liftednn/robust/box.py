@@ -50,7 +50,7 @@ class BoxBall(Uncertainty):
             if not isinstance(basis, Tensor) or basis.ndim != 2 or not bool(basis.isfinite().all()):
                 raise ValueError(f"basis must be a finite matrix (p, k), for rows x @ basis, got {self.basis!r}")
 
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if penalty.ridge is None:
             return f"BoxBall needs a squared norm as penalty, got {penalty!r}: use L2 or NoPenalty"
         if not isinstance(divergence, SoftmaxCrossEntropy) and (not divergence.uniform or divergence.capped):

@@ -54,11 +54,11 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
     _check_prox(activation, u, other, seed)
     if activation.boxed:
         _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
-    if activation.joint and not activation.refusal:
+    if activation.joint and not activation.why_not_trainable:
         _check_prox_joint(activation, u, reached, seed)
     if activation.capped:
         _check_cap(activation, inside, below_cap(activation, other, reached), reached)
-    if activation.curvature < torch.inf and not activation.refusal:
+    if activation.curvature < torch.inf and not activation.why_not_trainable:
         _check_tilted(activation, u, activation(other), seed)
     _check_refit(activation, inside, reached)
     if activation.homogeneous:

@@ -32,8 +32,8 @@ def check_uncertainty(
     And on that term: `update_weights` minimises it, `slope` bounds it, and the gradients of `batch_term` are its own.
     """
     divergence = SquaredError() if divergence is None else divergence
-    refusal = kind.refusal(divergence, NoPenalty(), (_OUTPUTS, width))
-    assert not refusal, f"a layer refuses it: {refusal}"
+    reason = kind.why_not(divergence, NoPenalty(), (_OUTPUTS, width))
+    assert not reason, f"a layer refuses it: {reason}"
     x, z = draws(seed, 2, width)
     at = _Point(kind, divergence, x, divergence(z[:, :_OUTPUTS]), draws(seed + 1, 1, width)[0][:_OUTPUTS])
     _check_term(at, seed)

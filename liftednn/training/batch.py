@@ -23,7 +23,7 @@ from liftednn.base import Activation
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 
-__all__ = ["XStep", "curvatures", "descent_refusal", "recursion", "x_step"]
+__all__ = ["XStep", "curvatures", "recursion", "why_not_minibatch", "x_step"]
 
 # Curvature below this fraction of the loss's is taken as 0 for a layer, and below this fraction of the largest unit's for a unit.
 _NEGLIGIBLE = 1e-10
@@ -46,7 +46,7 @@ class XStep(NamedTuple):
     radius_gradients: Sequence[Tensor | None] = ()
 
 
-def descent_refusal(network: LiftedNetwork) -> str:
+def why_not_minibatch(network: LiftedNetwork) -> str:
     """Why mini-batch descent cannot train a network; empty if it can."""
     for number, layer in enumerate(network.layers):
         if layer.divergence.curvature == torch.inf:

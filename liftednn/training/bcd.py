@@ -20,7 +20,6 @@ from liftednn.blocks import (
     Granularities,
     designs_of,
     granularities_of,
-    joint_refusal,
     plain_layer,
     state_problem,
     update_activation,
@@ -28,6 +27,7 @@ from liftednn.blocks import (
     update_layer,
     update_shared,
     update_state,
+    why_not_joint,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
 from liftednn.data.validation import check_trainable, checked_row_weights, inputs, matrix_shapes, responses
@@ -138,8 +138,8 @@ class BCD:
     ) -> State:
         """Check the arguments; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
         check_trainable(network)
-        if self.joint and joint_refusal(network):
-            raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
+        if self.joint and why_not_joint(network):
+            raise ValueError(f"joint=True is not possible: {why_not_joint(network)}")
         granularities_of(network, self.learn_activation)
         x = inputs(network, x)
         y = responses(network, y, x)

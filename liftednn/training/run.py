@@ -19,7 +19,7 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
-from liftednn.training.batch import descent_refusal, x_step
+from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.descent import Descent, reach_of
 from liftednn.training.feed import Feed
@@ -61,8 +61,8 @@ class Run:
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
-        if refusal := descent_refusal(network):
-            raise ValueError(refusal)
+        if reason := why_not_minibatch(network):
+            raise ValueError(reason)
         self.settings, self.network, self.checkpoint = settings, network, checkpoint
         self.feed = Feed(network, source, settings.device)
         if isinstance(source, Once) and settings.passes > 1:

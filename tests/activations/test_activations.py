@@ -379,9 +379,9 @@ def test_asking_for_what_is_not_declared_is_refused_with_a_sentence() -> None:
 
 
 def test_only_the_paper_form_of_pooling_refuses_to_train() -> None:
-    refusing = [label(a) for a in EVERY if a.refusal]
+    refusing = [label(a) for a in EVERY if a.why_not_trainable]
     assert refusing == [repr(MaxPool(3, form="paper"))]
-    assert "use form='projection'" in MaxPool(3, form="paper").refusal
+    assert "use form='projection'" in MaxPool(3, form="paper").why_not_trainable
 
 
 def test_the_paper_form_of_pooling_has_no_lower_bound() -> None:

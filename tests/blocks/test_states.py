@@ -11,7 +11,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import joint_refusal, update_all_states
+from liftednn.blocks import update_all_states, why_not_joint
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.solvers import select
 from tests.chains import Link, update_state
@@ -155,7 +155,7 @@ def test_all_states_at_once_against_a_conic_solver() -> None:
 )
 def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: str, sentence: str) -> None:
     net = network(activation)
-    assert sentence in joint_refusal(net)
+    assert sentence in why_not_joint(net)
     with pytest.raises(ValueError, match=sentence):
         lnn.BCD(joint=True).run(net, draw(5, 3), draw(5, 2))
 

@@ -298,8 +298,8 @@ def test_named_gives_the_two_usual_losses() -> None:
 
 
 def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> None:
-    assert [loss for loss in EVERY if loss.refusal] == [CrossEntropy()]
-    assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().refusal
+    assert [loss for loss in EVERY if loss.why_not_trainable] == [CrossEntropy()]
+    assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().why_not_trainable
 
 
 @pytest.mark.parametrize("step", [0.01, 1.0, 100.0])
