@@ -41,7 +41,7 @@ __all__ = [
 # Up to this Frobenius norm of w w' - I the polar factor comes from Newton's iteration, which then converges quadratically and without
 # loss of digits; and the most iterations.
 _NEAR, _NEWTON = 0.5, 8
-# Below this share of the largest, the eigenvalues of w w' have lost too many digits.
+# Below this fraction of the largest, the eigenvalues of w w' have lost too many digits.
 _CONDITION = 1e-6
 
 
@@ -98,9 +98,9 @@ def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def box_prox(box: Box, v: Tensor, step: Tensor | float) -> Tensor:
-    """argmin_z 1/2 weight z^2 - pull z + |z - v|^2 / (2 step) on the box."""
-    pulled = v + step * box.pull if isinstance(step, Tensor) else torch.add(v, box.pull, alpha=step)
-    return clip(pulled.div_(1 + step * box.weight), box.lower, box.upper)
+    """argmin_z 1/2 weight z^2 - linear z + |z - v|^2 / (2 step) on the box."""
+    shifted = v + step * box.linear if isinstance(step, Tensor) else torch.add(v, box.linear, alpha=step)
+    return clip(shifted.div_(1 + step * box.weight), box.lower, box.upper)
 
 
 def clip(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
@@ -160,13 +160,13 @@ def simplex_projection(v: Tensor) -> Tensor:
 
 
 def quantile(y: Tensor, level: Tensor | float, row_weights: Tensor | None = None) -> Tensor:
-    """For each column of y (n, p), the smallest entry that at least a share `level` of the rows does not exceed, (p,): a minimiser of
+    """For each column of y (n, p), the smallest entry that at least a fraction `level` of the rows does not exceed, (p,): a minimiser of
     the pinball loss. Rows are weighted by `row_weights`."""
     ordered, order = y.sort(0)
     weights = torch.ones_like(order, dtype=torch.float64) if row_weights is None else row_weights.double()[order]
-    share = weights.cumsum(0) / weights.sum(0)
+    fraction = weights.cumsum(0) / weights.sum(0)
     levels = torch.as_tensor(level, dtype=torch.float64, device=y.device).expand(y.shape[1])
-    found = torch.searchsorted(share.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
+    found = torch.searchsorted(fraction.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
     return ordered.gather(0, found.T)[0]
 
 
@@ -214,7 +214,7 @@ def _bracket(x1: Tensor, x2: Tensor, f1: Tensor, f2: Tensor) -> tuple[Tensor, Te
 
 
 def _inverse_quadratic(x1: Tensor, x2: Tensor, x3: Tensor, f1: Tensor, f2: Tensor, f3: Tensor) -> Tensor:
-    """The next point between x1 and x2, as a share of the interval; 1/2 where inverse interpolation is not safe."""
+    """The next point between x1 and x2, as a fraction of the interval; 1/2 where inverse interpolation is not safe."""
     xi, phi = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
     safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
     t = f1 / (f2 - f1) * f3 / (f2 - f3) + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)

@@ -66,7 +66,7 @@ def lifted_(
              times. Where the module begins with a Flatten, rows may have any shape
     loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss,
              CrossEntropyLoss or BCEWithLogitsLoss. Kinks are smoothed over 1% of the spread of y. "huber" has its delta, 0.3, in
-             units of that spread; Huber(delta) and HuberLoss in those of y, and where it is a small share of the spread, training is slow.
+             units of that spread; Huber(delta) and HuberLoss in those of y, and where it is much smaller than the spread, training is slow.
              None: by y. Integers are classes: softmax for several outputs, for one output the sigmoid's
              `Matching` loss, whether or not the module ends in the sigmoid. So are real numbers that are all 0 or 1 where there is one
              output, as BCEWithLogitsLoss has them; "squared" fits those as a regression. Other real responses have the squared error.
@@ -113,7 +113,7 @@ def lifted_(
     at_hand = few[1] if y is None else y
     named = named_loss(loss, at_hand) if isinstance(loss, str) else loss
     network = recipe.network(network_of(graph, _loss_for(graph, at_hand, named)), source, at_hand)
-    before = _Look.at(network, weights_of(graph), *few) if report or _log.isEnabledFor(logging.INFO) else None
+    before = _Quality.at(network, weights_of(graph), *few) if report or _log.isEnabledFor(logging.INFO) else None
     fit = recipe.trainer(source.rows).run(slopes.started(network, refits), source, fixed=_frozen(graph))
     if fit.status == "stopped":
         raise KeyboardInterrupt
@@ -121,7 +121,7 @@ def lifted_(
     for sentence in fit.warnings:
         warnings.warn(f"lifted_: {sentence}", stacklevel=3)
     if before is not None:
-        _report(report, fit, before, _Look.at(fit.network, weights_of(graph), *few), time.perf_counter() - started)
+        _report(report, fit, before, _Quality.at(fit.network, weights_of(graph), *few), time.perf_counter() - started)
     return module
 
 
@@ -276,7 +276,7 @@ def _write(graph: Graph, weights: list[Affine], learned: list[tuple[nn.Parameter
         part.copy_(new)
 
 
-class _Look(NamedTuple):
+class _Quality(NamedTuple):
     """Loss and score of the feed-forward rule, the name of the score, and the number of rows."""
 
     loss: float
@@ -285,7 +285,7 @@ class _Look(NamedTuple):
     rows: int
 
     @classmethod
-    def at(cls, network: LiftedNetwork, weights: Weights, x: Any, y: Any) -> _Look:
+    def at(cls, network: LiftedNetwork, weights: Weights, x: Any, y: Any) -> _Quality:
         rows, loss = inputs(network, x), network.loss
         z = responses(network, y, rows)
         u = feedforward(network, [Affine(w.to(rows), b.to(rows)) for w, b in weights], rows)
@@ -299,7 +299,7 @@ class _Look(NamedTuple):
         return cls(value, loss.score(u, z), "accuracy" if loss.classes else real, len(rows))
 
 
-def _report(show: bool, fit: Fit, before: _Look, after: _Look, seconds: float) -> None:
+def _report(show: bool, fit: Fit, before: _Quality, after: _Quality, seconds: float) -> None:
     gaps = ", ".join(f"{gap:.3g}" for gap in fit.history[-1].gaps) or "no hidden layer"
     lines = [
         f"lifted_: {seconds:.2f} s, passes over the data: {len(fit.history)}",

@@ -72,13 +72,13 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         """The moments of the rows of both (Chan, Golub and LeVeque)."""
         weight = self.weight + other.weight
-        share = other.weight / weight
+        fraction = other.weight / weight
         dx, dz = other.mean_x - self.mean_x, other.mean_z - self.mean_z
-        mixed = self.weight * share
+        mixed = self.weight * fraction
         return Moments(
             weight,
-            self.mean_x + share * dx,
-            self.mean_z + share * dz,
+            self.mean_x + fraction * dx,
+            self.mean_z + fraction * dz,
             self.xx + other.xx + mixed * torch.outer(dx, dx),
             self.xz + other.xz + mixed * torch.outer(dx, dz),
             self.zz + other.zz + mixed * dz.square().sum(),

@@ -80,12 +80,12 @@ def save(
         f"weights.{number}.{name}": pair[at] for number, pair in enumerate(weights) for at, name in enumerate("wb")
     }
     tensors |= {f"states.{number}": state for number, state in enumerate(states or ())}
-    text = _facts_of(network, states, history, notes, tensors)
+    text = _metadata_of(network, states, history, notes, tensors)
     whole = {name: _plain(tensor, name) for name, tensor in tensors.items()}
     write_tensors(path, f"{_FORMAT}-{_VERSION}", text, whole)
 
 
-def _facts_of(
+def _metadata_of(
     network: LiftedNetwork,
     states: Sequence[Tensor] | None,
     history: Sequence[Record],
@@ -94,13 +94,13 @@ def _facts_of(
 ) -> str:
     """All but the tensors, as JSON; tensors inside layers and notes are added to `tensors`."""
     try:
-        facts = {
+        metadata = {
             "layers": [_encode(layer, f"layer {number}", tensors) for number, layer in enumerate(network.layers)],
             "states": None if states is None else len(states),
             "history": [_encode(record, "history", tensors) for record in history],
             "notes": _encode(dict(notes or {}), "notes", tensors),
         }
-        return json.dumps(facts, allow_nan=False)
+        return json.dumps(metadata, allow_nan=False)
     except RecursionError as error:
         raise ValueError("notes or history are nested too deeply, or contain themselves: flatten them") from error
 
@@ -108,21 +108,21 @@ def _facts_of(
 def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
     """Read what `save` wrote. `classes` are your own classes that the network uses."""
     known = _known(classes)
-    facts, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
+    metadata, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
     with rebuilding(path, _CURE):
-        return _rebuilt(facts, known, tensors)
+        return _rebuilt(metadata, known, tensors)
 
 
-def _rebuilt(facts: dict[str, Any], known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Saved:
-    if set(facts) != _KEYS:
-        raise ValueError(f"its facts should be {sorted(_KEYS)}, and are {sorted(facts)}: {_CURE}")
-    network = LiftedNetwork([_decode(layer, known, tensors) for layer in facts["layers"]])
-    history, notes = (_decode(facts[name], known, tensors) for name in ("history", "notes"))
+def _rebuilt(metadata: dict[str, Any], known: dict[str, Callable[..., Any]], tensors: dict[str, Tensor]) -> Saved:
+    if set(metadata) != _KEYS:
+        raise ValueError(f"its metadata should have {sorted(_KEYS)}, and has {sorted(metadata)}: {_CURE}")
+    network = LiftedNetwork([_decode(layer, known, tensors) for layer in metadata["layers"]])
+    history, notes = (_decode(metadata[name], known, tensors) for name in ("history", "notes"))
     if not isinstance(history, list) or not isinstance(notes, dict):
         raise ValueError(f"its history should be a list and its notes a dictionary: {_CURE}")
     numbers = range(len(network.layers))
     weights = [Affine(tensors[f"weights.{number}.w"], tensors[f"weights.{number}.b"]) for number in numbers]
-    count = facts["states"]
+    count = metadata["states"]
     states = None if count is None else [tensors[f"states.{number}"] for number in range(count)]
     _check_weights(network, weights)
     _check_forward(network, weights)

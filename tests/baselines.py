@@ -76,10 +76,10 @@ def compare(found: Digest, stored: Mapping[str, Sequence[Any]], tolerance: float
         # Projections may be small by cancellation, so all numbers of an array are compared relative to its norm.
         scale = max((abs(old) for old in old_numbers if math.isfinite(old)), default=0.0) + ABSOLUTE / RELATIVE
         for entry, (new, old) in enumerate(zip(numbers, old_numbers, strict=True)):
-            share = _difference(new, old) / scale
-            largest = max(largest, share)
-            if share > tolerance:
-                complaints.append(f"{_label(key, shape, entry)} is {new!r}, was {old!r}: differs by {share:.1e}")
+            difference = _difference(new, old) / scale
+            largest = max(largest, difference)
+            if difference > tolerance:
+                complaints.append(f"{_label(key, shape, entry)} is {new!r}, was {old!r}: differs by {difference:.1e}")
     return Difference(largest, complaints)
 
 

@@ -36,9 +36,9 @@ FACTS: dict[str, Any] = {
 }
 
 
-def saved(path: Path, tensors: dict[str, Tensor] = TENSORS, facts: dict[str, Any] = FACTS) -> Checkpoint:
+def saved(path: Path, tensors: dict[str, Tensor] = TENSORS, metadata: dict[str, Any] = FACTS) -> Checkpoint:
     checkpoint = Checkpoint(path)
-    checkpoint.save(tensors, facts)
+    checkpoint.save(tensors, metadata)
     return checkpoint
 
 
@@ -52,8 +52,8 @@ def loaded(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def test_what_is_saved_comes_back_to_the_last_bit(kind: type, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     saved(path)
-    tensors, facts = loaded(kind(path))
-    assert facts == FACTS
+    tensors, metadata = loaded(kind(path))
+    assert metadata == FACTS
     assert set(tensors) == set(TENSORS)
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
@@ -111,10 +111,10 @@ def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, st
         Checkpoint(tmp_path / "model").load(THESE)
 
 
-@pytest.mark.parametrize("facts", ["[", "{}", "[]", '{"identity": "these"}', "[" * 100_000, None])
-def test_facts_that_make_no_sense_are_refused(facts: str | None, tmp_path: Path) -> None:
-    head = {"format": "liftednn-checkpoint-2", "sha256": digest(facts or "", {})}
-    save_file({}, tmp_path / "run", head if facts is None else head | {"facts": facts})
+@pytest.mark.parametrize("metadata", ["[", "{}", "[]", '{"identity": "these"}', "[" * 100_000, None])
+def test_invalid_metadata_is_refused(metadata: str | None, tmp_path: Path) -> None:
+    head = {"format": "liftednn-checkpoint-2", "sha256": digest(metadata or "", {})}
+    save_file({}, tmp_path / "run", head if metadata is None else head | {"facts": metadata})
     with pytest.raises(ValueError, match=r"is not a complete checkpoint .*delete it to start again"):
         Checkpoint(tmp_path / "run").load(THESE)
 

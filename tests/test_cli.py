@@ -613,7 +613,7 @@ def test_heavier_rows_win(run: Any, tmp_path: Path) -> None:
     for right in (0.95, 0.05):
         both = pd.concat([data.assign(n=right), wrong.assign(n=1 - right)])
         told, saved = weighted(run, both, tmp_path, "--passes", "15")
-        encoding = tables.Encoding.from_facts(saved.notes["table"])
+        encoding = tables.Encoding.from_dict(saved.notes["table"])
         table = tables.read(stored(data, tmp_path / "d.parquet"))  # without the weights: predicting needs none
         scores = lnn.predict.feedforward(saved.network, saved.weights, encoding.inputs(table)).numpy()
         agreed = np.mean(scores.argmax(1) == encoding.targets(table))

@@ -125,7 +125,7 @@ def test_for_large_lam_rows_and_gradients_give_the_gradient_in_the_weights(name:
     run = Run(lnn.MiniBatch(keep=1.0), network, source_of(X, Y))
     inner, descent = run.descent.network, run.descent
     rows, y, _ = next(iter(run.feed.batches(40, 0, 0)))
-    descent.reach = None
+    descent.norm_limit = None
     batch = descent.gradients(rows, y)
     leaves = {owner: descent.weights[owner].w.clone().requires_grad_() for owner in set(inner.connections.owners)}
     intercepts = [pair.b.clone().requires_grad_() for pair in descent.weights]

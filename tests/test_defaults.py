@@ -235,12 +235,12 @@ def test_responses_that_are_not_finite_are_refused_as_such(loss: str, wrong: flo
 
 def test_a_report_has_one_loss_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[lnn.Loss] = []
-    look = init._Look.at
+    quality = init._Quality.at
 
     def at(network: lnn.LiftedNetwork, *rest: Any) -> Any:
         seen.append(network.loss)
-        return look(network, *rest)
+        return quality(network, *rest)
 
-    monkeypatch.setattr(init._Look, "at", at)
+    monkeypatch.setattr(init._Quality, "at", at)
     trained = by_lifted(torch.from_numpy(X), torch.from_numpy(REAL), loss="absolute", report=True)
     assert seen == [trained.network.loss]

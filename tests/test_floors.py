@@ -111,7 +111,7 @@ def test_the_kinds_are_found_where_they_are_told_apart() -> None:
     for line in (
         "isinstance(layer.uncertainty, BoxBall)",
         "isinstance(kind, robust.Noise | FrobeniusBall)",
-        "isinstance(seen, (Worst, Shifted))",
+        "isinstance(robust, (Worst, Shifted))",
         "isinstance(layer.uncertainty, Mine)",
         "issubclass(type(kind), BoxBall)",
         "match kind:\n    case BoxBall():\n        pass",

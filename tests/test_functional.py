@@ -209,12 +209,12 @@ def test_box_barrier_forgives_rounding_at_its_ends() -> None:
 
 
 def test_box_prox_minimises_over_a_grid() -> None:
-    v, pull = rows(1, 5), rows(1, 5, seed=1)
-    box = Box(-0.5, torch.tensor([[0.1, 0.2, 0.3, 0.4, 5.0]]), 1.3, pull)
+    v, linear = rows(1, 5), rows(1, 5, seed=1)
+    box = Box(-0.5, torch.tensor([[0.1, 0.2, 0.3, 0.4, 5.0]]), 1.3, linear)
     for step in (0.01, 1.0, 30.0):
         found = box_prox(box, v, step)
         grid = torch.linspace(-0.5, 5, 55001, dtype=torch.float64)[:, None]
-        energy = 0.65 * grid**2 - pull * grid + (grid - v) ** 2 / (2 * step)
+        energy = 0.65 * grid**2 - linear * grid + (grid - v) ** 2 / (2 * step)
         energy = energy.masked_fill(grid > torch.as_tensor(box.upper).double() + 1e-9, torch.inf)
         torch.testing.assert_close(found[0], grid[energy.argmin(0), 0], rtol=0, atol=2e-4)
 

@@ -132,8 +132,8 @@ def test_real_zeros_and_ones_of_one_output_are_classes(column: bool, capsys: pyt
     build = [nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 1)) for _ in range(3)]
     module, integers, real = build
     filled(module, X[ROWS], given[ROWS], report=True)
-    share = float(((module(X[ROWS])[:, 0] > 0) == (y[ROWS] > 0)).double().mean())
-    assert f"accuracy {share:.4f}" in capsys.readouterr().out
+    accuracy = float(((module(X[ROWS])[:, 0] > 0) == (y[ROWS] > 0)).double().mean())
+    assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
     assert same(module, filled(integers, X[ROWS], y[ROWS].long()))
     filled(real, X[ROWS], given[ROWS], loss="squared", report=True)
     assert f"R^2 {r_squared(real(X[ROWS]), y[ROWS, None]):.4f}" in capsys.readouterr().out
@@ -480,8 +480,8 @@ def test_the_report_names_its_score(capsys: pytest.CaptureFixture) -> None:
     assert f"R^2 {r_squared(module(x), y[:, :1]):.4f}" in said
     assert "gaps of the last pass: no hidden layer" in said
     filled(module, x, (y[:, 0] > 0).long(), report=True)
-    share = float(((module(x)[:, 0] > 0) == (y[:, 0] > 0)).double().mean())
-    assert f"accuracy {share:.4f}" in capsys.readouterr().out
+    accuracy = float(((module(x)[:, 0] > 0) == (y[:, 0] > 0)).double().mean())
+    assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
 
 
 def test_nothing_is_printed_unasked(capsys: pytest.CaptureFixture) -> None:

@@ -416,11 +416,11 @@ def test_zero_weights_can_be_left() -> None:
 
 
 def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
-    looks: list[int] = []
+    lengths: list[int] = []
 
     class Counting(list[Any]):
         def append(self, item: Any) -> None:
-            looks.append(len(self))
+            lengths.append(len(self))
             super().append(item)
 
     def batches() -> Any:
@@ -432,9 +432,9 @@ def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
 
     with torch.no_grad():
         run = Run(lnn.MiniBatch(passes=1), network(), source_of(batches()))
-        run.monitor.looks = Counting()
+        run.monitor.evaluations = Counting()
         next(run.passes())
-    assert looks == [0]
+    assert lengths == [0]
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,10 @@ def data(n: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, x[:, :2] - 0.5 * draw(2)
 
 
-def assert_same(a: Moments, b: Moments, share: float = 1e-11) -> None:
+def assert_same(a: Moments, b: Moments, rtol: float = 1e-11) -> None:
     for name in FIELDS:
         expected = getattr(b, name)
-        torch.testing.assert_close(
-            getattr(a, name), expected, rtol=share, atol=share * (1 + float(expected.abs().max()))
-        )
+        torch.testing.assert_close(getattr(a, name), expected, rtol=rtol, atol=rtol * (1 + float(expected.abs().max())))
 
 
 def test_moments_are_those_of_numpy() -> None:
@@ -90,7 +88,7 @@ def test_large_means_lose_no_digits() -> None:
 def test_large_means_lose_no_digits_of_float32_data(mean: float) -> None:
     x, z = (part.add(mean).float() for part in data(400))
     exact = Moments.of(x.double(), z.double())
-    assert_same(Moments.of(x, z), exact, share=1e-5)
+    assert_same(Moments.of(x, z), exact, rtol=1e-5)
 
 
 def test_retarget_equals_of_and_keeps_the_gram_matrix() -> None:
@@ -135,7 +133,7 @@ def test_moments_are_float64_and_remember_the_precision_of_their_data() -> None:
     assert all(getattr(single, name).dtype == torch.float64 for name in FIELDS)
     assert single.eps == torch.finfo(torch.float32).eps
     assert (single + double).eps == (double + single).eps == single.eps
-    assert_same(single, double, share=1e-5)
+    assert_same(single, double, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("x", "z"), [((4, 2), (5, 1)), ((4,), (4, 1)), ((4, 2), (4,)), ((0, 2), (0, 1))])

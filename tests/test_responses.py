@@ -218,17 +218,17 @@ def test_predict_tells_the_score_of_the_loss(tmp_path: Path, level: float) -> No
     loss = ["--loss", "quantile", "--quantile", str(level), "--passes", "5"]
     fit = CliRunner().invoke(cli.app, ["fit", data, "--target", "y", "--out", model, "--json", *loss])
     done = CliRunner().invoke(cli.app, ["predict", model, data, "--out", out, "--json"])
-    facts = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     said = np.loadtxt(out, skiprows=1, delimiter=",", ndmin=2)[:, -1]
-    assert facts["d2"] == pytest.approx(d2_pinball_score(F.round(4), said, alpha=level), abs=1e-5)
-    assert facts["d2"] == pytest.approx(json.loads(fit.stdout)["score"], abs=1e-5)
+    assert printed["d2"] == pytest.approx(d2_pinball_score(F.round(4), said, alpha=level), abs=1e-5)
+    assert printed["d2"] == pytest.approx(json.loads(fit.stdout)["score"], abs=1e-5)
 
 
 def test_the_command_line_s_spread_counts_rows_by_their_weight(tmp_path: Path) -> None:
     order = ["--target", "y", "--out", str(tmp_path / "m.safetensors"), "--json", "--passes", "1", "--loss", "huber"]
     done = CliRunner().invoke(cli.app, ["fit", table(tmp_path / "t.csv"), *order, "--sample-weight", "n"])
     model = lnn.load(tmp_path / "m.safetensors")
-    encoding = jobs.Encoding.from_facts(model.notes["table"])
+    encoding = jobs.Encoding.from_dict(model.notes["table"])
     data, counts = encoding.weighted(tables.read(tmp_path / "t.csv"))
     y = torch.as_tensor(encoding.targets(data))[:, None]
     spread, alike = (float(median_and_spread(y, n)[1]) for n in (torch.as_tensor(counts), None))

@@ -301,9 +301,9 @@ def test_one_wrong_bit_anywhere_is_noticed(whole: bytes, tmp_path: Path) -> None
             load(path)
 
 
-def stored(path: Path, version: str, facts: Any, tensors: dict[str, Tensor] | None = None) -> Path:
-    """A file with a valid checksum; `facts` as text, or as what JSON makes of them."""
-    text = facts if isinstance(facts, str) else json.dumps(facts)
+def stored(path: Path, version: str, metadata: Any, tensors: dict[str, Tensor] | None = None) -> Path:
+    """A file with a valid checksum; `metadata` as text, or as what JSON makes of them."""
+    text = metadata if isinstance(metadata, str) else json.dumps(metadata)
     save_file(tensors or {}, path, {"format": version, "facts": text, "sha256": digest(text, tensors or {})})
     return path
 
@@ -322,15 +322,15 @@ def test_a_file_of_an_earlier_version_loads_and_predicts() -> None:
         "SoftmaxCrossEntropy",
     ]
     assert [record.number for record in found.history] == [1, 2]
-    encoding = Encoding.from_facts(found.notes["table"])
+    encoding = Encoding.from_dict(found.notes["table"])
     assert (encoding.width, encoding.classes) == (3, ("no", "yes"))
     shares = found.network.scores(found.weights, torch.tensor([[0.2369, 0.0, 1.0]])).softmax(1)
     assert torch.allclose(shares, torch.tensor([[0.53271, 0.46729]]), atol=1e-4)
 
 
-def changed(facts: Any, where: tuple[Any, ...], value: Any) -> Any:
+def changed(metadata: Any, where: tuple[Any, ...], value: Any) -> Any:
     """A copy with another value at one place; `gone`: without it."""
-    copy = json.loads(json.dumps(facts))
+    copy = json.loads(json.dumps(metadata))
     inner = copy
     for key in where[:-1]:
         inner = inner[key]
@@ -341,9 +341,11 @@ def changed(facts: Any, where: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-def places_in(facts: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places_in(metadata: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Of everything in nested dictionaries and lists."""
-    parts = facts.items() if isinstance(facts, dict) else enumerate(facts) if isinstance(facts, list) else ()
+    parts = (
+        metadata.items() if isinstance(metadata, dict) else enumerate(metadata) if isinstance(metadata, list) else ()
+    )
     return [place for key, part in parts for place in ((*before, key), *places_in(part, (*before, key)))]
 
 
@@ -357,13 +359,13 @@ LIES = [
 def test_forged_facts_are_refused_or_give_a_network_that_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every value in a file's facts, replaced by every lie: nothing but a ValueError, or a network whose scores are numbers."""
+    """Every value in a file's metadata, replaced by every lie: nothing but a ValueError, or a network whose scores are numbers."""
     path, net = tmp_path / "model", network(activations.FenchelClip(0.0, 1.0))
     save(path, net, weights_of(net), notes={"a": (1, math.inf)})
-    facts, tensors = read_tensors(path, "", "", lambda _: None)
+    metadata, tensors = read_tensors(path, "", "", lambda _: None)
     refused = 0
-    for where, lie in itertools.product(places_in(facts), LIES):
-        forged = changed(facts, where, lie)
+    for where, lie in itertools.product(places_in(metadata), LIES):
+        forged = changed(metadata, where, lie)
         monkeypatch.setattr(saving, "read_tensors", lambda *_, forged=forged: (forged, tensors))  # a file takes longer
         try:
             found = load(path)
@@ -376,11 +378,11 @@ def test_forged_facts_are_refused_or_give_a_network_that_predicts(
 
 
 @pytest.mark.parametrize(
-    ("facts", "reason"),
+    ("metadata", "reason"),
     [
-        ({}, r"its facts should be \['history', 'layers', 'notes', 'states'\], and are \[\]"),
+        ({}, r"its metadata should have \['history', 'layers', 'notes', 'states'\], and has \[\]"),
         ({"layers": [], "history": [], "notes": {}, "states": None}, ""),
-        ({"layers": [], "history": [], "notes": {}, "states": None, "more": 1}, "and are .*'more'"),
+        ({"layers": [], "history": [], "notes": {}, "states": None, "more": 1}, "and has .*'more'"),
         ({"layers": [{"!class": "Layer", "colour": 1}], "history": [], "notes": {}, "states": None}, "colour"),
         (
             {"layers": [{"!class": "Checkpoint", "path": "a"}], "history": [], "notes": {}, "states": None},
@@ -394,15 +396,15 @@ def test_forged_facts_are_refused_or_give_a_network_that_predicts(
     ],
     ids=["empty", "no layers", "unknown key", "unknown field", "unknown class", "unknown tensor", "number"],
 )
-def test_a_header_that_makes_no_sense_is_refused(facts: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_a_header_that_makes_no_sense_is_refused(metadata: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"model cannot be rebuilt.*{reason}"):
-        load(stored(tmp_path / "model", "liftednn-model-1", facts))
+        load(stored(tmp_path / "model", "liftednn-model-1", metadata))
 
 
-@pytest.mark.parametrize("facts", ["", "[", "3", "[]", "[" * 100_000, '{"layers": ' * 100_000])
-def test_facts_that_are_no_object_are_refused(facts: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("metadata", ["", "[", "3", "[]", "[" * 100_000, '{"layers": ' * 100_000])
+def test_metadata_that_is_no_object_are_refused(metadata: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model is not a complete model file"):
-        load(stored(tmp_path / "model", "liftednn-model-1", facts))
+        load(stored(tmp_path / "model", "liftednn-model-1", metadata))
 
 
 def test_nesting_that_is_too_deep_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
@@ -444,14 +446,14 @@ def test_weights_that_are_no_finite_numbers_are_neither_saved_nor_loaded(
     assert not path.exists()
     save(path, network(), weights_of(network()))
     with safe_open(path, "pt") as file:
-        facts = file.metadata()["facts"]
+        metadata = file.metadata()["facts"]
     tensors = {
         f"weights.{place}.{name}": part
         for place, pair in enumerate(weights)
         for name, part in zip("wb", pair, strict=True)
     }
     with pytest.raises(ValueError, match=f"model cannot be rebuilt: .*{sentence}"):
-        load(stored(path, "liftednn-model-1", facts, tensors))
+        load(stored(path, "liftednn-model-1", metadata, tensors))
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float8_e4m3fn, torch.bool], ids=str)

@@ -86,9 +86,9 @@ def test_a_network_that_a_linear_model_beats_is_said_but_not_one_that_equals_it(
     net = network()
     linear = torch.linalg.lstsq(X, LINEAR).solution.T
     first = Affine(torch.cat([linear, -linear, torch.zeros(18, 5)]).double(), torch.zeros(20, dtype=X.dtype))
-    for share, said in ((1.0, []), (0.5, ["a linear"])):
+    for fraction, said in ((1.0, []), (0.5, ["a linear"])):
         w = torch.zeros(1, 20, dtype=X.dtype)
-        w[0, 0], w[0, 1] = share, -share  # relu(u) - relu(-u) = u
+        w[0, 0], w[0, 1] = fraction, -fraction  # relu(u) - relu(-u) = u
         assert [
             each for each in found(net, [first, Affine(w, torch.zeros(1, dtype=X.dtype))], LINEAR) if "of" not in each
         ] == said

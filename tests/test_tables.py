@@ -70,7 +70,7 @@ def test_an_encoding_survives_json(tmp_path: Path) -> None:
     found = read(stored(FRAME, tmp_path / "t.csv"))
     for target in FRAME:
         encoding = Encoding.of(found, target)
-        assert Encoding.from_facts(json.loads(json.dumps(encoding.facts()))) == encoding
+        assert Encoding.from_dict(json.loads(json.dumps(encoding.to_dict()))) == encoding
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "t.npz"])
@@ -305,27 +305,27 @@ LIES: list[Any] = [
 
 def test_forged_facts_are_refused_or_an_encoding_that_works(learnt: Encoding, tmp_path: Path) -> None:
     """Every value replaced by every lie: nothing but a ValueError, then or when a table is encoded."""
-    read_from, facts = read(stored(FRAME, tmp_path / "t.csv")), json.loads(json.dumps(learnt.facts()))
-    places = [(facts, key) for key in facts] + [(column, key) for column in facts["columns"] for key in column]
+    read_from, fields = read(stored(FRAME, tmp_path / "t.csv")), json.loads(json.dumps(learnt.to_dict()))
+    places = [(fields, key) for key in fields] + [(column, key) for column in fields["columns"] for key in column]
     refused = 0
     for (inner, key), lie in itertools.product(places, LIES):
         true, inner[key] = inner[key], lie
         try:
-            encoding = Encoding.from_facts(facts)
+            encoding = Encoding.from_dict(fields)
             assert np.isfinite(encoding.inputs(read_from)).all()
             encoding.decode(np.zeros((2, len(encoding.classes) or 1)))
             encoding.targets(read_from)
         except ValueError:
             refused += 1
         inner[key] = true
-    assert Encoding.from_facts(facts) == learnt
+    assert Encoding.from_dict(fields) == learnt
     assert refused > 0.7 * len(places) * len(LIES)
 
 
-@pytest.mark.parametrize("facts", [None, [], {}, {"columns": 3, "classes": []}, {"columns": [3], "classes": []}, "x"])
-def test_what_describes_no_table_is_refused(facts: Any) -> None:
+@pytest.mark.parametrize("fields", [None, [], {}, {"columns": 3, "classes": []}, {"columns": [3], "classes": []}, "x"])
+def test_what_describes_no_table_is_refused(fields: Any) -> None:
     with pytest.raises(ValueError, match=r"no encoding of a table \("):
-        Encoding.from_facts(facts)
+        Encoding.from_dict(fields)
 
 
 def test_other_columns_are_ignored_and_the_target_may_be_absent(learnt: Encoding, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_without_weights_all_rows_count_alike(learnt: Encoding, tmp_path: Path) 
 
 def test_an_encoding_with_weights_survives_json_and_needs_none(tmp_path: Path) -> None:
     encoding = Encoding.of(read(stored(FRAME.assign(n=1.5), tmp_path / "t.csv")), "label", weight="n")
-    again = Encoding.from_facts(json.loads(json.dumps(encoding.facts())))
+    again = Encoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
     assert again == encoding
     assert again.inputs(read(stored(FRAME, tmp_path / "new.csv"))).shape == (6, 7)
 
@@ -531,7 +531,7 @@ def test_missing_values_are_filled_in_on_request(mark: str, tmp_path: Path) -> N
     np.testing.assert_allclose(x[:, 0], np.array([-3, 0, -1, 1, 0, 3]) / np.sqrt(5), rtol=1e-6)
     assert x[:, 1].tolist() == [0, 1, 0, 0, 0, 1]
     assert x[:, 4].tolist() == [0, 0, 1, 0, 0, 0]
-    assert Encoding.from_facts(json.loads(json.dumps(encoding.facts()))) == encoding
+    assert Encoding.from_dict(json.loads(json.dumps(encoding.to_dict()))) == encoding
     later = f"b,t,n\n{mark},{mark},{mark}\ntrue,u,4\n"
     (tmp_path / "new.csv").write_text(later)
     np.testing.assert_array_equal(

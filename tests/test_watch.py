@@ -31,12 +31,12 @@ def begun(scores: Tensor, y: Tensor = Y, net: lnn.LiftedNetwork | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "collapsed"), (0.0, "collapsed")]
+    ("fraction", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "collapsed"), (0.0, "collapsed")]
 )
-def test_scores_that_have_become_one_are_lost(share: float, verdict: str) -> None:
+def test_scores_that_have_become_one_are_lost(fraction: float, verdict: str) -> None:
     guard = begun(Y + 0.5)
     assert 20 * guard.first > float(Y.var())  # which alone would not be noticed
-    assert guard.judge(Y.mean() + share * (Y - Y.mean()), Y) == verdict
+    assert guard.judge(Y.mean() + fraction * (Y - Y.mean()), Y) == verdict
 
 
 def test_a_row_far_off_is_no_loss() -> None:
@@ -68,7 +68,7 @@ def test_fear_may_bring_all_scores_together() -> None:
 
 def test_what_is_stored_comes_back_and_older_files_are_read() -> None:
     guard, other = begun(Y + 0.1), DivergenceGuard(network())
-    other.load(guard.facts())
+    other.load(guard.to_dict())
     assert (other.first, other.spread, other.beats_constant) == (guard.first, guard.spread, True)
     other.load({"first_loss": 2.0})
     assert (other.first, other.spread) == (2.0, 0.0)

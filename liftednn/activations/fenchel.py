@@ -158,8 +158,8 @@ class _Entropic(Fenchel):
 
 def _resolvent(phi: Callable[[Tensor], Tensor], y: Tensor, step: float) -> Tensor:
     w0 = y / (step + 1)
-    reach = (step * w0 + phi(w0) - y).abs() / step
-    return phi(root(lambda w: step * w + phi(w) - y, w0 - reach, w0 + reach))
+    half_width = (step * w0 + phi(w0) - y).abs() / step
+    return phi(root(lambda w: step * w + phi(w) - y, w0 - half_width, w0 + half_width))
 
 
 def _xlogx(z: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Scaled(Fenchel):
     def box(self, u: Tensor) -> Box:
         scale = like(self.scale, u)
         box = self.activation.box(scale * u)
-        return box._replace(weight=box.weight / scale, pull=box.pull / scale)
+        return box._replace(weight=box.weight / scale, linear=box.linear / scale)
 
     def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer") -> Scaled:
         per = granularity(self.scale, per)

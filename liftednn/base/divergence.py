@@ -22,12 +22,12 @@ _STEPS_PER_ROOT, _MOST_STEPS = 28, 1000
 
 
 class Box(NamedTuple):
-    """The quadratic  1/2 weight z^2 - pull z  on  lower <= z <= upper, entry by entry; tensors or numbers, which broadcast."""
+    """The quadratic  1/2 weight z^2 - linear z  on  lower <= z <= upper, entry by entry; tensors or numbers, which broadcast."""
 
     lower: Tensor | float
     upper: Tensor | float
     weight: Tensor | float
-    pull: Tensor | float
+    linear: Tensor | float
 
 
 class Divergence(ABC):
@@ -158,7 +158,7 @@ class Activation(Divergence):
         return (a + t * z) / (1 + t), z
 
     def box(self, u: Tensor) -> Box:
-        """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
+        """D(u, z) = 1/2 weight z^2 - linear z + const(u) on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
 
     def refit(

@@ -39,7 +39,7 @@ class Penalty(ABC):
         """argmin_v pi(v) + |v - w|^2 / (2 step)."""
 
     def box(self) -> Box:
-        """pi(w) = 1/2 weight w^2 - pull w on the box. Required where `boxed` is declared."""
+        """pi(w) = 1/2 weight w^2 - linear w on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic on a box: use prox")
 
     def minimiser(self, cross: Tensor, ridge: Callable[[float], Tensor]) -> Tensor | None:

@@ -28,16 +28,16 @@ class Uncertainty(ABC):
     def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         """Why a layer with weights of this shape (out, in) cannot have this uncertainty; empty if it can."""
 
-    def seen(self, divergence: Divergence, w: Tensor) -> Divergence:
+    def robust_divergence(self, divergence: Divergence, w: Tensor) -> Divergence:
         """The divergence that replaces D at fixed weights (out, in)."""
         return divergence
 
     @abstractmethod
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        """The robust energy, from the mean over rows of `seen` and the curvature of D in u; concave in the mean."""
+        """The robust energy, from the mean over rows of `robust_divergence` and the curvature of D in u; concave in the mean."""
 
     def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        """The derivative of `term` in the mean; `mean()` is called only if needed. The X-step is that of `seen` with lam times it."""
+        """The derivative of `term` in the mean; `mean()` is called only if needed. The X-step has `robust_divergence` and lam times it."""
         return 1.0
 
     @abstractmethod

@@ -52,7 +52,7 @@ def update_all_states(
     if not smooth:
         normal = _stacked(network, weights)
         parts = [(_Copied(network, weights, rows, normal), rows) for rows in blocks]
-        scale = reduce.largest(*(problem.smooth.pull(rows) for problem, rows in parts)) or 1.0
+        scale = reduce.largest(*(problem.smooth.largest_term(rows) for problem, rows in parts)) or 1.0
         return gather(_split(problem, rows, scale, tol, max_iter) for problem, rows in parts)
     step, problems = 1 / _lipschitz(network, weights), [_Smooth(network, weights, rows) for rows in blocks]
     scale = reduce.largest(*(problem.at_zero() for problem in problems)) or 1.0
@@ -117,21 +117,21 @@ class _Smooth:
         return self.network.layers[reader].operator.adjoint(r, self.weights[reader], index)
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        pulls = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
-        after = self.adjoint([pulls[number] for number in self.moving])
-        return [down - own for down, own in zip(after, pulls, strict=False)]
+        u_gradients = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
+        after = self.adjoint([u_gradients[number] for number in self.moving])
+        return [later - own for later, own in zip(after, u_gradients, strict=False)]
 
     def at_zero(self) -> float:
         """max |gradient at 0|, which residuals are relative to."""
         zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
         return reduce.largest(*self.gradient(zero, self.image(zero)))
 
-    def pull(self, states: States) -> float:
+    def largest_term(self, states: States) -> float:
         """The largest entry of the terms that the gradient is the sum of, which its residual is relative to."""
         x = list(states[1:-1])
         terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
-        down = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
-        return reduce.largest(*terms[:-1], *down)
+        back = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
+        return reduce.largest(*terms[:-1], *back)
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return [activation(state) for activation, state in zip(self.network.hidden, x, strict=True)]
@@ -176,7 +176,7 @@ class _Copied:
     def adjoint(self, u: Tensor) -> Tensor:
         states, preactivations = self._parts(u)
         back = self.smooth.adjoint(preactivations)
-        return torch.cat([state + down for state, down in zip(states, back, strict=True)], 1)
+        return torch.cat([state + back for state, back in zip(states, back, strict=True)], 1)
 
     def solve(self, x: Tensor) -> Tensor:
         assert self.normal is not None

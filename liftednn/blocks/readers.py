@@ -76,7 +76,7 @@ class StateProblem:
         """The sum over readers."""
         return added(reader.adjoint(part) for reader, part in zip(self.readers, parts, strict=True))
 
-    def pulls(self, images: Sequence[Tensor]) -> list[Tensor]:
+    def u_gradients(self, images: Sequence[Tensor]) -> list[Tensor]:
         """lam_r grad D_r of every reader."""
         terms = zip(self.readers, images, self.after, strict=True)
         return [reader.layer.lam * reader.layer.divergence.grad(u, z) for reader, u, z in terms]
@@ -89,7 +89,7 @@ class StateProblem:
 
     def at_zero(self, z: Tensor) -> Tensor:
         """The gradient of the readers' terms at 0; z gives the shape."""
-        return self.adjoint(self.pulls(self.images(torch.zeros_like(z))))
+        return self.adjoint(self.u_gradients(self.images(torch.zeros_like(z))))
 
     def scale(self, z: Tensor) -> float:
         """max |gradient of the readers' terms at 0| over all rows, which residuals are relative to."""
@@ -131,14 +131,14 @@ def plain_layer(
     kind = layer.uncertainty
     if kind is None:
         return layer
-    seen = layer.seen(weights.w)
+    robust = layer.robust_divergence(weights.w)
 
     def mean() -> float:
-        energy = seen.value(layer.operator.forward(xs, weights), z).double()
+        energy = robust.value(layer.operator.forward(xs, weights), z).double()
         return float(reduce.mean(energy, row_weights))
 
     slope = kind.slope(mean, layer.divergence.curvature, weights.w)
-    return replace(layer, divergence=seen, lam=layer.lam * slope, uncertainty=None)
+    return replace(layer, divergence=robust, lam=layer.lam * slope, uncertainty=None)
 
 
 def state_problem(

@@ -89,7 +89,7 @@ def parameters(activation: Activation) -> dict[str, Tensor | float]:
 
 
 def _energy(layer: Layer, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None) -> float:
-    return layer.term(float(reduce.mean(layer.seen(w).value(u, z).double(), sample_weight)), w)
+    return layer.term(float(reduce.mean(layer.robust_divergence(w).value(u, z).double(), sample_weight)), w)
 
 
 def _distance(a: Activation, b: Activation) -> float:

@@ -10,26 +10,26 @@ __all__ = ["RobustTerm"]
 
 
 class RobustTerm(ABC):
-    """The robust term of one layer, lam term(mean over rows of seen(u, z)), as tensors beside its weights w (out, in).
+    """The robust term of one layer, lam term(mean over rows of robust D(u, z)), as tensors beside its weights w (out, in).
 
     A recorded CUDA graph calls `gradients`, `x_step` and `w_gradient`: they must stay on the weights' device and copy nothing from it.
 
-    share   0-dim: the derivative of the term in the mean over rows is lam / share; `renew` updates it
+    fraction   0-dim: the derivative of the term in the mean over rows is lam / fraction; `renew` updates it
     """
 
-    share: Tensor
+    fraction: Tensor
 
     @abstractmethod
     def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradient of the term in u at fixed z and w, (n, out), without the division by n; and the radius gradient.
 
-        Where the term also depends on w through the reach r(w), (out,), how far uncertain inputs can move u, the radius gradient is each
+        Where the term also depends on w through the radius r(w), (out,), by which uncertain inputs can move u, the radius gradient is each
         row's gradient in r, (n, out). None where it does not.
         """
 
     @abstractmethod
     def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The state z = argmin_z seen(u, z) / share + <g, z>, where lam g is the gradient of the later layers in z; and the two gradients
+        """The state z = argmin_z robust D(u, z) / fraction + <g, z>, where lam g is the gradient of later layers in z; and the gradients
         of `gradients`, here of the minimum over z."""
 
     @abstractmethod

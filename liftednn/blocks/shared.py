@@ -142,9 +142,9 @@ class Shared:
         ws = [w.T if flip else w for (w, _), flip in zip(pairs, self.flips, strict=True)]
         return [torch.stack(ws).sum(0), *(c for _, c in pairs)]
 
-    def pull(self, image: Sequence[Tensor]) -> list[Tensor]:
+    def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
         """The adjoint of (W, c_1, ..., c_k) -> images."""
-        return self._gathered([part.pull(r) for part, r in zip(self.parts, image, strict=True)])
+        return self._gathered([part.adjoint(r) for part, r in zip(self.parts, image, strict=True)])
 
     def scale(self, x: list[Tensor]) -> float:
         """max |gradient at 0|."""
@@ -192,7 +192,7 @@ class _Copied:
         return self.stack(self.shared.image(self.unstack(x)))
 
     def adjoint(self, u: Tensor) -> Tensor:
-        return self.stack(self.shared.pull(self._split(u, self.images)))
+        return self.stack(self.shared.adjoint(self._split(u, self.images)))
 
     def solve(self, x: Tensor) -> Tensor:
         w, *others = self.unstack(x)

@@ -55,7 +55,7 @@ def _quadratic(problem: StateProblem, z: Tensor) -> tuple[Tensor, Tensor, Box]:
     box, lam = problem.activation.box(problem.u), problem.layer.lam
     h = added(_weight(reader.layer) * reader.normal.matrix() for reader in problem.readers)
     h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
-    q = lam * box.pull - problem.at_zero(z)
+    q = lam * box.linear - problem.at_zero(z)
     # A bound that depends on u has the rounding error of a product: the present state is taken as inside.
     lower = torch.minimum(box.lower, z) if isinstance(box.lower, Tensor) else box.lower
     return h, q, box._replace(lower=lower)
@@ -158,7 +158,7 @@ class _Smooth:
         return self.problem.energy(image, x[0])
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        return [self.problem.adjoint(self.problem.pulls(image))]
+        return [self.problem.adjoint(self.problem.u_gradients(image))]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         step, u = self.problem.layer.lam * step, self.u.to(x[0].dtype)

@@ -249,17 +249,17 @@ class Centred:
         return self.layer.lam * mean + noise + self.layer.penalty.value(x[0])
 
     def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        w, c = self.pull(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
+        w, c = self.adjoint(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
         w = w if self.noise is None else w + x[0] @ self.noise
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
     def scale(self) -> float:
         """max |gradient at 0|; the image of 0 is 0, so that no product is needed."""
         zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
-        at_zero = self.pull(self.layer.divergence.grad(zero, self.z), self.layer.lam)
+        at_zero = self.adjoint(self.layer.divergence.grad(zero, self.z), self.layer.lam)
         return reduce.largest(*at_zero) or 1.0
 
-    def pull(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
+    def adjoint(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
         """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
         r, scale = r if self.row_weights is None else r * self.row_weights.to(r)[:, None], weight / self.total
         c = (reduce.total(r) * scale).to(r)
@@ -281,7 +281,7 @@ class _Copied:
         return self.data.image([x[:, :-1], x[:, -1]])[0]
 
     def adjoint(self, u: Tensor) -> Tensor:
-        w, c = self.data.pull(u)
+        w, c = self.data.adjoint(u)
         return torch.cat([w, c[:, None]], 1)
 
     def solve(self, x: Tensor) -> Tensor:

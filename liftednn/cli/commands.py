@@ -119,9 +119,9 @@ def fit(
     job = replace(job, loss=loss.value, quantile=quantile, penalty=penalty, robust=robust, prune=prune)
     job = replace(job, learn_activation=learn_activation.value if learn_activation else None, **_cells(missing, text))
     trained = jobs.train(job, partial(output.progress, quiet))
-    notes = {"table": trained.encoding.facts()}
+    notes = {"table": trained.encoding.to_dict()}
     lnn.save(out, trained.network, trained.fit.weights, history=trained.fit.history, notes=notes)
-    output.print_facts(trained.facts | {"file": str(out)}, quiet, as_json)
+    output.print_summary(trained.summary | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn predict model.safetensors new.csv --out predictions.csv --probabilities")
@@ -140,10 +140,10 @@ def predict(
 
     kind = tables.suffix(out)
     _check_out(out, model, table)
-    columns, facts = jobs.predict(model, table, probabilities)
+    columns, summary = jobs.predict(model, table, probabilities)
     with beside(out) as part:
         tables.write(part, kind, columns)
-    output.print_facts(facts | {"file": str(out)}, quiet, as_json)
+    output.print_summary(summary | {"file": str(out)}, quiet, as_json)
 
 
 @app.command(epilog="Example:  liftednn init train.csv --target label --hidden 300,100 --out weights.safetensors")
@@ -180,8 +180,8 @@ def init(
     trained = jobs.train(job, partial(output.progress, quiet))
     with beside(out) as part:
         part.write_bytes(jobs.standard_file(trained))
-    output.print_facts(
-        trained.facts | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json
+    output.print_summary(
+        trained.summary | {"file": str(out), "python": jobs.standard_source(trained, out, table)}, quiet, as_json
     )
 
 

@@ -73,12 +73,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network, how its table is encoded, and the facts to print."""
+    """A trained network, how its table is encoded, and the summary to print."""
 
     encoding: Encoding
     network: LiftedNetwork
     fit: Fit
-    facts: dict[str, Any]
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -102,23 +102,23 @@ def train(job: Job, progress: Progress) -> Trained:
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
     sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
     network, fit = _run(job, sizes, trained_on, held, progress)
-    facts = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
-    facts |= {
+    summary = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
+    summary |= {
         "sample_weight": encoding.weight,
         "columns": len(encoding.columns),
         "filled": filled,
         "classes": list(encoding.classes),
         "sizes": [sizes[0], *(layer.operator.out_width for layer in network.layers)],
     }
-    facts |= {
+    summary |= {
         "loss_function": repr(network.loss),
         "passes": len(fit.history),
         "warnings": list(fit.warnings),
         "measure": _measure(network),
         **quality(network, fit, trained_on),
     }
-    facts["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
-    return Trained(encoding, network, fit, facts | {"seconds": round(time.perf_counter() - started, 3)})
+    summary["validation_score"] = quality(network, fit, held)["score"] if len(held.x) else None
+    return Trained(encoding, network, fit, summary | {"seconds": round(time.perf_counter() - started, 3)})
 
 
 def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
@@ -190,9 +190,9 @@ def widths(hidden: str) -> list[int]:
     return [int(part) for part in parts if part != "0"]
 
 
-def split(rows: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split(rows: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to train on and rows to hold back."""
-    order, count = np.random.default_rng(seed).permutation(rows), min(math.ceil(rows * share), rows - 1)
+    order, count = np.random.default_rng(seed).permutation(rows), min(math.ceil(rows * fraction), rows - 1)
     return np.sort(order[count:]), np.sort(order[:count])
 
 
@@ -207,15 +207,15 @@ def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:
 
 
 def predict(model: Path, table: Path, probabilities: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns to write, and the facts to print."""
+    """The columns to write, and the summary to print."""
     saved = load(model)
     encoding = _encoding(model, saved)
     data = tables.read(table, encoding.text, encoding.missing)
     scores = feedforward(saved.network, saved.weights, encoding.inputs(data)).double().numpy()
     filled = encoding.filled(data)
-    facts = {"rows": data.rows, **({"filled": filled} if filled else {})}
-    facts |= scored(encoding, data, scores, saved.network.loss)
-    return predictions(encoding, scores, probabilities), facts
+    summary = {"rows": data.rows, **({"filled": filled} if filled else {})}
+    summary |= scored(encoding, data, scores, saved.network.loss)
+    return predictions(encoding, scores, probabilities), summary
 
 
 def _encoding(model: Path, saved: Saved) -> Encoding:
@@ -224,7 +224,7 @@ def _encoding(model: Path, saved: Saved) -> Encoding:
     if "table" not in saved.notes:
         raise ValueError(f"{model} contains no encoding of a table: {cure}")
     try:
-        encoding = Encoding.from_facts(saved.notes["table"])
+        encoding = Encoding.from_dict(saved.notes["table"])
     except ValueError as error:
         raise ValueError(f"{model} contains {error}: {cure}") from error
     there = (encoding.width, len(encoding.classes) or 1)
@@ -244,8 +244,8 @@ def predictions(encoding: Encoding, scores: NDArray[Any], probabilities: bool) -
         raise ValueError("--probabilities is for classes, and this model predicts a real number: leave it out")
     if probabilities:
         odds = np.exp(scores - scores.max(1, keepdims=True))
-        shares = odds / odds.sum(1, keepdims=True)
-        added = {f"probability_{label}": share for label, share in zip(encoding.classes, shares.T, strict=True)}
+        each = odds / odds.sum(1, keepdims=True)
+        added = {f"probability_{label}": column for label, column in zip(encoding.classes, each.T, strict=True)}
         if encoding.target in added:
             what = f"--probabilities would add a column {encoding.target!r}, which is the target's own name"
             raise ValueError(f"{what}: leave it out, or rename the target and train again")
@@ -272,7 +272,7 @@ def scored(encoding: Encoding, data: Table, scores: NDArray[Any], loss: Loss) ->
 def standard_file(trained: Trained) -> bytes:
     """The state_dict of the torch module that computes the same, as a safetensors file; in its header, how the table is encoded."""
     state = to_module(trained.network, trained.fit.weights).cpu().state_dict()
-    return safetensors.torch.save(state, {"table": json.dumps(trained.encoding.facts())})
+    return safetensors.torch.save(state, {"table": json.dumps(trained.encoding.to_dict())})
 
 
 def standard_source(trained: Trained, file: Path, table: Path) -> str:
@@ -292,6 +292,6 @@ from liftednn.data import tables
 module = nn.Sequential({", ".join(f"nn.{layer!r}" for layer in layers.children())})
 module.load_state_dict(load_file({str(file)!r}))
 with safe_open({str(file)!r}, "pt") as stored:
-    encoding = tables.Encoding.from_facts(json.loads(stored.metadata()["table"]))
+    encoding = tables.Encoding.from_dict(json.loads(stored.metadata()["table"]))
 table = tables.read({str(table)!r}, encoding.text, encoding.missing)
 x, y = torch.from_numpy(encoding.inputs(table)), torch.from_numpy(encoding.targets(table))  # {meaning}"""

@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from liftednn.training.result import Record
 
-__all__ = ["fail", "flush", "open_streams", "print_facts", "progress", "reason"]
+__all__ = ["fail", "flush", "open_streams", "print_summary", "progress", "reason"]
 
 
 def open_streams() -> None:
@@ -77,13 +77,13 @@ def _on_stderr(line: str) -> None:
         typer.echo(line, err=True)
 
 
-def print_facts(facts: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def print_summary(summary: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """Print the results, one fact a line or as one JSON object."""
     if as_json:
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
         typer.echo(json.dumps(plain, allow_nan=False))
-    for sentence in () if quiet else facts.pop("warnings", ()):
+    for sentence in () if quiet else summary.pop("warnings", ()):
         _on_stderr(f"liftednn: warning: {sentence}")
-    shown = {} if as_json or quiet else {name: value for name, value in facts.items() if value not in (None, [], {})}
+    shown = {} if as_json or quiet else {name: value for name, value in summary.items() if value not in (None, [], {})}
     for name, value in shown.items():
         typer.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")

@@ -50,7 +50,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     max_iter : int or "auto", default="auto"
         Passes over the rows, or sweeps. The step size is decayed over all of them, so this also sets the schedule.
     tol : float, default=1e-4
-        Sweeps stop when one lowers the objective by less than this share; for early stopping, the least rise of the score.
+        Sweeps stop when one lowers the objective by less than this fraction; for early stopping, the least rise of the score.
     batch_size : int or "auto", default="auto"
         Rows per step.
     prediction : {"feedforward", "lifted"}, default="feedforward"
@@ -62,7 +62,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     early_stopping : bool, default=False
         Hold back some rows, stop after `n_iter_no_change` passes without a better score on them, and keep the best weights.
     validation_fraction : float, default=0.1
-        The share of rows that early stopping holds back.
+        The fraction of rows that early stopping holds back.
     n_iter_no_change : int, default=10
         Passes that early stopping waits for.
     verbose : bool, default=False

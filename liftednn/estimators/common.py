@@ -229,7 +229,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
         trainer = self._recipe(work).trainer(len(work.x))
-        moments = self._moments = self._seen(work) if work.passes else None
+        moments = self._moments = self._moments_so_far(work) if work.passes else None
         source = work.x.source(work.y, work.row_weights, self.device)
         fit = trainer.run(
             self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
@@ -243,18 +243,18 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self._keep(fit.weights, fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
-    def _seen(self, work: _Work) -> Moments:
+    def _moments_so_far(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
-        seen: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
+        moments: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
         for part in blocks(len(work.x)):
             rows = as_tensor(work.x[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
             unit = 1.0 if work.row_weights is None else float(work.row_weights[part].max())
             row_weights = None if work.row_weights is None else torch.as_tensor(work.row_weights[part] / unit).to(rows)
             fresh = unit * Moments.of(rows, rows[:, :0], row_weights)
-            seen = fresh if seen is None else seen + fresh
-        assert seen is not None
-        return seen
+            moments = fresh if moments is None else moments + fresh
+        assert moments is not None
+        return moments
 
     def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
         """Train by full sweeps."""

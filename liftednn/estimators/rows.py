@@ -17,8 +17,8 @@ __all__ = ["Rows", "blocks"]
 
 # Rows that are read at a time.
 _ROWS = 8192
-# A copy for training may take this many bytes, or this share of X if that is more.
-_SMALL, _SHARE = 64 << 20, 0.4
+# A copy for training may take this many bytes, or this fraction of X if that is more.
+_SMALL, _FRACTION = 64 << 20, 0.4
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -77,7 +77,7 @@ class Rows:
         )
         if _is_mapped(self.x) and size > _SMALL:
             return weighted(Mapped(self, y.numpy()), each)
-        spare = math.inf if str(device).startswith("cuda") else max(_SMALL, _SHARE * size)
+        spare = math.inf if str(device).startswith("cuda") else max(_SMALL, _FRACTION * size)
         return weighted(Gathered(self, y, spare=spare), each)
 
 

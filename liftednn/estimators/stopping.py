@@ -41,21 +41,21 @@ class EarlyStopping:
         return self.out_of_patience
 
 
-def hold_back(labels: Array | None, rows: int, share: float, seed: int) -> tuple[Array, Array]:
+def hold_back(labels: Array | None, rows: int, fraction: float, seed: int) -> tuple[Array, Array]:
     """The numbers of the rows to train on and of those to hold back, stratified by `labels` if given.
 
     Where there are too few rows for that, one row of every class is trained on, and the others are split at random.
     """
-    count = math.ceil(share * rows)
+    count = math.ceil(fraction * rows)
     if labels is None or _can_stratify(labels, count):
         if count >= rows:
-            raise ValueError(_too_few(rows, share, "none to train on"))
-        kept, back = train_test_split(np.arange(rows), test_size=share, random_state=seed, stratify=labels)
+            raise ValueError(_too_few(rows, fraction, "none to train on"))
+        kept, back = train_test_split(np.arange(rows), test_size=fraction, random_state=seed, stratify=labels)
         return kept, back
     order = np.random.RandomState(seed).permutation(rows)
     others = np.delete(order, np.unique(labels[order], return_index=True)[1])
     if not len(others):
-        raise ValueError(_too_few(rows, share, "classes without a row to train on"))
+        raise ValueError(_too_few(rows, fraction, "classes without a row to train on"))
     back = others[:count]
     warnings.warn(
         f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since some class has too few rows "
@@ -71,8 +71,8 @@ def _can_stratify(labels: Array, count: int) -> bool:
     return bool(each.min() >= 2 and len(each) <= min(count, len(labels) - count))
 
 
-def _too_few(rows: int, share: float, what: str) -> str:
+def _too_few(rows: int, fraction: float, what: str) -> str:
     return (
-        f"early_stopping with validation_fraction={share:g} of {rows} row{'s' * (rows != 1)} leaves {what}: give more rows, a smaller "
+        f"early_stopping with validation_fraction={fraction:g} of {rows} row{'s' * (rows != 1)} leaves {what}: give more rows, a smaller "
         "validation_fraction, or early_stopping=False"
     )

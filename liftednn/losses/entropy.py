@@ -34,9 +34,9 @@ class SoftmaxCrossEntropy(Loss):
         return softmax(u).sub_(z)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        pulled = v + step * z
-        return pulled - step * entropy_prox(
-            pulled / step, 1 / step
+        shifted = v + step * z
+        return shifted - step * entropy_prox(
+            shifted / step, 1 / step
         )  # Moreau's identity with the entropy of the simplex
 
     def encode(self, y: Tensor, width: int) -> Tensor:

@@ -122,7 +122,7 @@ class Builder:
         self._products: list[_Product] = []
         self._numbers = itertools.count()
         self._changed: set[int] = set()
-        self._seen: list[Tensor] = []
+        self._parameters: list[Tensor] = []
         self._flat = False
         self.input = Value(next(self._numbers), (self._input,))
 
@@ -132,8 +132,8 @@ class Builder:
 
     def linear(self, step: Step, weight: Tensor, transposed: bool, bias: Tensor | None, value: Value) -> Value:
         """value w' + b; a product that is read becomes a state."""
-        check_parameters(step, own := [weight] if bias is None else [weight, bias], self._seen)
-        self._seen += own
+        check_parameters(step, own := [weight] if bias is None else [weight, bias], self._parameters)
+        self._parameters += own
         states = self.state(value).states
         outputs, inputs = reversed(weight.shape) if transposed else weight.shape
         self._input.width = self._input.width or inputs  # only the input can be read before its width is known
@@ -169,8 +169,8 @@ class Builder:
                 f"{where}, where a parameter of shape {tuple(bias.shape)} is added: add it to the output of a Linear without bias, "
                 "with one entry for each of its outputs"
             )
-        check_parameters(old.step, [bias], self._seen)
-        self._seen.append(bias)
+        check_parameters(old.step, [bias], self._parameters)
+        self._parameters.append(bias)
         self._products.remove(old)
         self._products.append(product := replace(old, bias=bias))
         old.closed = True

@@ -14,7 +14,7 @@ __all__ = ["check_parameters"]
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_parameters(step: Step, parts: Sequence[Tensor], seen: Sequence[Tensor]) -> None:
+def check_parameters(step: Step, parts: Sequence[Tensor], earlier: Sequence[Tensor]) -> None:
     """A parameter may be used again, but must not share memory with another one."""
     for part in parts:
         if part.dtype not in _REAL:
@@ -25,7 +25,7 @@ def check_parameters(step: Step, parts: Sequence[Tensor], seen: Sequence[Tensor]
             n > 1 and not stride for n, stride in zip(part.shape, part.stride(), strict=True)
         ):
             raise unsupported(step, "has weights that are sparse or expanded, so that some share memory: copy them")
-        if any(part is not other and _overlap(part, other) for other in seen):
+        if any(part is not other and _overlap(part, other) for other in earlier):
             raise unsupported(
                 step,
                 "has weights that share memory with another parameter: to share them, use one and the same parameter in both layers, "

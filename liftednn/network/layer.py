@@ -99,12 +99,12 @@ class Layer:
         """Shape of one sample of that state."""
         return self.operator.out_shape if self.width == self.operator.out_width else (self.width,)
 
-    def seen(self, w: Tensor) -> Divergence:
+    def robust_divergence(self, w: Tensor) -> Divergence:
         """The divergence that rows are measured by at fixed weights w: that of the uncertainty, if there is one."""
-        return self.divergence if self.uncertainty is None else self.uncertainty.seen(self.divergence, w)
+        return self.divergence if self.uncertainty is None else self.uncertainty.robust_divergence(self.divergence, w)
 
     def term(self, mean: float, w: Tensor) -> float:
-        """The layer's term of the objective without its penalty, from the mean over rows of `seen`."""
+        """The layer's term of the objective without its penalty, from the mean over rows of `robust_divergence`."""
         if self.uncertainty is None:
             return self.lam * mean
         return self.lam * self.uncertainty.term(mean, self.divergence.curvature, w)

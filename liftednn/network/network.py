@@ -199,8 +199,8 @@ class LiftedNetwork:
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
         """Objective, gaps and feed-forward score in one pass over the rows; sample_weight (n,) weights the means, not the score."""
-        seen = [layer.seen(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
-        parts = [self._energies(weights, rows, seen) for rows in _blocks(states)]
+        robust = [layer.robust_divergence(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
+        parts = [self._energies(weights, rows, robust) for rows in _blocks(states)]
         energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
         *means, loss = reduce.mean(energies, sample_weight).tolist()
         terms, lowest = means[: len(self.layers)], means[len(self.layers) :]
@@ -212,7 +212,7 @@ class LiftedNetwork:
             self.loss.score(scores, states[-1]),
         )
 
-    def _energies(self, weights: Weights, rows: States, seen: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
+    def _energies(self, weights: Weights, rows: States, robust: Sequence[Divergence]) -> tuple[Tensor, Tensor]:
         """For a block of rows, one column each: the energy of every layer, min_z of the energy of every hidden layer, and the loss of the
         feed-forward scores; and these scores."""
         energies, lowest, forward = [], [], list(rows[:1])
@@ -220,11 +220,11 @@ class LiftedNetwork:
             of_data = not any(self.connections.reads[number])
             u = self.preactivation(number, weights, rows)
             v = u if of_data else self.preactivation(number, weights, forward)
-            energies.append(seen[number].value(u, rows[number + 1]))
+            energies.append(robust[number].value(u, rows[number + 1]))
             if number < len(self.layers) - 1:
                 forward.append(layer.divergence(v))
                 lowest.append(layer.divergence.value(u, forward[-1] if of_data else layer.divergence(u)))
-                if seen[number] is not layer.divergence:  # a gap is about D itself, not its robust form
+                if robust[number] is not layer.divergence:  # a gap is about D itself, not its robust form
                     lowest[-1] = lowest[-1] + energies[-1] - layer.divergence.value(u, rows[number + 1])
         return torch.stack([*energies, *lowest, self.loss.value(v, rows[-1])], 1), v
 

@@ -19,12 +19,12 @@ from liftednn.penalties.norms import check_strength
 __all__ = ["LowRank", "Orthogonal", "within"]
 
 # A relative violation up to this size is taken as rounding, that of float32 weights, also where they are checked in float64.
-_SHARE = 1e-5
+_RTOL = 1e-5
 
 
 def within(excess: Tensor) -> Tensor:
     """0 where a constraint is violated by no more than rounding, +inf otherwise, in float64; `excess` is the relative violation."""
-    return torch.where(excess <= _SHARE, 0.0, torch.inf).double()
+    return torch.where(excess <= _RTOL, 0.0, torch.inf).double()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _SPREAD = 4.0
 
 @dataclass(frozen=True, eq=False)
 class BoxBall(Uncertainty):
-    """Rows x + delta, |delta_j| <= eps_j for every entry. Output k moves by at most its reach r_k = sum_j eps_j |w_kj|; the term is
+    """Rows x + delta, |delta_j| <= eps_j for every entry. Output k moves by at most its radius r_k = sum_j eps_j |w_kj|; the term is
 
         mean sum_k  max( D_k(u_k - r_k, z_k), D_k(u_k + r_k, z_k) ),
 
@@ -77,15 +77,15 @@ class BoxBall(Uncertainty):
         """Weights of the layer (out, k) as weights on the rows x, (out, p)."""
         return w if self.basis is None else w @ self.basis.to(w).T
 
-    def reach(self, w: Tensor) -> Tensor:
+    def radius(self, w: Tensor) -> Tensor:
         """r (out,), for weights w of the layer: how far a delta in the box can move each output."""
         on_x = self.on_x(w)
         return on_x.abs() @ self.widths(on_x)
 
-    def seen(self, divergence: Divergence, w: Tensor) -> Worst | Shifted:
+    def robust_divergence(self, divergence: Divergence, w: Tensor) -> Worst | Shifted:
         if isinstance(divergence, SoftmaxCrossEntropy):
-            return Shifted(divergence, self.reach(w))
-        return Worst(divergence, self.reach(w))
+            return Shifted(divergence, self.radius(w))
+        return Worst(divergence, self.radius(w))
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean
@@ -138,8 +138,8 @@ class BoxTerm(RobustTerm):
     """
 
     def __init__(self, kind: BoxBall, divergence: Divergence, lam: float, eps: Tensor) -> None:
-        self.kind, self.divergence, self.lam, self.share = kind, divergence, lam, eps.new_ones(())
-        self.curvature = self.share * divergence.curvature
+        self.kind, self.divergence, self.lam, self.fraction = kind, divergence, lam, eps.new_ones(())
+        self.curvature = self.fraction * divergence.curvature
         self.matrix = _SPREAD * self._on_inputs(eps**2)
         self.near, self.bend = torch.zeros_like(eps), torch.zeros_like(eps)
 
@@ -149,9 +149,9 @@ class BoxTerm(RobustTerm):
         return torch.diag(diagonal) if basis is None else (basis.T * diagonal) @ basis
 
     def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        seen = self.kind.seen(self.divergence, w)
-        signs = seen.signs(u, z)
-        u_gradient = self.divergence.grad(torch.addcmul(u, signs, seen.reach), z).mul_(self.lam)
+        robust = self.kind.robust_divergence(self.divergence, w)
+        signs = robust.signs(u, z)
+        u_gradient = self.divergence.grad(torch.addcmul(u, signs, robust.radius), z).mul_(self.lam)
         return u_gradient, signs * u_gradient
 
     def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,11 +159,11 @@ class BoxTerm(RobustTerm):
         m = clip(g / (c r), -1, 1); exact where phi has the slope c, or 0, between the two ends.
         """
         assert isinstance(self.divergence, Activation)
-        reach = self.kind.reach(w)
-        m = (g / (self.curvature * reach).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
-        z = self.divergence.tilted(torch.addcmul(u, m, reach), g)
-        high = self.divergence.grad(u + reach, z).mul_(1 + m).mul_(self.lam / 2)
-        low = self.divergence.grad(u - reach, z).mul_(1 - m).mul_(self.lam / 2)
+        radius = self.kind.radius(w)
+        m = (g / (self.curvature * radius).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
+        z = self.divergence.tilted(torch.addcmul(u, m, radius), g)
+        high = self.divergence.grad(u + radius, z).mul_(1 + m).mul_(self.lam / 2)
+        low = self.divergence.grad(u - radius, z).mul_(1 - m).mul_(self.lam / 2)
         return z, high + low, high - low
 
     def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from liftednn.solvers import Factor, splitting
 
 __all__ = ["box_weights", "cone_prox", "ends_prox"]
 
-# The smallest positive share of the step for one end.
+# The smallest positive fraction of the step for one end.
 _LEAST = 1e-6
 
 
@@ -52,9 +52,9 @@ class _Boxed:
         return torch.cat([u, (v @ self.eps).expand_as(u)], 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
-        first, reach = u.chunk(2, 1)
-        w, c = self.data.pull(first)
-        mean = reduce.mean(reach, self.data.row_weights).to(u)
+        first, radius = u.chunk(2, 1)
+        w, c = self.data.adjoint(first)
+        mean = reduce.mean(radius, self.data.row_weights).to(u)
         return torch.cat([w, c[:, None], mean[:, None] * self.eps], 1)
 
     def solve(self, x: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ class _Boxed:
         return torch.cat([w, c[:, None] / (2 if self.data.bias else 1), v], 1)
 
     def prox_image(self, u: Tensor, step: float) -> Tensor:
-        first, reach = u.chunk(2, 1)
-        return torch.cat(ends_prox(self.layer.divergence, first, reach, self.z, self.layer.lam * step), 1)
+        first, radius = u.chunk(2, 1)
+        return torch.cat(ends_prox(self.layer.divergence, first, radius, self.z, self.layer.lam * step), 1)
 
     def prox(self, x: Tensor, step: float) -> Tensor:
         w, c, v = self._parts(x)
@@ -76,7 +76,7 @@ class _Boxed:
     def value(self, x: Tensor) -> Tensor:
         """The objective itself, at v = |w|."""
         w, c, _ = self._parts(x)
-        rows = self.layer.seen(w).value(self.data.image([w, c])[0], self.z).double()
+        rows = self.layer.robust_divergence(w).value(self.data.image([w, c])[0], self.z).double()
         mean = reduce.mean(rows, self.data.row_weights)
         return self.layer.lam * mean + self.layer.penalty.value(w)
 
@@ -91,29 +91,29 @@ def cone_prox(w: Tensor, v: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     return torch.where(inside, w / weight, w.sign() * edge), torch.where(inside, v, edge)
 
 
-def ends_prox(divergence: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """argmin over (a, b) of  f(a, b) + (|a - u|^2 + |b - reach|^2) / (2 step),  f the worst of D(a - b, z) and D(a + b, z)."""
+def ends_prox(divergence: Divergence, u: Tensor, radius: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """argmin over (a, b) of  f(a, b) + (|a - u|^2 + |b - radius|^2) / (2 step),  f the worst of D(a - b, z) and D(a + b, z)."""
     if isinstance(divergence, SoftmaxCrossEntropy):
         signs = 1 - 2 * z  # f depends on a + s b alone, and leaves a - s b as it is
-        moved, kept = divergence.prox_u(u + signs * reach, z, 2 * step), u - signs * reach
+        moved, kept = divergence.prox_u(u + signs * radius, z, 2 * step), u - signs * radius
         return (moved + kept) / 2, signs * (moved - kept) / 2
-    low, high = (_balanced if not divergence.quadratic else _folded)(divergence, u, reach, z, step)
+    low, high = (_balanced if not divergence.quadratic else _folded)(divergence, u, radius, z, step)
     return (low + high) / 2, (high - low) / 2
 
 
-def _folded(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+def _folded(d: Divergence, u: Tensor, radius: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
     """Quadratic: f = c/2 (|e| + b)^2 with e = a - z; returns a - b and a + b."""
     t, e, sign = d.curvature * step, (u - z).abs(), (u - z).sign()
-    total = (e + reach).clamp(min=0) / (1 + 2 * t)
+    total = (e + radius).clamp(min=0) / (1 + 2 * t)
     off = e - t * total
     a = z + sign * off.clamp(min=0)
-    b = torch.where(off >= 0, reach - t * total, reach / (1 + t))
+    b = torch.where(off >= 0, radius - t * total, radius / (1 + t))
     return a - b, a + b
 
 
-def _balanced(d: Divergence, u: Tensor, reach: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """max(f, g) = max over theta of theta f + (1 - theta) g: each end takes its share of the step, chosen so that f = g."""
-    low, high = u - reach, u + reach
+def _balanced(d: Divergence, u: Tensor, radius: Tensor, z: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """max(f, g) = max over theta of theta f + (1 - theta) g: each end takes its fraction of the step, chosen so that f = g."""
+    low, high = u - radius, u + radius
 
     def ends(theta: Tensor) -> tuple[Tensor, Tensor]:
         return _part_prox(d, low, z, 2 * step * theta), _part_prox(d, high, z, 2 * step * (1 - theta))

@@ -18,7 +18,7 @@ from liftednn.robust.terms import CurvatureTerm
 
 __all__ = ["BallTerm", "FrobeniusBall"]
 
-# The share t stays in [LEAST, 1 - LEAST]: at 0 or 1 the other block could not change any more.
+# The fraction t stays in [LEAST, 1 - LEAST]: at 0 or 1 the other block could not change any more.
 LEAST = 0.05
 # Rounds of alternating updates of w and t, and the relative change of t that stops them.
 _ROUNDS, _CONVERGED = 8, 1e-3
@@ -57,17 +57,17 @@ class FrobeniusBall(Uncertainty):
         """b^2."""
         return curvature / 2 * self.eps**2 * quadratic_form(w, self.metric)
 
-    def share(self, mean: float, curvature: float, w: Tensor) -> float:
+    def fraction(self, mean: float, curvature: float, w: Tensor) -> float:
         """The minimising t."""
         a, b = math.sqrt(max(mean, 0.0)), math.sqrt(self.squared_norm(curvature, w))
-        return share_of(a, b)
+        return fraction_of(a, b)
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
-        t = self.share(mean, curvature, w)
+        t = self.fraction(mean, curvature, w)
         return mean / t + self.squared_norm(curvature, w) / (1 - t)
 
     def slope(self, mean: Callable[[], float], curvature: float, w: Tensor) -> float:
-        return 1 / self.share(mean(), curvature, w)
+        return 1 / self.fraction(mean(), curvature, w)
 
     def update_weights(self, problem: WeightProblem) -> WeightStep:
         """Minimise over w and t: jointly where the term is quadratic in w, otherwise alternately."""
@@ -79,15 +79,15 @@ class FrobeniusBall(Uncertainty):
     def _in_turn(self, problem: WeightProblem) -> WeightStep:
         """w at fixed t, t at fixed w: neither raises the term, and it is jointly convex in both."""
         weights, n_iter, curvature = problem.current, 0, problem.layer.divergence.curvature
-        share, before = self.share(problem.mean(weights), curvature, weights.w), math.inf
+        fraction, before = self.fraction(problem.mean(weights), curvature, weights.w), math.inf
         for _ in range(_ROUNDS):
-            noise = self.covariance(share, problem.width, problem.gram)
-            step = problem.solve(noise, problem.layer.lam / share, weights)
-            weights, n_iter, before = step.weights, n_iter + step.n_iter, share
-            share = self.share(problem.mean(weights), curvature, weights.w)
-            if abs(share - before) <= _CONVERGED * before:
+            noise = self.covariance(fraction, problem.width, problem.gram)
+            step = problem.solve(noise, problem.layer.lam / fraction, weights)
+            weights, n_iter, before = step.weights, n_iter + step.n_iter, fraction
+            fraction = self.fraction(problem.mean(weights), curvature, weights.w)
+            if abs(fraction - before) <= _CONVERGED * before:
                 break
-        return WeightStep(weights, max(step.kkt, abs(share - before) / before), n_iter, f"ball, {step.method}")
+        return WeightStep(weights, max(step.kkt, abs(fraction - before) / before), n_iter, f"ball, {step.method}")
 
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
         return BallTerm(self, divergence, lam, w)
@@ -116,33 +116,33 @@ class FrobeniusBall(Uncertainty):
         kept = inputs.to(self.metric.device)
         return replace(self, metric=self.metric[kept][:, kept])
 
-    def covariance(self, share: float, width: int, like: Tensor) -> Tensor:
+    def covariance(self, fraction: float, width: int, like: Tensor) -> Tensor:
         """At a fixed t the term is  (mean D + (c/2) tr(w Sigma w')) / t, that of noise with covariance Sigma; returns Sigma (p, p)."""
         identity = torch.eye(width).to(like) if self.metric is None else self.metric.to(like)
-        return self.eps**2 * share / (1 - share) * identity
+        return self.eps**2 * fraction / (1 - fraction) * identity
 
 
-def share_of(a: float, b: float) -> float:
+def fraction_of(a: float, b: float) -> float:
     """argmin over t in [LEAST, 1 - LEAST] of a^2 / t + b^2 / (1 - t)."""
     return min(max(a / (a + b) if a + b > 0 else 0.5, LEAST), 1 - LEAST)
 
 
 class BallTerm(CurvatureTerm):
-    """At a fixed share t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and `renew` updates t."""
+    """At a fixed fraction t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and `renew` updates t."""
 
     def __init__(self, kind: FrobeniusBall, divergence: Divergence, lam: float, w: Tensor) -> None:
         super().__init__(divergence, lam, w, 0.5)
         self.kind, self.matrix = kind, kind.covariance(0.5, w.shape[1], w)  # eps^2 times the metric
 
     def noise(self) -> Tensor:
-        return self.matrix / (1 - self.share)
+        return self.matrix / (1 - self.fraction)
 
     def renew(
         self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
     ) -> None:
         curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), row_weights))
         self.curvature.fill_(curvature)
-        self.share.fill_(self.kind.share(mean, curvature, w))
+        self.fraction.fill_(self.kind.fraction(mean, curvature, w))
 
     def state(self) -> dict[str, Tensor]:
-        return {"share": self.share, "divergence_curvature": self.curvature}
+        return {"share": self.fraction, "divergence_curvature": self.curvature}

@@ -22,12 +22,12 @@ def ball_weights(problem: WeightProblem, eps: float, least: float) -> WeightStep
     spectrum, current = _Spectrum.of(problem, eps), problem.current
     low, high = least, 1 - least
     for _ in range(60):
-        share = (low + high) / 2
-        low, high = (share, high) if spectrum.slope(share) < 0 else (low, share)
-    share = (low + high) / 2
-    w = spectrum.weights(share).to(current.w)
+        fraction = (low + high) / 2
+        low, high = (fraction, high) if spectrum.slope(fraction) < 0 else (low, fraction)
+    fraction = (low + high) / 2
+    w = spectrum.weights(fraction).to(current.w)
     b = spectrum.moments.bias(w.double())
-    return WeightStep(Affine(w, b.to(current.b)), spectrum.residual(share, w.double()), 1, "ball, ridge")
+    return WeightStep(Affine(w, b.to(current.b)), spectrum.residual(fraction, w.double()), 1, "ball, ridge")
 
 
 @dataclass(frozen=True)
@@ -51,30 +51,30 @@ class _Spectrum:
         constant = float(reduce.mean(layer.divergence.value(z, z).double(), design.sample_weight))
         return cls(layer, eps, moments, values, vectors, vectors.T @ moments.cross, constant)
 
-    def _parts(self, share: float) -> tuple[float, float]:
+    def _parts(self, fraction: float) -> tuple[float, float]:
         """The weight of |x w' - z|^2, and of |w|^2."""
         layer = self.layer
         data = layer.lam * layer.divergence.curvature / 2
-        return data / share, (layer.penalty.ridge or 0.0) + data * self.eps**2 / (1 - share)
+        return data / fraction, (layer.penalty.ridge or 0.0) + data * self.eps**2 / (1 - fraction)
 
-    def _coefficients(self, share: float) -> Tensor:
-        data, shrinkage = self._parts(share)
+    def _coefficients(self, fraction: float) -> Tensor:
+        data, shrinkage = self._parts(fraction)
         return data * self.cross / (data * self.values + shrinkage)[:, None]
 
-    def residual(self, share: float, w: Tensor) -> float:
+    def residual(self, fraction: float, w: Tensor) -> float:
         """The residual of the optimality condition in w, relative to the gradient at 0."""
-        data, shrinkage = self._parts(share)
+        data, shrinkage = self._parts(fraction)
         gradient = data * (w @ self.moments.gram - self.moments.cross.T) + shrinkage * w
         size = data * self.moments.cross.abs().max()
         return float(gradient.abs().max() / size.clamp(min=torch.finfo(size.dtype).tiny))
 
-    def weights(self, share: float) -> Tensor:
-        return (self.vectors @ self._coefficients(share)).T
+    def weights(self, fraction: float) -> Tensor:
+        return (self.vectors @ self._coefficients(fraction)).T
 
-    def slope(self, share: float) -> float:
+    def slope(self, fraction: float) -> float:
         """The derivative in t of the minimum over w, up to a positive factor."""
-        a = self._coefficients(share)
+        a = self._coefficients(fraction)
         squares = (self.values[:, None] * a * a - 2 * a * self.cross).sum() + self.moments.zz / self.moments.weight
         mean = self.layer.divergence.curvature / 2 * float(squares) + self.constant
         norm = self.layer.divergence.curvature / 2 * self.eps**2 * float(a.square().sum())
-        return norm / (1 - share) ** 2 - max(mean, 0.0) / share**2
+        return norm / (1 - fraction) ** 2 - max(mean, 0.0) / fraction**2

@@ -1,4 +1,4 @@
-"""Mini-batch steps for terms that add a multiple of tr(w Sigma w'): noise, and the Frobenius ball at a fixed share."""
+"""Mini-batch steps for terms that add a multiple of tr(w Sigma w'): noise, and the Frobenius ball at a fixed fraction."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["CurvatureTerm", "NoiseTerm"]
 
 
 class CurvatureTerm(RobustTerm):
-    """lam ( mean D / share + (c/2) tr(w Sigma w') ),  Sigma = noise().
+    """lam ( mean D / fraction + (c/2) tr(w Sigma w') ),  Sigma = noise().
 
     curvature   0-dim c, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
     """
 
-    def __init__(self, divergence: Divergence, lam: float, like: Tensor, share: float) -> None:
-        self.divergence, self.lam, self.share = divergence, lam, like.new_full((), share)
+    def __init__(self, divergence: Divergence, lam: float, like: Tensor, fraction: float) -> None:
+        self.divergence, self.lam, self.fraction = divergence, lam, like.new_full((), fraction)
         self.curvature = like.new_ones(()) * divergence.curvature
 
     @abstractmethod
@@ -27,11 +27,11 @@ class CurvatureTerm(RobustTerm):
         """Sigma, (in, in)."""
 
     def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, None]:
-        return self.divergence.grad(u, z).mul_(self.lam).div_(self.share), None
+        return self.divergence.grad(u, z).mul_(self.lam).div_(self.fraction), None
 
     def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
         assert isinstance(self.divergence, Activation)
-        z = self.divergence.tilted(u, g * self.share)
+        z = self.divergence.tilted(u, g * self.fraction)
         return z, *self.gradients(w, u, z)
 
     def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:

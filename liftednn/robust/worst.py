@@ -34,18 +34,18 @@ class Worst(Activation):
     a kink where both ends have the same energy, so its curvature in u is infinite."""
 
     divergence: Divergence = field(default_factory=SquaredError)
-    reach: Tensor = field(default_factory=lambda: torch.tensor(0.1))
+    radius: Tensor = field(default_factory=lambda: torch.tensor(0.1))
 
     curvature, joint = torch.inf, False
 
     def __call__(self, u: Tensor) -> Tensor:
         """argmin_z: phi of an end, or the z at which both ends have the same energy."""
         return self._lowest(
-            self.divergence(u - self.reach), self.divergence(u + self.reach), lambda z: self._tilt(u, z)
+            self.divergence(u - self.radius), self.divergence(u + self.radius), lambda z: self._tilt(u, z)
         )
 
     def ends(self, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        return unit_values(self.divergence, u - self.reach, z), unit_values(self.divergence, u + self.reach, z)
+        return unit_values(self.divergence, u - self.radius, z), unit_values(self.divergence, u + self.radius, z)
 
     def _tilt(self, u: Tensor, z: Tensor) -> Tensor:
         """Above 0 where the upper end is the worse one; it rises with u and falls with z."""
@@ -60,16 +60,16 @@ class Worst(Activation):
         return torch.maximum(*self.ends(u, z)).sum(-1)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return self.divergence.grad(u + self.signs(u, z) * self.reach, z)
+        return self.divergence.grad(u + self.signs(u, z) * self.radius, z)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        high = prox_of(self.divergence, v + self.reach, z, step) - self.reach
-        low = prox_of(self.divergence, v - self.reach, z, step) + self.reach
+        high = prox_of(self.divergence, v + self.radius, z, step) - self.radius
+        low = prox_of(self.divergence, v - self.radius, z, step) + self.radius
         return self._lowest(high, low, lambda u: -self._tilt(u, z))
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         assert isinstance(self.divergence, Activation)
-        low, high = (self.divergence.prox(v, u + sign * self.reach, step) for sign in (-1, 1))
+        low, high = (self.divergence.prox(v, u + sign * self.radius, step) for sign in (-1, 1))
         return self._lowest(low, high, lambda z: self._tilt(u, z))
 
     @staticmethod
@@ -88,7 +88,7 @@ class Shifted(SoftmaxCrossEntropy):
     """D(u + s r, z) for the softmax's cross-entropy at labels, s = -1 at the label and 1 elsewhere: smooth in u."""
 
     divergence: SoftmaxCrossEntropy = field(default_factory=SoftmaxCrossEntropy)
-    reach: Tensor = field(default_factory=lambda: torch.tensor(0.1))
+    radius: Tensor = field(default_factory=lambda: torch.tensor(0.1))
 
     def signs(self, u: Tensor, z: Tensor) -> Tensor:
         return 1 - 2 * z
@@ -96,11 +96,11 @@ class Shifted(SoftmaxCrossEntropy):
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         if not bool(((z == 0) | (z == 1)).all()):
             raise ValueError("BoxBall takes SoftmaxCrossEntropy at labels only, got probabilities: give labels")
-        return self.divergence.value(u + self.signs(u, z) * self.reach, z)
+        return self.divergence.value(u + self.signs(u, z) * self.radius, z)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return self.divergence.grad(u + self.signs(u, z) * self.reach, z)
+        return self.divergence.grad(u + self.signs(u, z) * self.radius, z)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        shift = self.signs(v, z) * self.reach
+        shift = self.signs(v, z) * self.radius
         return self.divergence.prox_u(v + shift, z, step) - shift

@@ -1,6 +1,6 @@
 """Files that are complete or do not exist: a file is written in full or not at all, and a damaged one raises an error that says so.
 
-A model or a checkpoint is a safetensors file whose header has three entries: its format, facts as JSON, and a checksum of facts and
+A model or a checkpoint is a safetensors file whose header has three entries: its format, metadata as JSON, and a checksum of metadata and
 tensors. Torch is imported with the first tensor that is read or written, not before, since the command line uses this module too.
 """
 
@@ -83,11 +83,11 @@ def _part(target: Path, mode: int | None = None) -> Path:
     return part
 
 
-def digest(facts: str, tensors: dict[str, Tensor]) -> str:
-    """A checksum of a file's facts and of its tensors, their names, dtypes and shapes included; tensors are on the CPU."""
+def digest(metadata: str, tensors: dict[str, Tensor]) -> str:
+    """A checksum of the metadata and of its tensors, their names, dtypes and shapes included; tensors are on the CPU."""
     import torch
 
-    found = hashlib.sha256(facts.encode())
+    found = hashlib.sha256(metadata.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -95,11 +95,11 @@ def digest(facts: str, tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def write_tensors(path: str | Path, version: str, facts: str, tensors: dict[str, Tensor]) -> None:
-    """Write facts (JSON) and tensors, contiguous ones on the CPU, with their checksum."""
+def write_tensors(path: str | Path, version: str, metadata: str, tensors: dict[str, Tensor]) -> None:
+    """Write metadata (JSON) and tensors, contiguous ones on the CPU, with their checksum."""
     import safetensors.torch
 
-    head = {"format": version, "facts": facts, "sha256": digest(facts, tensors)}
+    head = {"format": version, "facts": metadata, "sha256": digest(metadata, tensors)}
     with beside(path) as part:
         part.write_bytes(safetensors.torch.save(tensors, head))
 
@@ -123,14 +123,14 @@ def read_tensors(
             # Copies, since tensors that map the file would change when the file is overwritten.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
         whole = digest(head.get("facts", ""), tensors) == head.get("sha256")
-        facts = json.loads(head["facts"]) if whole else {}
-        if not isinstance(facts, dict):
-            raise TypeError("its facts are not a JSON object")
+        metadata = json.loads(head["facts"]) if whole else {}
+        if not isinstance(metadata, dict):
+            raise TypeError("its metadata is not a JSON object")
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} is not a complete {what} ({error}): {cure}") from error
     if not whole:
         raise ValueError(f"{path} is damaged, its checksum does not agree with what it holds: {cure}")
-    return facts, tensors
+    return metadata, tensors
 
 
 @contextmanager

@@ -12,7 +12,7 @@ traces of the two cancel when the ridge h + rho D has as many effective degrees 
 
     tr h (h + rho D)^-1 = #{j : lower_j < z_j < upper_j},
 
-and for this rho the rate hardly depends on the condition number. Each row takes its rho from a short list, by its share of free entries.
+and for this rho the rate hardly depends on the condition number. Each row takes its rho from a short list, by its fraction of free entries.
 
 The splitting does not descend, so every few steps the best point so far moves towards clip(s) by an exact line search.
 The returned point is therefore in the box, and its objective is not above the start's. The certificate is the violation of the
@@ -40,7 +40,7 @@ from liftednn.solvers.bounds import Bounds, check_options, check_problem
 __all__ = ["NNLSResult", "nnls"]
 
 RELAXATION = 0.92
-FREE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+FREE_FRACTIONS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_REGROUP = 6
 # Rounds of putting entries next to a bound on it: each round changes the gradient of the others a little.
 _ROUNDS = 3
@@ -147,7 +147,7 @@ class _Units:
 
 
 class _SharedMatrix:
-    """Everything that depends on h alone: the metric D, the spectrum of D^-1/2 h D^-1/2, and a reflection for each free share."""
+    """Everything that depends on h alone: the metric D, the spectrum of D^-1/2 h D^-1/2, and a reflection for each free fraction."""
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
@@ -172,7 +172,7 @@ class _SharedMatrix:
 
 
 def _penalties(spectrum: Tensor, eps: float) -> list[float]:
-    """For each free share the rho with mean lam / (lam + rho) = share, read off a fine grid."""
+    """For each free fraction the rho with mean lam / (lam + rho) = fraction, read off a fine grid."""
     bottom, top = spectrum[0].item(), spectrum[-1].item() or 1.0
     if bottom < -10 * len(spectrum) * eps * abs(top):
         raise ValueError(
@@ -183,9 +183,9 @@ def _penalties(spectrum: Tensor, eps: float) -> list[float]:
     lowest = max(1e-9, eps, -10 * bottom / abs(top))
     grid = top * torch.logspace(1, math.log10(lowest), 1000, dtype=torch.float64)
     freedom = (spectrum.clamp(min=0) / (spectrum.clamp(min=0) + grid[:, None])).mean(1)
-    # a singular h cannot reach the larger shares: stay at three quarters of its rank
-    reach = 0.75 * (spectrum > lowest * top).double().mean().item()
-    return [grid[min(int((freedom < min(share, reach)).sum()), 999)].item() for share in FREE_SHARES]
+    # a singular h cannot reach the larger fractions: stay at three quarters of its rank
+    largest = 0.75 * (spectrum > lowest * top).double().mean().item()
+    return [grid[min(int((freedom < min(fraction, largest)).sum()), 999)].item() for fraction in FREE_FRACTIONS]
 
 
 class _Block:
@@ -275,7 +275,7 @@ class _Block:
         self.written[index] = True
 
     def _regroup(self) -> None:
-        """Give each row the rho of its present share of free entries, keeping its multipliers rho D (s - clip(s))."""
+        """Give each row the rho of its present fraction of free entries, keeping its multipliers rho D (s - clip(s))."""
         before = self._rho()
         self.level = _levels(self.box.inside(self.s))
         self.s = torch.lerp(self.box.clip(self.s), self.s, before / self._rho())
@@ -291,7 +291,7 @@ class _Block:
             setattr(self, name, getattr(self, name)[index])
         self.box = self.box.take(index)
         self.v = torch.empty_like(self.s)
-        counts = torch.bincount(self.level, minlength=len(FREE_SHARES)).tolist()
+        counts = torch.bincount(self.level, minlength=len(FREE_FRACTIONS)).tolist()
         ends = list(itertools.accumulate(counts))
         spans = enumerate(zip(counts, ends, strict=True))
         self.groups = [(level, slice(end - count, end)) for level, (count, end) in spans if count]
@@ -301,10 +301,10 @@ class _Block:
 
 
 def _levels(free: Tensor) -> Tensor:
-    """The index of the entry of FREE_SHARES nearest to each row's share of free entries."""
-    share = free.sum(1) / free.shape[1]
-    spacing = FREE_SHARES[1] - FREE_SHARES[0]
-    return ((share - FREE_SHARES[0]) / spacing).round().clamp(0, len(FREE_SHARES) - 1).long()
+    """The index of the entry of FREE_FRACTIONS nearest to each row's fraction of free entries."""
+    fraction = free.sum(1) / free.shape[1]
+    spacing = FREE_FRACTIONS[1] - FREE_FRACTIONS[0]
+    return ((fraction - FREE_FRACTIONS[0]) / spacing).round().clamp(0, len(FREE_FRACTIONS) - 1).long()
 
 
 def _default_block_rows(q: Tensor) -> int:

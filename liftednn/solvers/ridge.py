@@ -67,7 +67,7 @@ def ridge(
 ) -> Affine:
     """The minimiser, in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.
 
-    anchor   (q, p), the point that rho pulls towards; None for 0
+    anchor   (q, p), the point that rho shrinks w towards; None for 0
     factor   `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
     """
     check_strengths(lam, rho)

@@ -134,10 +134,12 @@ class _Copies:
 
     def _gaps(self, problem: Separable, x: Tensor) -> tuple[float, float]:
         """How far the copies are from x, and the multipliers from stationarity, both relative."""
-        image, pull = problem.image(x), problem.adjoint(self.p)
+        image, adjoint = problem.image(x), problem.adjoint(self.p)
         primal = max(_relative(image - self.u, image, self.u), _relative(x - self.w, x, self.w))
-        self.largest = max(self.largest, self.sigma * float(pull.abs().max()), self.sigma * float(self.q.abs().max()))
-        return primal, self.sigma * float((pull + self.q).abs().max()) / (self.scale or self.largest or 1.0)
+        self.largest = max(
+            self.largest, self.sigma * float(adjoint.abs().max()), self.sigma * float(self.q.abs().max())
+        )
+        return primal, self.sigma * float((adjoint + self.q).abs().max()) / (self.scale or self.largest or 1.0)
 
     def residual(self, problem: Separable, x: Tensor) -> float:
         return max(self._gaps(problem, x))

@@ -109,11 +109,11 @@ def _check_prox_joint(activation: Activation, a: Tensor, b: Tensor, seed: int) -
         def energy(pair: Tensor, shapes: list[int] = shapes) -> Tensor:
             return activation.value(*torch.split(pair, shapes, -1))
 
-        pulled = torch.cat([a, b], -1)
-        check_minimal(energy, torch.cat([u, z], -1), pulled, step, "prox_joint", seed)
+        point = torch.cat([a, b], -1)
+        check_minimal(energy, torch.cat([u, z], -1), point, step, "prox_joint", seed)
         other = activation.prox_joint(a.flip(0), b.flip(0), step)
         toward = torch.lerp(torch.cat([u, z], -1), torch.cat(other, -1), 1e-2)  # inside, since the domain is convex
-        _check_no_better(energy, torch.cat([u, z], -1), toward, pulled, step)
+        _check_no_better(energy, torch.cat([u, z], -1), toward, point, step)
 
 
 def _check_no_better(energy: Callable[[Tensor], Tensor], found: Tensor, rival: Tensor, v: Tensor, step: float) -> None:
@@ -125,7 +125,7 @@ def _check_box(activation: Activation, u: Tensor, other: Tensor) -> None:
     z, box = activation(u), activation.box(u)
 
     def quadratic(a: Tensor) -> Tensor:
-        return (box.weight * a * a / 2 - box.pull * a).sum(-1)
+        return (box.weight * a * a / 2 - box.linear * a).sum(-1)
 
     close(
         activation.value(u, z) - activation.value(u, other),
@@ -152,8 +152,8 @@ def _check_cap(activation: Activation, u: Tensor, other: Tensor, z: Tensor) -> N
 def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -> None:
     """Against points near and far: the states of other pre-activations are of the domain, unless it depends on u."""
     for size in (0.1, 3.0):
-        pull = size * draws(seed + 3, 1, other.shape[-1])[0]
-        found = activation.tilted(u, pull)
+        g = size * draws(seed + 3, 1, other.shape[-1])[0]
+        found = activation.tilted(u, g)
         near = [
             point
             for each in rivals(found, seed, lambda v: activation.prox(v, u, 1e-3))
@@ -161,7 +161,7 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
         ]
         others = [activation(u), other, other.lerp(found, 0.9), *near]
         no_better(
-            lambda z, g=pull: activation.value(u, z) + (g * z).sum(-1),  # type: ignore[misc]
+            lambda z, g=g: activation.value(u, z) + (g * z).sum(-1),  # type: ignore[misc]
             found,
             others,
             "tilted(u, g) is not the argmin over z of D(u, z) + <g, z>",
@@ -203,7 +203,7 @@ def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
             whole[name],
             few[name],
             f"refit does not weight rows by sample_weight, or is not `summed`: {name}",
-            share=1e-6,
+            rtol=1e-6,
         )
 
 

@@ -31,11 +31,11 @@ def draws(seed: int, count: int, p: int) -> list[Tensor]:
     return [torch.randn(N, p, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def close(a: Tensor, b: Tensor, sentence: str, share: float = 1e-9) -> None:
+def close(a: Tensor, b: Tensor, sentence: str, rtol: float = 1e-9) -> None:
     a, b = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
     size = 1 + torch.where(b.isfinite(), b.abs(), 0.0).max()
     off = torch.where(a == b, 0.0, (a - b).abs()).max()  # two infinities agree
-    assert bool(off <= share * size), f"{sentence}: they differ by {float(off):.3g}"
+    assert bool(off <= rtol * size), f"{sentence}: they differ by {float(off):.3g}"
 
 
 def no_better(

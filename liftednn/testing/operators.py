@@ -19,7 +19,7 @@ from liftednn.training.minibatch import MiniBatch
 
 __all__ = ["check_operator"]
 
-# Inputs and outputs of the network that is trained, and the share by which rounding may raise the objective of a block.
+# Inputs and outputs of the network that is trained, and the fraction by which rounding may raise the objective of a block.
 _INPUTS, _OUTPUTS, _ROUNDING = 5, 2, 1e-9
 _SHIFT = 0.7
 # Scales at which operators are checked, and the factor by which a bound may exceed the true value.
@@ -102,7 +102,7 @@ def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: 
     if normal.small:
         close(x @ normal.matrix(), after, "the matrix of normal must be that of adjoint after forward")
     solved = normal.solve(_SHIFT, x)
-    close(normal.apply(solved) + _SHIFT * solved, x, "normal.solve(shift, x) must invert A'A + shift I", share=1e-7)
+    close(normal.apply(solved) + _SHIFT * solved, x, "normal.solve(shift, x) must invert A'A + shift I", rtol=1e-7)
     ratio, bound = float((image.square().sum(1) / x.square().sum(1)).max().sqrt()), operator.norm(weights, index)
     assert bound >= ratio * (1 - 1e-6), (
         f"norm must bound the spectral norm, at least {ratio:.6g} for state {index}, got {bound:.6g}"

@@ -82,13 +82,13 @@ def _check_minimiser(penalty: Penalty, shape: tuple[int, int], seed: int) -> Non
     """Where a formula is given, no other weights are better, near, far or on the set."""
     generator = torch.Generator().manual_seed(seed + 1)
     x, y = (torch.randn(40, count, generator=generator, dtype=torch.float64) for count in shape[::-1])
-    gram, cross, share = x.T @ x / 40, x.T @ y / 40, 0.7
+    gram, cross, scale = x.T @ x / 40, x.T @ y / 40, 0.7
     eye = torch.eye(shape[1], dtype=torch.float64)
 
     def energy(w: Tensor) -> Tensor:
-        return (share * ((w @ gram * w).sum() - 2 * (w.T * cross).sum()) + penalty.value(w))[None]
+        return (scale * ((w @ gram * w).sum() - 2 * (w.T * cross).sum()) + penalty.value(w))[None]
 
-    found = penalty.minimiser(cross, lambda rho: torch.linalg.solve(share * gram + rho * eye, share * cross).T)
+    found = penalty.minimiser(cross, lambda rho: torch.linalg.solve(scale * gram + rho * eye, scale * cross).T)
     if found is not None:
         sentence = "minimiser is not the argmin over w of a (tr(w G w') - 2 tr(w cross)) + pi(w)"
         no_better(energy, found, _rivals(penalty, found, seed), sentence)

@@ -21,7 +21,7 @@ __all__ = ["check_uncertainty"]
 
 _OUTPUTS, _LAM = 3, 0.7
 # Of finite differences; and the relative KKT residual of a W-step, whose square bounds how far its objective is from the least.
-_STEP, _SHARE, _TOL = 1e-6, 1e-5, 1e-4
+_STEP, _RTOL, _TOL = 1e-6, 1e-5, 1e-4
 
 
 def check_uncertainty(
@@ -57,8 +57,8 @@ class _Point:
 
     def term(self, u: Tensor | None = None) -> float:
         """The robust energy, at the pre-activations of the rows or at u."""
-        seen = self.kind.seen(self.divergence, self.w)
-        mean = float(seen.value(self.x @ self.w.T if u is None else u, self.z).mean())
+        robust = self.kind.robust_divergence(self.divergence, self.w)
+        mean = float(robust.value(self.x @ self.w.T if u is None else u, self.z).mean())
         return self.kind.term(mean, self.divergence.curvature, self.w)
 
     def batch_term(self, u: Tensor) -> RobustTerm:
@@ -68,8 +68,8 @@ class _Point:
         return found
 
 
-def _same(a: float, b: float, sentence: str, share: float = 1e-9) -> None:
-    close(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), sentence, share)
+def _same(a: float, b: float, sentence: str, rtol: float = 1e-9) -> None:
+    close(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), sentence, rtol)
 
 
 def _check_term(at: _Point, seed: int) -> None:
@@ -87,7 +87,7 @@ def _check_coordinates(at: _Point, seed: int) -> None:
     there = replace(at, kind=kind.columns(factors), x=x * factors, w=w / factors)
     _same(there.term(), robust, "columns(factors) must be the same in other units")
     there = replace(at, kind=kind.through(basis), x=x @ basis, w=torch.linalg.solve(basis, w.T).T)
-    _same(there.term(), robust, "through(basis) must be the same in other coordinates", share=1e-6)
+    _same(there.term(), robust, "through(basis) must be the same in other coordinates", rtol=1e-6)
     kept = torch.arange(0, width, 2)
     some, unused = kind.restrict(kept), torch.zeros_like(w).index_copy(1, kept, w[:, kept])
     if some is not None:
@@ -97,7 +97,7 @@ def _check_coordinates(at: _Point, seed: int) -> None:
 
 def _check_slope(at: _Point) -> None:
     """lam slope times the mean, and a constant, touches the term at the present mean: it must not be below it at others."""
-    mean = float(at.kind.seen(at.divergence, at.w).value(at.x @ at.w.T, at.z).mean())
+    mean = float(at.kind.robust_divergence(at.divergence, at.w).value(at.x @ at.w.T, at.z).mean())
     curvature, now = at.divergence.curvature, at.term()
     slope = at.kind.slope(lambda: mean, curvature, at.w)
     for factor in (0.1, 0.5, 0.9, 1.1, 2.0, 10.0):
@@ -138,7 +138,7 @@ def _check_batch_term(at: _Point, seed: int) -> None:
         float((u_gradient * along).sum() / len(u)),
         expected,
         "gradients[0] is not the gradient of the term in u",
-        _SHARE,
+        _RTOL,
     )
     expected = _slope_of(lambda step: _LAM * replace(at, w=at.w + step * w_along).term(u))
     w_gradient = term.w_gradient(at.w, radius_gradient)
@@ -146,7 +146,7 @@ def _check_batch_term(at: _Point, seed: int) -> None:
         float((w_gradient * w_along).sum()),
         expected,
         "w_gradient is not the gradient of the term in w at fixed u",
-        _SHARE,
+        _RTOL,
     )
     added_curvature = term.added_curvature()
     close(added_curvature, added_curvature.T, "added_curvature is not symmetric")
@@ -168,10 +168,10 @@ def _check_batch_term(at: _Point, seed: int) -> None:
 def _check_x_step(at: _Point, seed: int) -> None:
     """For the identity, where every kind can be exact: z is the minimiser, and the gradient that of the minimum in u."""
     u, g, along = (d[:, :_OUTPUTS] for d in draws(seed + 5, 3, WIDTH))
-    term, seen = at.batch_term(u), at.kind.seen(at.divergence, at.w)
+    term, robust = at.batch_term(u), at.kind.robust_divergence(at.divergence, at.w)
 
     def energy(u: Tensor, z: Tensor) -> Tensor:
-        return seen.value(u, z) / term.share + (g * z).sum(-1)
+        return robust.value(u, z) / term.fraction + (g * z).sum(-1)
 
     z, u_gradient, _ = term.x_step(at.w, u, g)
     least = energy(u, z)
@@ -188,7 +188,7 @@ def _check_x_step(at: _Point, seed: int) -> None:
         float((u_gradient * along).sum()),
         _slope_of(lowest),
         "the gradient that x_step returns is not that of the minimum in u",
-        _SHARE,
+        _RTOL,
     )
 
 

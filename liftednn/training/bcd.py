@@ -69,7 +69,7 @@ class BCD:
     """Full-batch block-coordinate descent.
 
     passes             the most passes over all blocks
-    tol                stop when a pass lowers the objective by less than this share of it
+    tol                stop when a pass lowers the objective by less than this fraction of it
     joint              update the states of all layers at once; every activation must be jointly convex
     seed               of the initial weights
     block_tol          relative KKT residual to which each block is solved
@@ -209,16 +209,16 @@ class BCD:
         for number in range(self.passes + 1):
             if number:
                 state.kkt = {block.name: block.kkt for block in self.blocks(network, state)}
-            seen = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
+            evaluation = (state.network or network).evaluate(state.weights, state.states, state.sample_weight)
             yield Record(
                 number=number,
-                objective=seen.objective,
-                gaps=seen.gaps,
-                loss=seen.loss,
-                score=seen.score,
+                objective=evaluation.objective,
+                gaps=evaluation.gaps,
+                loss=evaluation.loss,
+                score=evaluation.score,
                 seconds=time.perf_counter() - started,
-                terms=seen.terms,
-                penalties=seen.penalties,
+                terms=evaluation.terms,
+                penalties=evaluation.penalties,
                 kkt=state.kkt,
             )
 

@@ -36,10 +36,10 @@ class Checkpoint:
     def due(self) -> bool:
         return time.monotonic() - self._last >= self.seconds
 
-    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Write a run's state; `facts["identity"]` is what `load` must be given."""
+    def save(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        """Write a run's state; `metadata["identity"]` is what `load` must be given."""
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_tensors(self.path, f"{_FORMAT}-{_VERSION}", json.dumps(facts), whole)
+        write_tensors(self.path, f"{_FORMAT}-{_VERSION}", json.dumps(metadata), whole)
         self._last = time.monotonic()
 
     def load(self, identity: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -48,12 +48,12 @@ class Checkpoint:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             return None
-        facts, tensors = read_tensors(path, "checkpoint", _CURE, self._check_format)
-        there = facts.get("identity")
+        metadata, tensors = read_tensors(path, "checkpoint", _CURE, self._check_format)
+        there = metadata.get("identity")
         if not isinstance(there, dict):
             raise ValueError(f"{path} is not a complete checkpoint (it does not record its run): {_CURE}")
         self._check_same(there, identity)
-        return tensors, facts
+        return tensors, metadata
 
     def rebuilding(self) -> AbstractContextManager[None]:
         """Context in which to restore what `load` gave: errors in it become a ValueError that names the file."""

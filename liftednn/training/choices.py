@@ -54,7 +54,7 @@ _LAM_FACTOR = 100.0
 # A lam so large that the X-step is linear to many digits.
 _LARGE_LAM = 1e8
 _SHRINKAGE = 6.5e-4
-# The width over which a kink of the loss is rounded off, as a share of the responses' spread.
+# The width over which a kink of the loss is rounded off, as a fraction of the responses' spread.
 _SMOOTHING = 0.01
 # The same width where the initial head is fitted.
 _LOOSE = 0.5
@@ -86,7 +86,7 @@ def first_passes(rows: int | None) -> int:
 
 
 def damping(rows: int | None, width: int) -> float:
-    """d as a share of the mean diagonal of the inputs' Gram matrix: larger for few rows and many columns."""
+    """d as a fraction of the mean diagonal of the inputs' Gram matrix: larger for few rows and many columns."""
     return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
 
 

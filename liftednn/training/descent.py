@@ -21,18 +21,18 @@ from liftednn.network import LiftedNetwork, Weights
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
 
-__all__ = ["Descent", "reach_of"]
+__all__ = ["Descent", "norm_limit_of"]
 
-# The share of its size by which a step of rate 1 may move a layer's pre-activations.
+# The fraction of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
-_REACH = 10.0
+_NORM_LIMIT = 10.0
 
 
-def reach_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
+def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
     """The squared norm beyond which a row of whitened inputs (n, p) gets a smaller weight; None where all are 0."""
-    reach = _REACH * x.shape[1] * reduce.mean_square(x, row_weights)
-    return reach if float(reach) > 0 else None
+    norm_limit = _NORM_LIMIT * x.shape[1] * reduce.mean_square(x, row_weights)
+    return norm_limit if float(norm_limit) > 0 else None
 
 
 class Descent:
@@ -40,7 +40,7 @@ class Descent:
     layers share is in it once.
 
     geometries   one for every w, in the order of the layers that own it
-    reach        rows of whitened inputs with a squared norm beyond it get a smaller weight, in proportion: one outlier would otherwise
+    norm_limit   rows of whitened inputs with a squared norm above it get a smaller weight, in proportion: one outlier would otherwise
                  move the weights by more than its own residual
     model        gives rows, gradients and curvatures; None for the lifted network itself
     """
@@ -51,10 +51,10 @@ class Descent:
         weights: Weights,
         geometries: list[Geometry],
         momentum: float,
-        reach: Tensor | None = None,
+        norm_limit: Tensor | None = None,
         model: Model | None = None,
     ) -> None:
-        self.network, self.geometries, self.momentum, self.reach = network, geometries, momentum, reach
+        self.network, self.geometries, self.momentum, self.norm_limit = network, geometries, momentum, norm_limit
         owners = network.connections.owners
         self.members = [network.connections.sharing(owner) for owner in sorted(set(owners))]
         parts = [
@@ -113,22 +113,22 @@ class Descent:
     def _prox(self, at: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
         geometry, w = self.geometries[at], self.weights[self.members[at][0]].w
-        step = (1 + self.momentum) * float(self.rate) * geometry.reach()  # the length of this gradient step
+        step = (1 + self.momentum) * float(self.rate) * geometry.step_length()  # the length of this gradient step
         w.copy_(geometry.layer.penalty_prox(w, step))
         self._parts(self.velocity)[at][0].copy_(w - before)
 
     def drop_outlier_weights(self, x: Tensor) -> None:
-        """Give all rows the same weight from now on, if all rows of x, the whole data, lie within `reach`."""
-        if self.reach is not None and bool((x.square().sum(1) <= self.reach).all()):
-            self.reach = None
+        """Give all rows the same weight from now on, if all rows of x, the whole data, lie within `norm_limit`."""
+        if self.norm_limit is not None and bool((x.square().sum(1) <= self.norm_limit).all()):
+            self.norm_limit = None
 
     def _outlier_weights(self, x: Tensor) -> Tensor | None:
-        return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
+        return None if self.norm_limit is None else (self.norm_limit / x.square().sum(1)).clamp_(max=1)
 
     def refresh(self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None) -> None:
         """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
 
-        Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
+        Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
         """
         batch = self.gradients(x, y, row_weights)
@@ -163,8 +163,8 @@ class Descent:
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on, by name."""
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate} | self.model.state()
-        if self.reach is not None:
-            named["reach"] = self.reach
+        if self.norm_limit is not None:
+            named["reach"] = self.norm_limit
         for layers, geometry in zip(self.members, self.geometries, strict=True):
             named |= {f"{layers[0]}.{name}": part for name, part in geometry.state().items()}
         return named
@@ -174,7 +174,7 @@ class Descent:
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
-        self.reach = named["reach"].to(self.values) if "reach" in named else None
+        self.norm_limit = named["reach"].to(self.values) if "reach" in named else None
         self.model.load(named)
         for layers, geometry in zip(self.members, self.geometries, strict=True):
             geometry.load({name: named[f"{layers[0]}.{name}"] for name in geometry.state()})

@@ -41,7 +41,7 @@ class Geometry(Protocol):
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
 
-    def reach(self) -> float:
+    def step_length(self) -> float:
         """The mean length of a step of rate 1 along the gradient in w."""
 
     def direction(
@@ -138,8 +138,8 @@ class Grouped:
         for group in self.groups:
             group.shorten(factor)
 
-    def reach(self) -> float:
-        return sum(group.reach() for group in self.groups) / len(self.groups)
+    def step_length(self) -> float:
+        return sum(group.step_length() for group in self.groups) / len(self.groups)
 
     def direction(
         self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
@@ -226,7 +226,7 @@ class SharedMetric:
         for metric in self.metrics:
             metric.curvature.mul_(factor)
 
-    def reach(self) -> float:
+    def step_length(self) -> float:
         return float(self.inverse.mean())
 
     def direction(

@@ -18,10 +18,10 @@ Verdict = Literal["good", "doubtful", "collapsed", "exploded"]
 
 # A loss above this many times the first one has exploded.
 _FAR = 20.0
-# Scores beat the constant one if their loss is below this share of its loss.
+# Scores beat the constant one if their loss is below this fraction of its loss.
 _BEATS = 0.5
-# Shares of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
-_SHARES = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
+# Fractions of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
+_FRACTIONS = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
 
 
 class DivergenceError(ArithmeticError):
@@ -52,7 +52,7 @@ class DivergenceGuard:
         """The verdict on the scores (n, outputs) of a batch."""
         if not self._loss(scores, y) <= _FAR * max(self.first, 1e-3):
             return "exploded"
-        variance, (lost, doubtful) = _variance(scores), _SHARES[self.beats_constant]
+        variance, (lost, doubtful) = _variance(scores), _FRACTIONS[self.beats_constant]
         if variance < lost * self.spread:
             return "collapsed"
         return "doubtful" if variance < doubtful * self.spread else "good"
@@ -60,12 +60,12 @@ class DivergenceGuard:
     def _loss(self, scores: Tensor, y: Tensor) -> float:
         return float(reduce.mean(self.network.loss.value(scores, y)))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"first_loss": self.first, "first_spread": self.spread, "beats_constant": self.beats_constant}
 
-    def load(self, facts: dict[str, Any]) -> None:
-        self.first, self.spread = facts["first_loss"], facts.get("first_spread", 0.0)
-        self.beats_constant = facts.get("beats_constant", facts.get("told", False))  # "told" in older checkpoints
+    def load(self, metadata: dict[str, Any]) -> None:
+        self.first, self.spread = metadata["first_loss"], metadata.get("first_spread", 0.0)
+        self.beats_constant = metadata.get("beats_constant", metadata.get("told", False))  # "told" in older checkpoints
 
 
 def _variance(scores: Tensor) -> float:

@@ -97,15 +97,15 @@ class Learner:
         found = now.refit(u, z, row_weights, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
-        share = (torch.as_tensor(target, dtype=u.dtype, device=u.device) - given) / given
-        largest = share.abs().max()
+        relative = (torch.as_tensor(target, dtype=u.dtype, device=u.device) - given) / given
+        largest = relative.abs().max()
         if not bool(largest > 0):
             return
-        reach = _PROBE / largest
-        probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
+        scale = _PROBE / largest
+        probe = replace(now, **{now.learned[0]: given * (1 + scale * relative).to(given)})  # type: ignore[type-var]
         lam, change = (
             self.descent.network.layers[number].lam,
-            self._score_change(number, step, probe, y, row_weights) / reach**2,
+            self._score_change(number, step, probe, y, row_weights) / scale**2,
         )
         gain = lam * (reduce.mean(now.value(u, z), row_weights) - reduce.mean(found.value(u, z), row_weights))
         fresh = torch.stack([gain, change])
@@ -113,7 +113,7 @@ class Learner:
             return  # the run diverges, and the trainer will roll it back
         self.means[number].mul_(_KEEP).add_(fresh, alpha=1 - _KEEP)
         gain, change = self.means[number].clamp(min=torch.finfo(torch.float64).tiny)
-        factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * share
+        factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * relative
         given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
     def _score_change(

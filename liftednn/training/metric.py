@@ -20,7 +20,7 @@ __all__ = ["Metric"]
 class Metric:
     """The geometry of one layer's W-step: the moments of its inputs, and (c (gram + d I) + 2 rho I)^-1, refreshed every few steps.
 
-    damping     d as a share of the mean diagonal of gram
+    damping     d as a fraction of the mean diagonal of gram
     forget      the factor on the weight of older rows at each refresh
     shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; divided by the t rows of a
                 sample, since means here are over all rows
@@ -126,7 +126,7 @@ class Metric:
         """Whether a step on w ends with the penalty's prox."""
         return self.layer.penalty.ridge is None and self.free[0]
 
-    def reach(self) -> float:
+    def step_length(self) -> float:
         """The mean length of a step of rate 1 along the gradient of the mean over samples."""
         mean = self.inverse.diagonal().mean() if self.inverse.ndim == 2 else self.inverse
         return float(mean) / self.layer.operator.positions

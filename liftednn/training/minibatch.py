@@ -43,8 +43,8 @@ class MiniBatch:
     batch_size         rows per step; ignored for an iterable of batches
     step               the initial rate, decayed to 0 along a cosine over all passes
     momentum           Nesterov's
-    damping            of the Gram matrices, as a share of their mean diagonal
-    keep               share of the inputs' variance to keep; the directions that hold the rest get zero weights
+    damping            of the Gram matrices, as a fraction of their mean diagonal
+    keep               fraction of the inputs' variance to keep; the directions that hold the rest get zero weights
     refresh            steps between two refreshes of the Gram matrices' factors
     patience           stop after this many passes without a better validation score; None: never
     seed               of the initial weights and the order of rows

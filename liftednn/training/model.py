@@ -99,7 +99,7 @@ class LiftedModel:
                 z, radius_gradient = [*batch.x_step.states, y][number], batch.x_step.radius_gradients[number]
                 term.renew(weights[number].w, batch.preactivations[number], z, radius_gradient, row_weights)
         if self.terms[-1] is not None:
-            found = [c / self.terms[-1].share for c in found]  # the loss has the factor 1 / share, for all layers
+            found = [c / self.terms[-1].fraction for c in found]  # the loss has the factor 1 / fraction, for all layers
         return found, [None if term is None else term.added_curvature() for term in self.terms]
 
     def state(self) -> dict[str, Tensor]:

@@ -80,14 +80,14 @@ class Tally:
 
 @dataclass
 class Monitor:
-    """`looks` are the batches evaluated in the present pass for its objective and gaps, `best` and `best_network` those of the best pass
-    on the validation data."""
+    """`evaluations` are those of some batches of the present pass, for its objective and gaps; `best` and `best_network` the weights and
+    the network of the pass with the best validation score."""
 
     network: LiftedNetwork
     validation: tuple[Tensor, Tensor] | None
     tally: Tally
     history: list[Record] = field(default_factory=list)
-    looks: list[Evaluation] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     best: list[Affine] | None = None
     best_pass: int = 0
     best_network: LiftedNetwork | None = None
@@ -99,14 +99,14 @@ class Monitor:
 
     def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
         """The record of a pass that ends at `weights`."""
-        looks, self.looks = self.looks, []
+        evaluations, self.evaluations = self.evaluations, []
         penalty = sum(self.network.penalties(weights))
-        gaps = tuple(_mean(gap) for gap in zip(*(look.gaps for look in looks), strict=True))
+        gaps = tuple(_mean(gap) for gap in zip(*(each.gaps for each in evaluations), strict=True))
         loss, score = self.tally.close()
         validation_loss, validation_score = self._validate(weights)
         closed = Record(
             number=len(self.history) + 1,
-            objective=_mean([sum(look.terms) for look in looks]) + penalty,
+            objective=_mean([sum(each.terms) for each in evaluations]) + penalty,
             gaps=gaps,
             loss=loss,
             score=score,
@@ -145,11 +145,11 @@ class Monitor:
         }[status]
         return sentence + kept + shorter
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a checkpoint stores as JSON; `state` gives the tensors."""
         return {
             "history": [asdict(record) for record in self.history],
-            "looks": self.looks,
+            "looks": self.evaluations,
             "pass": self.tally.sums,
             "best_pass": self.best_pass,
         }
@@ -160,15 +160,17 @@ class Monitor:
         learned = {} if self.best_network is None else named_parameters(self.best_network, self.network)
         return {f"best.{name}": part for name, part in (parts | learned).items()} | self.tally.state()
 
-    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
-        """Load what `facts` and `state` returned, with the dtype and device of `like`."""
+    def load(self, metadata: dict[str, Any], tensors: dict[str, Tensor], like: Tensor) -> None:
+        """Load what `metadata` and `state` returned, with the dtype and device of `like`."""
         names = [f"best.{number}" for number in range(2 * len(self.network.layers))]
         best = [tensors[name].to(like) for name in names if name in tensors]
-        self.history = [_record(each) for each in facts["history"]]
-        self.looks = [Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in facts["looks"]]
-        self.tally.load(facts.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
+        self.history = [_record(each) for each in metadata["history"]]
+        self.evaluations = [
+            Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in metadata["looks"]
+        ]
+        self.tally.load(metadata.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
-        self.best_pass = facts["best_pass"]
+        self.best_pass = metadata["best_pass"]
         self.best_network = with_parameters(self.network, tensors, "best.") if best else None
 
 

@@ -21,7 +21,7 @@ from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
-from liftednn.training.descent import Descent, reach_of
+from liftednn.training.descent import Descent, norm_limit_of
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
@@ -122,8 +122,8 @@ class Run:
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)
-        reach = None if scale is None else reach_of(rows, few)
-        self.descent = Descent(inner, start, geometries, self.settings.momentum, reach)
+        norm_limit = None if scale is None else norm_limit_of(rows, few)
+        self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()
@@ -166,9 +166,9 @@ class Run:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
-        looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
-        if within == 0 or within * looks >= len(self.monitor.looks) * expected:
-            self._look(x, y, row_weights)
+        number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
+        if within == 0 or within * number >= len(self.monitor.evaluations) * expected:
+            self._evaluate_batch(x, y, row_weights)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
@@ -177,11 +177,11 @@ class Run:
         self.monitor.tally.add(self.step(x, y, row_weights), y, row_weights)
         self.taken += 1
 
-    def _look(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
+    def _evaluate_batch(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
         states = x_step(inner, weights, x, y, None, self.descent.terms).states
-        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], row_weights))
+        self.monitor.evaluations.append(inner.evaluate(weights, [x, *states, y], row_weights))
 
     def _refresh(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Roll back to the last good weights and activations if the run diverges, and renew the geometry."""
@@ -224,15 +224,15 @@ class Run:
             return
         tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
         tensors |= self.coordinates.state()
-        facts = {name: getattr(self, name) for name in _COUNTERS}
-        facts |= self.guard.facts() | self.monitor.facts()
-        self.checkpoint.save(tensors, facts | {"identity": self.identity})
+        metadata = {name: getattr(self, name) for name in _COUNTERS}
+        metadata |= self.guard.metadata() | self.monitor.metadata()
+        self.checkpoint.save(tensors, metadata | {"identity": self.identity})
 
-    def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def _resume(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         self.descent.load(tensors)
         self.learner.load(tensors)
         self.good.copy_(tensors["good"])
-        self.monitor.load(facts, tensors, self.good)
-        self.guard.load(facts)
+        self.monitor.load(metadata, tensors, self.good)
+        self.guard.load(metadata)
         for name in _COUNTERS:
-            setattr(self, name, facts[name])
+            setattr(self, name, metadata[name])

@@ -16,11 +16,11 @@ from liftednn.training.choices import fitted_head
 
 __all__ = ["shortcomings"]
 
-# Up to this many halvings of the step, and this share of constant hidden units, there is no warning.
+# Up to this many halvings of the step, and this fraction of constant hidden units, there is no warning.
 _HALVINGS, _CONSTANT = 2, 1 / 3
 # With fewer rows there are no warnings about predictions.
 _FEWEST = 40
-# The share by which losses must differ, and the standard errors by which the mean difference must exceed 0.
+# The fraction by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
 # rho of the linear models that are compared: just enough to be well-posed, since they are judged on other rows.
 _RHO = 1e-6

@@ -41,7 +41,7 @@ class Whitening:
 
     @classmethod
     def of(cls, moments: Moments, damping: float, keep: float, like: Tensor) -> Whitening:
-        """From the moments of the inputs; `keep` is the share of their variance that the kept directions hold together.
+        """From the moments of the inputs; `keep` is the fraction of their variance that the kept directions hold together.
 
         At least 128 directions are kept, where there are so many: a few decisive ones may vary little. Those without variance, to the
         precision of the data, are never kept. `like` gives device and precision.
@@ -56,8 +56,8 @@ class Whitening:
         """The same from rows x (n, p), rows weighted by `row_weights`, for n < p: the singular values of an (n, p) matrix take n^2 p
         operations, the eigenvalues of the (p, p) Gram matrix p^3."""
         mean = reduce.mean(x, row_weights)
-        share = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
-        centred = (x.double() - mean) * (share / share.sum()).sqrt()[:, None]
+        weights = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
+        centred = (x.double() - mean) * (weights / weights.sum()).sqrt()[:, None]
         _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
         return cls._from(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps, damping, keep, x)
 

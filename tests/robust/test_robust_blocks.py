@@ -67,11 +67,11 @@ def test_logistic_regression_in_a_box_against_a_conic_solver() -> None:
     x = draw(40, 3)
     z = torch.eye(2, dtype=torch.float64)[(x[:, 0] + 0.5 * draw(40, seed=1) > 0).long()]
     w, b = cp.Variable((2, 3)), cp.Variable(2)
-    reach = cp.sum(cp.abs(w), 1) * 0.1
+    radius = cp.sum(cp.abs(w), 1) * 0.1
     scores = x.numpy() @ w.T + cp.reshape(b, (1, 2), order="C")
     margin = scores[:, 0] - scores[:, 1]
     label = 1 - 2 * z[:, 1].numpy()  # the label's score falls and the other rises: a logistic loss of the margin
-    worst = cp.sum(cp.logistic(-cp.multiply(label, margin) + cp.sum(reach))) / 40
+    worst = cp.sum(cp.logistic(-cp.multiply(label, margin) + cp.sum(radius))) / 40
     least = cp.Problem(cp.Minimize(worst + 0.01 * cp.sum_squares(w))).solve(solver=cp.CLARABEL)
     _, value = solved(Layer(Dense(3, 2), SoftmaxCrossEntropy(), L2(0.01), uncertainty=BoxBall(0.1)), x, z, 1e-6)
     assert value == pytest.approx(least, rel=1e-4)
@@ -204,10 +204,10 @@ def test_row_weights_count_rows() -> None:
     "divergence", [SquaredError(), FenchelReLU(), SoftmaxCrossEntropy()], ids=lambda d: type(d).__name__
 )
 def test_the_prox_of_both_ends_is_a_minimum(divergence: Activation | Loss) -> None:
-    u, reach, z = draw(50, 3), draw(50, 3, seed=1), draw(50, 3, seed=2).relu()
+    u, radius, z = draw(50, 3), draw(50, 3, seed=1), draw(50, 3, seed=2).relu()
     if isinstance(divergence, SoftmaxCrossEntropy):
         z = torch.eye(3, dtype=torch.float64)[torch.arange(50) % 3]
-    a, b = ends_prox(divergence, u, reach, z, 0.7)
+    a, b = ends_prox(divergence, u, radius, z, 0.7)
 
     def energy(a: Tensor, b: Tensor) -> Tensor:
         if isinstance(divergence, SoftmaxCrossEntropy):
@@ -216,7 +216,7 @@ def test_the_prox_of_both_ends_is_a_minimum(divergence: Activation | Loss) -> No
             worst = ((a - z).abs() + b).clamp(min=0).square().sum(1)
         else:
             worst = Worst(divergence, b).value(a, z)
-        return worst + ((a - u).square() + (b - reach).square()).sum(1) / 1.4
+        return worst + ((a - u).square() + (b - radius).square()).sum(1) / 1.4
 
     least = energy(a, b)
     for seed in range(3, 40):

@@ -73,13 +73,13 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     run = Run(lnn.MiniBatch(batch_size=50), net(FenchelReLU(), kind, kind), source_of(x, y))
     run._advance(*next(iter(run.feed.batches(50, 0, 0))), 0)
     rows, responses, _ = next(iter(run.feed.batches(50, 0, 1)))
-    run._look(rows, responses, None)
+    run._evaluate_batch(rows, responses, None)
     inner, weights, terms = run.descent.network, run.descent.weights, run.descent.terms
     found = [
         inner.objective(weights, [rows, *x_step(inner, weights, rows, responses, None, given).states, responses])
         for given in (terms, ())
     ]
-    assert run.monitor.looks[-1].objective == pytest.approx(found[0], rel=1e-12)
+    assert run.monitor.evaluations[-1].objective == pytest.approx(found[0], rel=1e-12)
     assert found[0] != pytest.approx(found[1], rel=1e-9)
 
 
@@ -181,7 +181,9 @@ def test_pruning_keeps_the_sizes_of_the_inputs_that_stay(kind: Uncertainty) -> N
     wide = torch.stack([w[:, 0], torch.zeros(1, dtype=w.dtype), w[:, 1]], 1)
     whole = replace(last, operator=Dense(3, 1), uncertainty=kind)
     u, z = draw(10, 1), draw(10, 1, seed=1)
-    terms = [layer.term(float(layer.seen(v).value(u, z).mean()), v) for layer, v in ((last, w), (whole, wide))]
+    terms = [
+        layer.term(float(layer.robust_divergence(v).value(u, z).mean()), v) for layer, v in ((last, w), (whole, wide))
+    ]
     assert terms[0] == pytest.approx(terms[1])
     assert terms[0] > last.lam * float((u - z).square().mean())
 

@@ -83,10 +83,10 @@ def objective(layer: Layer, w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tenso
     if isinstance(kind, FrobeniusBall):
         return layer.lam * (mean.sqrt() + (c / 2) ** 0.5 * kind.eps * w.norm()).square() + shrunk
     assert isinstance(kind, BoxBall)
-    reach = w.abs().sum(1) * kind.eps
+    radius = w.abs().sum(1) * kind.eps
     if isinstance(layer.divergence, SquaredError):
-        return layer.lam * ((u - y).abs() + reach).square().sum(1).mean() + shrunk
-    return layer.lam * layer.divergence.value(u + (1 - 2 * y) * reach, y).mean() + shrunk
+        return layer.lam * ((u - y).abs() + radius).square().sum(1).mean() + shrunk
+    return layer.lam * layer.divergence.value(u + (1 - 2 * y) * radius, y).mean() + shrunk
 
 
 @pytest.mark.parametrize("activation", [Identity(), FenchelReLU()], ids=lambda a: type(a).__name__)
@@ -102,22 +102,22 @@ def test_the_x_step_of_a_hidden_layer_in_a_box_minimises_over_its_state(activati
     assert term is not None
     kind = layer.uncertainty
     assert isinstance(kind, BoxBall)
-    reach = kind.reach(weights.w)
+    radius = kind.radius(weights.w)
     _, u_gradient, radius_gradient = term.x_step(weights.w, u, g / 2)
     assert radius_gradient is not None
-    away = ((u - reach).abs() > 0.5) & ((u + reach).abs() > 0.5) & ((u - reach) * (u + reach) > 0)
+    away = ((u - radius).abs() > 0.5) & ((u + radius).abs() > 0.5) & ((u - radius) * (u + radius) > 0)
 
-    def energy(u: Tensor, reach: Tensor) -> Tensor:
+    def energy(u: Tensor, radius: Tensor) -> Tensor:
         # Tilted by g, the worst of both ends has its minimum at an end's own, or where both are equally bad.
-        worst = Worst(activation, reach)
+        worst = Worst(activation, radius)
         z = worst._lowest(
-            activation.tilted(u - reach, g / 2), activation.tilted(u + reach, g / 2), lambda z: worst._tilt(u, z)
+            activation.tilted(u - radius, g / 2), activation.tilted(u + radius, g / 2), lambda z: worst._tilt(u, z)
         )
         return 2 * torch.maximum(*worst.ends(u, z)) + g * z
 
     step = 1e-5
-    slope_u = (energy(u + step, reach) - energy(u - step, reach)) / (2 * step)
-    slope_r = (energy(u, reach + step) - energy(u, reach - step)) / (2 * step)
+    slope_u = (energy(u + step, radius) - energy(u - step, radius)) / (2 * step)
+    slope_r = (energy(u, radius + step) - energy(u, radius - step)) / (2 * step)
     torch.testing.assert_close(u_gradient[away], slope_u[away], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(radius_gradient[away], slope_r[away], rtol=1e-3, atol=1e-3)
     assert int(away.sum()) > 40

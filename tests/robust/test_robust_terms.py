@@ -41,7 +41,7 @@ def problem(divergence: Divergence, outputs: int = 3, seed: int = 0) -> tuple[Te
 
 
 def term(kind: Uncertainty, divergence: Divergence, x: Tensor, w: Tensor, b: Tensor, z: Tensor) -> float:
-    mean = float(kind.seen(divergence, w).value(x @ w.T + b, z).mean())
+    mean = float(kind.robust_divergence(divergence, w).value(x @ w.T + b, z).mean())
     return kind.term(mean, divergence.curvature, w)
 
 
@@ -57,12 +57,12 @@ def test_noise_is_the_expectation_or_above_it(divergence: Divergence, sigma: flo
     kind = Noise(root @ root.T if isinstance(sigma, str) else sigma)
     half = root if isinstance(sigma, str) else torch.diag(torch.as_tensor(sigma).double().expand(5))
     draws = torch.randn(4000, 20, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) @ half.T
-    seen = divergence.value((x + draws) @ w.T + b, z.expand(4000, *z.shape)).mean(1)
-    error = 4 * float(seen.std()) / math.sqrt(len(seen))
+    sampled = divergence.value((x + draws) @ w.T + b, z.expand(4000, *z.shape)).mean(1)
+    error = 4 * float(sampled.std()) / math.sqrt(len(sampled))
     bound = term(kind, divergence, x, w, b, z)
-    assert float(seen.mean()) <= bound + error
+    assert float(sampled.mean()) <= bound + error
     if divergence.quadratic:
-        assert abs(float(seen.mean()) - bound) <= error
+        assert abs(float(sampled.mean()) - bound) <= error
     assert bound > energy(divergence, x, w, b, z)
 
 

@@ -81,7 +81,7 @@ class NegativeCurvature(BoxBall):
         return Term(self, divergence, lam, self.widths(w))
 
 
-class StateWithoutItsShare(FrobeniusBall):
+class StateWithoutItsFraction(FrobeniusBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
         class Term(BallTerm):
             def state(self) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class StepWithAnotherGradient(Noise):
         (GradientAtTheMiddle(0.1), r"gradients\[0\] is not the gradient of the term in u"),
         (GradientOfTwiceTheNoise(0.3), "w_gradient is not the gradient"),
         (NegativeCurvature(0.1), "negative eigenvalue"),
-        (StateWithoutItsShare(0.3), "bring back what renew wrote"),
+        (StateWithoutItsFraction(0.3), "bring back what renew wrote"),
         (StepIgnoresTheGradient(0.3), "does not return the argmin over z"),
         (StepWithAnotherGradient(0.3), "not that of the minimum in u"),
     ],

@@ -213,11 +213,11 @@ def test_hard_rows_do_not_hold_easy_rows() -> None:
     assert (result.z[:50] == 0).all()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.95, 1.0])
-def test_few_steps_whatever_the_share_of_free_entries(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.95, 1.0])
+def test_few_steps_whatever_the_fraction_of_free_entries(fraction: float) -> None:
     h = gram(100, 1e5)
     generator = torch.Generator().manual_seed(4)
-    free = torch.rand(40, 100, generator=generator) < share
+    free = torch.rand(40, 100, generator=generator) < fraction
     z = torch.where(free, 0.1 + torch.rand(40, 100, dtype=torch.float64, generator=generator), 0.0)
     result = nnls(h, z @ h - 0.01 * (~free).double(), tol=1e-6)
     assert result.status == "converged"

@@ -188,18 +188,18 @@ class Encoding:
             return np.asarray(np.asarray(self.classes)[scores.argmax(1)])
         return np.asarray(self.mean + self.scale * scores[:, 0].astype(np.float64))
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return asdict(self)
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Encoding:
-        """The encoding from what `facts` returned, also where JSON made lists of its tuples; invalid facts raise a ValueError."""
+    def from_dict(cls, fields: Mapping[str, Any]) -> Encoding:
+        """The encoding from what `to_dict` returned, also where JSON made lists of its tuples; invalid ones raise a ValueError."""
         try:
-            columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in facts["columns"]]
-            missing = None if facts.get("missing") is None else _tuple(facts["missing"])
-            parts = {"columns": tuple(columns), "classes": _tuple(facts["classes"]), "missing": missing}
-            found = cls(**{**facts, **parts})
+            columns = [Column(**{**column, "categories": _tuple(column["categories"])}) for column in fields["columns"]]
+            missing = None if fields.get("missing") is None else _tuple(fields["missing"])
+            parts = {"columns": tuple(columns), "classes": _tuple(fields["classes"]), "missing": missing}
+            found = cls(**{**fields, **parts})
             wrong = _wrong(found)
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"no encoding of a table ({type(error).__name__}: {error})") from error

@@ -35,7 +35,7 @@ _NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
 # Numbers in forms that pyarrow does not read: 1,5 or 12,345.6 or 5% or $3.
 _WRITTEN = r"^\s*[-+]?[$€£]?\s*[0-9]+((,[0-9]{3})*(\.[0-9]+)?|,[0-9]+)\s*[%$€£]?\s*$"
 _TIME = r"^\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*$"
-# Text is taken for numbers with some odd values if at least this share of its distinct values are numbers.
+# Text is taken for numbers with some odd values if at least this fraction of its distinct values are numbers.
 _MOSTLY = 0.5
 # Letters of a value in a sentence, at most.
 _SHOWN = 60
