@@ -183,7 +183,7 @@ def fitted(estimator: Any, y: Tensor, **options: Any) -> Values:
 
 
 def described(estimator: Any, y: Tensor) -> Values:
-    """What a fitted estimator tells, and its answers for new rows."""
+    """The history of a fitted estimator, and its predictions for new rows."""
     values = layers([*zip(estimator.coefs_, estimator.intercepts_, strict=True)])
     values |= {"validation": scores} if (scores := estimator.validation_scores_) else {}
     values |= {"loss": estimator.loss_curve_, "states": estimator.transform(NEW.numpy())}

@@ -1,4 +1,4 @@
-"""Stored results of short seeded runs through every part of the package, for a refactoring to be compared with.
+"""Stored results of short seeded runs through every part of the package, to compare a refactoring with.
 
     python -m tests.baselines                     run all and compare with tests/files/baselines.json
     python -m tests.baselines bcd/relu cli/       only the runs whose names begin with one of these

@@ -1,4 +1,4 @@
-"""The descent: monotone at every block for every pair, training as claimed, refusals at the door, determinism."""
+"""The descent: monotone at every block for every pair, training as claimed, errors for invalid arguments, determinism."""
 
 import itertools
 import warnings

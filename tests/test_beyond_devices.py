@@ -36,7 +36,7 @@ def trained(
 
 
 def check(device: str, **asked: Any) -> Fit:
-    """It learns, where it is asked to, and what the CPU learns."""
+    """It learns on the given device, and gives what the CPU gives."""
     fit, known = trained(device, **asked), trained("cpu", **asked)
     assert all(part.device.type == device for pair in fit.weights for part in pair)
     assert fit.history[-1].loss < 0.9 * fit.history[0].loss

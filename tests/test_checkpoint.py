@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, a crash leaves a whole file, and files of other runs or other programs are refused."""
+"""Checkpoints: what is saved comes back, a crash leaves a complete file, and files of other runs or other programs are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_was_loaded_stays_when_the_file_is_written_anew(tmp_path: Path) -> 
     assert not loaded(path)[0]["float64"].any()
 
 
-def test_no_file_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_without_a_file_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "none").load(THESE) is None
 
 
@@ -201,7 +201,7 @@ def cut_while_writing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cut", [cut_before_renaming, cut_while_writing])
-def test_an_interrupted_write_leaves_the_old_file_whole(cut: Any, tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_old_file_complete(cut: Any, tmp_path: Path) -> None:
     path = tmp_path / "run"
     checkpoint = saved(path)
     old = path.read_bytes()

@@ -83,13 +83,13 @@ def test_rho_falls_like_the_root_of_the_number_of_rows(times: int) -> None:
     np.testing.assert_allclose(rhos(often), rhos(once) / times**0.5, rtol=1e-9)
 
 
-def test_rho_falls_where_only_a_sample_of_the_rows_is_looked_at() -> None:
+def test_rho_falls_where_only_a_sample_of_the_rows_is_read() -> None:
     network = mlp("fenchel_relu")
     few, many = (lnn.automatic(network, X.repeat(t, 1), LABELS.repeat(t)) for t in (4, 100))
     np.testing.assert_allclose(rhos(many), rhos(few) / 5, rtol=0.1)
 
 
-def test_a_number_of_rows_that_nobody_knows_is_taken_for_50000() -> None:
+def test_an_unknown_number_of_rows_is_taken_as_50000() -> None:
     network = mlp("fenchel_relu")
     known = lnn.automatic(network, X, LABELS)
     unknown = lnn.automatic(network, [(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
@@ -97,7 +97,7 @@ def test_a_number_of_rows_that_nobody_knows_is_taken_for_50000() -> None:
 
 
 def prepared(network: lnn.LiftedNetwork, x: Tensor, y: Tensor, seed: int) -> tuple[lnn.LiftedNetwork, list[Affine]]:
-    """What the choice looks at: random features, and a head fitted under the rho that it chose."""
+    """What the choice is made from: random features, and a head fitted under the rho that it chose."""
     found = lnn.automatic(network, x, y, seed)
     encoded = network.loss.encode(y, network.layers[-1].operator.out_width).to(x.dtype)
     weights = random_weights(network, seed, x, encoded, None, unit_of(network, x))
@@ -139,7 +139,7 @@ def test_lam_is_100_times_the_curvature_on_average_for_several_outputs(activatio
     np.testing.assert_allclose(lams(found)[:-1], 100 * np.array(expected), rtol=0.08)
 
 
-def test_lam_counts_the_weight_of_the_loss() -> None:
+def test_lam_includes_the_weight_of_the_loss() -> None:
     *hidden, last = mlp("tanh", "squared", 1).layers
     heavy = lnn.Layer(last.operator, last.divergence, last.penalty, 7.0)
     found, weights = prepared(lnn.LiftedNetwork([*hidden, heavy]), X, REAL, 0)

@@ -1,4 +1,4 @@
-"""The command line: a table goes in and predictions come out, refusals are sentences with exit code 2, and no file is ever left in part."""
+"""The command line: from a table to predictions, errors in one sentence with exit code 2, and no partial file is left."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_regression_predicts_in_the_target_s_own_units(run: Any, shelf: Path, 
     assert not (tmp_path / "q.csv").exists()
 
 
-def test_json_tells_all_and_nothing_else(run: Any, shelf: Path, tmp_path: Path) -> None:
+def test_json_prints_one_object_only(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--hidden", "5", "--passes", "2", "--validation", "0.25", "--activation", "tanh", "--json"]
     out = tmp_path / "m.safetensors"
     done = run("fit", shelf / "train.csv", "--target", "label", *order, "--out", out)
@@ -164,7 +164,9 @@ def test_json_and_quiet_print_the_object_alone(run: Any, shelf: Path, tmp_path: 
     assert json.loads(quiet.out) | {"seconds": 0} == json.loads(done.out) | {"seconds": 0}
 
 
-def test_a_run_that_ends_badly_says_so(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_badly_gives_a_warning(
+    run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sentence = "training diverged: try a smaller step"
     monkeypatch.setattr("liftednn.training.minibatch.shortcomings", lambda *_: (sentence,))
     order = ["fit", shelf / "train.csv", "--target", "label", "--hidden", "0", "--passes", "1"]
@@ -223,7 +225,7 @@ def test_init_prints_python_that_runs(run: Any, shelf: Path, tmp_path: Path) -> 
     assert (scope["module"](scope["x"]).shape, scope["y"].shape) == ((400, 3), (400,))
 
 
-def test_fit_drops_units_that_do_not_matter(run: Any, shelf: Path, tmp_path: Path) -> None:
+def test_fit_removes_units_without_effect(run: Any, shelf: Path, tmp_path: Path) -> None:
     order = ["--target", "label", "--hidden", "30", "--penalty", "group:0.1", "--passes", "40", "--json"]
     whole, small = (tmp_path / f"{name}.safetensors" for name in ("whole", "small"))
     all_of = json.loads(run("fit", shelf / "train.csv", *order, "--out", whole).out)
@@ -326,7 +328,7 @@ def test_refusals_are_sentences(case: str, how: list[str], run: Any, tmp_path: P
     assert os.listdir(tmp_path) == before
 
 
-def test_no_gpu_is_said(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     out = tmp_path / "m.safetensors"
     done = run("fit", shelf / "train.csv", "--target", "label", "--device", "cuda", "--out", out)
@@ -343,7 +345,7 @@ def test_no_gpu_is_said(run: Any, shelf: Path, tmp_path: Path, monkeypatch: pyte
     ],
     ids=["extension", "no folder", "folder"],
 )
-def test_where_a_model_cannot_be_is_said_before_training(
+def test_an_unwritable_model_path_is_an_error_before_training(
     out: str, words: str, run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder.safetensors").mkdir()
@@ -472,7 +474,7 @@ def test_a_forged_encoding_is_refused(
 
 
 @pytest.mark.parametrize("command", ["fit", "init", "predict"])
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_no_file_is_left(
     command: str, run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -585,7 +587,7 @@ def test_a_target_may_have_the_name_of_an_option_of_numpy(run: Any, tmp_path: Pa
 
 
 def weighted(run: Any, data: pd.DataFrame, folder: Path, *more: object) -> tuple[dict[str, Any], lnn.Saved]:
-    """What a fit with the weights in column `n` tells and saves."""
+    """What a fit with the weights in column `n` prints and saves."""
     table, model = stored(data, folder / "t.parquet"), folder / "m.safetensors"
     order = ["--target", "label", "--sample-weight", "n", "--hidden", "8", "--passes", "5", "--json", *more]
     done = run("fit", table, *order, "--out", model)
@@ -606,8 +608,8 @@ def test_a_row_of_weight_0_is_as_if_it_were_not_there(more: list[str], run: Any,
         assert torch.equal(a.b, b.b)
 
 
-def test_heavier_rows_win(run: Any, tmp_path: Path) -> None:
-    """Every row is there with the right label and with a wrong one; the weights say which of them counts."""
+def test_predictions_follow_rows_of_larger_weight(run: Any, tmp_path: Path) -> None:
+    """Every row is there with the right label and with a wrong one; the weights decide."""
     data = frame().drop(columns="strength")
     wrong = data.assign(label=data["label"].map({"yes": "no", "no": "perhaps", "perhaps": "yes"}))
     for right in (0.95, 0.05):
@@ -657,7 +659,7 @@ def test_weights_are_a_column_and_not_the_target(run: Any, shelf: Path, tmp_path
         assert words in done.err
 
 
-def test_missing_values_are_filled_in_and_said(run: Any, tmp_path: Path) -> None:
+def test_missing_values_are_filled_in_and_reported(run: Any, tmp_path: Path) -> None:
     data = frame().drop(columns="strength")
     data = data.assign(
         b=data["b"].astype(object).where(data.index != 7, "?"), colour=data["colour"].where(data.index > 2)
@@ -701,7 +703,7 @@ MORE_STREAMS = [
         *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_STREAMS),
     ],
 )
-def test_a_model_is_written_whatever_becomes_of_what_is_printed(
+def test_the_model_is_written_even_if_printing_fails(
     streams: str, code: int, said: str, shelf: Path, tmp_path: Path
 ) -> None:
     order = f"fit {shelf / 'train.csv'} --target label --hidden 0 --passes 1 --out {tmp_path / 'm.safetensors'}"

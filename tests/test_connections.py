@@ -169,7 +169,7 @@ def test_a_file_whose_shared_weights_differ_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["residual", "recurrent", "shaped"])
-def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     network = lnn.automatic(CASES[name][0](act.FenchelReLU()), X, Y)
     whole = lnn.MiniBatch(passes=4).run(network, X, Y)
     path = lnn.Checkpoint(tmp_path / "run")
@@ -196,7 +196,7 @@ def test_the_lifted_rule_ends_below_the_feed_forward_one(name: str) -> None:
 
 
 def test_pruning_leaves_what_a_sum_or_a_key_needs() -> None:
-    """Only the units between plain layers with weights of their own go; predictions stay."""
+    """Only units between plain layers with weights of their own are removed; predictions stay."""
     phi = act.FenchelReLU()
     network = lnn.LiftedNetwork(
         [

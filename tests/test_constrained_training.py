@@ -1,4 +1,4 @@
-"""Training under constraints: after every block and every mini-batch step the weights obey to 1e-6 in float32, at every door."""
+"""Training under constraints: every block and every mini-batch step leaves the weights in their set, to 1e-6 in float32."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVERY = pytest.mark.parametrize("name", CONSTRAINTS)
 
 
 def violation(penalty: lnn.Penalty, w: Tensor) -> float:
-    """How far off, by numpy, as a share of the constraint's size."""
+    """The violation, by numpy, relative to the constraint's size."""
     a = w.double().numpy()
     if isinstance(penalty, pen.Orthogonal):
         gram = (a.T @ a if a.shape[0] >= a.shape[1] else a @ a.T) / penalty.scale**2
@@ -127,7 +127,7 @@ def test_an_orthogonal_network_learns_by_sweeps() -> None:
 
 
 @EVERY
-def test_random_weights_obey_from_the_start(name: str) -> None:
+def test_random_weights_satisfy_the_constraint(name: str) -> None:
     net = network(CONSTRAINTS[name], act.FenchelReLU())
     weights = lnn.BCD().init(net, X, Y).weights
     assert broken(net, weights) < 1e-6
@@ -149,7 +149,7 @@ def test_a_head_can_be_orthogonal_too() -> None:
         assert fit.history[-1].score > 0.8
 
 
-# the doors
+# entry points
 
 
 @pytest.mark.parametrize("name", ["orthogonal", "low_rank:6", "nonnegative", "ball:2", "group:0.01", "none", "l1"])

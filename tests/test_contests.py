@@ -94,7 +94,7 @@ def test_columns_are_standardised_by_the_rows_trained_on() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_real_responses_are_standardised_and_told_in_their_own_units() -> None:
+def test_real_responses_are_standardised_and_reported_in_their_own_units() -> None:
     data, unit = Contest("california", (5,)).rows_of("test", 0, "cpu")
     assert float(data.y.mean()) == pytest.approx(0, abs=1e-4)
     assert float(data.y.std(correction=0)) == pytest.approx(1, rel=1e-4)
@@ -320,8 +320,8 @@ def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["compare", "regimes"])
-def test_committed_records_go_on(name: str) -> None:
-    """They are of contests that the code still knows, and nothing would be written or refused."""
+def test_committed_records_can_be_continued(name: str) -> None:
+    """They are of contests that still exist, and nothing would be written or refused."""
     stores = {store.device: store for store in existing(RESULTS, name)}
     before = {device: store.path.read_bytes() for device, store in stores.items()}
     sets = {data: compare.arenas(RESULTS, data, "cuda") for data in compare.CHOICES}
@@ -343,7 +343,7 @@ def outcomes(**scores: list[float]) -> Any:
     return lambda start: Outcome((recipe,), scores.get(start, scores["other"]), 1.0)
 
 
-def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
+def test_a_lead_is_given_in_deviations_of_a_difference() -> None:
     own = of(Path(), Contest("mnist", (8,)))
     rival, lead, deviations = own.standing(outcomes(Lifted=[0.9, 0.92], LSUV=[0.8, 0.84], other=[0.7, 0.71]))
     assert rival == "LSUV"
@@ -354,7 +354,7 @@ def test_a_lead_is_told_in_deviations_of_a_difference() -> None:
     assert arena.beyond(-1.94) == "-1.9"
 
 
-def test_where_seeds_are_splits_a_lead_is_told_in_deviations_of_the_differences() -> None:
+def test_where_seeds_are_splits_a_lead_is_given_in_deviations_of_the_differences() -> None:
     own = of(Path(), Contest("california", (8,)))
     scores = {"Lifted": [1.0, 3.0, 5.0], "LSUV": [1.1, 3.2, 5.3], "other": [9.0, 9.0, 9.0]}
     rival, lead, deviations = own.standing(outcomes(**scores))
@@ -376,7 +376,7 @@ def test_no_seed_of_a_choice_is_one_of_the_test(contest: Contest) -> None:
     assert len(set(seeds)) == len(seeds) == (15 if contest.real else 3)
 
 
-def test_a_recipe_that_runs_away_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_diverges_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = (
         Outcome((Recipe(rate, "constant", 100, 1),), [score], 1.0) for rate, score in ((1.0, 0.3), (9.0, math.nan))
     )
@@ -443,7 +443,7 @@ def test_only_settings_that_lead_are_tested(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(
+def test_a_stopped_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Arena, "measure", made_up)
@@ -465,7 +465,7 @@ def test_a_run_that_was_stopped_goes_on(
     assert [each[:2] for each in once] == [each[:2] for each in often]
 
 
-def test_a_quick_run_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
     monkeypatch.setattr(compare, "run", lambda settings: seen.append(settings.results))
     assert command(["compare", "--quick"]) == 0

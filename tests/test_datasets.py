@@ -173,7 +173,7 @@ def test_cifar10_adds_up_the_differences(plant: Plant) -> None:
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 9, 1, 9, 2, 9, 3, 9], [4, 9])
 
 
-def test_a_word_of_adult_that_only_the_test_part_holds_gives_zeros(plant: Plant) -> None:
+def test_a_category_of_adult_that_only_the_test_part_has_gives_zeros(plant: Plant) -> None:
     line = "{}, {}, 5, HS-grad, 9, Divorced, Sales, Wife, White, {}, 7, 0, 40, {}, {}\n"
     train = line.format(20, "State-gov", "Male", "Cuba", "<=50K") + line.format(40, "?", "Female", "Cuba", ">50K")
     test = line.format(50, "?", "Male", "Peru", ">50K.") + line.format(30, "Private", "Male", "Cuba", "<=50K.")
@@ -230,7 +230,7 @@ def test_a_uci_set_keeps_to_its_split_and_a_constant_column_gives_zeros(plant: P
         datasets.uci("yacht", -1)
 
 
-def test_the_variable_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mnist").mkdir()
     monkeypatch.setenv("LIFTEDNN_DATA", str(tmp_path))
     assert datasets.folder("mnist") == tmp_path / "mnist"
@@ -255,7 +255,7 @@ def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch
         datasets.pendigits()
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_name_lists_the_names() -> None:
     with pytest.raises(
         ValueError, match=r"no data set 'svhn', the names are: mnist, fashion, .*uci/concrete, .*uci/yacht"
     ):

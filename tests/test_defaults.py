@@ -141,7 +141,7 @@ def test_all_entry_points_train_the_same_network(loss: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("loss", ["softmax", "huber", "absolute"])
-def test_rows_count_alike_in_the_estimators_and_the_command_line(loss: str) -> None:
+def test_row_weights_act_alike_in_the_estimators_and_the_command_line(loss: str) -> None:
     x, y = standardised(X, COUNTS), LABELS if loss == "softmax" else robustly(REAL, COUNTS)
     named = {} if loss == "softmax" else {"loss": loss}
     weighted = [call(x, y, COUNTS, **named).network for call in (by_estimator, by_command)]
@@ -168,7 +168,7 @@ def test_the_unit_of_a_loss_is_from_all_responses_at_hand() -> None:
         )
 
 
-def test_of_several_responses_the_least_spread_counts() -> None:
+def test_of_several_responses_the_least_spread_is_used() -> None:
     y = np.stack([REAL, 10 * REAL, 3 * REAL], 1)
     assert named_loss("huber", y) == named_loss("huber", REAL)
     assert named_loss("squared", y) == losses.SquaredError()

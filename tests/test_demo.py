@@ -1,4 +1,4 @@
-"""The demonstration, small: it refuses a place before it works, and what it tells to run next can be run: each line is one of the command
+"""The demonstration, small: an unwritable path is refused first, and the commands that it prints next can be run: each line is one of the command
 line's own, and finds what those before it leave."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def synthetic() -> Dataset:
 
 @pytest.mark.parametrize("name", ["d.svg", "d.png"])
 @pytest.mark.thin(2)
-def test_it_tells_and_draws(
+def test_it_prints_and_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "mnist", synthetic)

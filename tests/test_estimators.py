@@ -1,4 +1,4 @@
-"""The scikit-learn door: its own checks, its tools, weights that are what they say, refusals in words, and quality."""
+"""The estimators: scikit-learn's own checks and tools, fitted weights, error messages, and quality."""
 
 import builtins
 import pickle
@@ -287,7 +287,7 @@ def test_without_hidden_layer_sweeps_are_logistic_regression_too() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_without_hidden_layer_sweeps_are_ridge_regression(weighted: bool) -> None:
-    """alpha stands beside the mean square of standardised responses: Ridge does not mind their units."""
+    """alpha stands beside the mean square of standardised responses: Ridge does not depend on their units."""
     y = np.stack([REAL, 1e4 * X[:, 0] + 100 * REAL + 3e5], 1)
     row_weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) if weighted else None
     model = LiftedRegressor((), divergence="euclidean", alpha=0.1).fit(X, y, row_weights)
@@ -302,7 +302,7 @@ def test_without_hidden_layer_sweeps_are_ridge_regression(weighted: bool) -> Non
 
 
 @BOTH
-def test_a_warm_start_goes_on(kind: Any, y: np.ndarray) -> None:
+def test_a_warm_start_continues(kind: Any, y: np.ndarray) -> None:
     model = kind((8,), max_iter=4, random_state=0, warm_start=True).fit(X, y)
     cold = model.loss_curve_[0]
     assert model.fit(X, y).loss_curve_[0] < cold
@@ -419,7 +419,7 @@ def test_early_stopping_keeps_the_best_weights(kind: Any, y: np.ndarray, monkeyp
         assert (idle >= 3) == (place == len(scores) - 1)
 
 
-def test_classes_are_held_back_in_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_back_rows_are_stratified(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = held_back(monkeypatch)
     small(early_stopping=True, validation_fraction=0.25).fit(X, Y)
     np.testing.assert_allclose(np.bincount(Y[asked[0][1]]), np.bincount(Y) / 4, atol=1)
@@ -643,7 +643,7 @@ def test_the_lifted_rule_is_the_recursion_where_that_has_no_energy() -> None:
     np.testing.assert_allclose(model.set_params(prediction="lifted").predict(X), plain, rtol=1e-4, atol=1e-2)
 
 
-# refusals
+# errors
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"divergence": "bregman"}, "divergence must be one of"),
@@ -778,13 +778,13 @@ def test_indicators_keep_their_scale() -> None:
 
 
 @pytest.mark.slow
-def test_the_wine_cellar_needs_no_scaler() -> None:
+def test_the_wine_table_needs_no_scaler() -> None:
     x, y = load_wine(return_X_y=True)
     assert cross_val_score(LiftedClassifier(random_state=0), x, y, cv=3).mean() > 0.95
 
 
 @pytest.mark.parametrize("make", [small, small_regressor], ids=["classifier", "regressor"])
-def test_going_on_continues_in_the_units_of_the_first_call(make: Callable[..., Any]) -> None:
+def test_partial_fit_continues_in_the_units_of_the_first_call(make: Callable[..., Any]) -> None:
     """The weights that a trainer would start from, kept again, are the weights there are."""
     y = Y if make is small else REAL
     scale, shift = UNITS
@@ -810,7 +810,7 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
     fresh.partial_fit(X, Y, classes=[0, 1, 2])
 
 
-def test_a_fit_forgets_what_partial_fit_had_seen() -> None:
+def test_a_fit_does_not_use_the_moments_of_earlier_partial_fits() -> None:
     seen = small().partial_fit(X * 100, Y, classes=[0, 1, 2]).fit(X[:, :3], Y).partial_fit(X[:, :3], Y)
     plain = small().fit(X[:, :3], Y).partial_fit(X[:, :3], Y)
     assert equal(seen, plain)

@@ -1,4 +1,4 @@
-"""The example of learned activations runs small, moves towards the planted slope and draws its picture."""
+"""The example of learned activations runs small, moves towards the true slope and draws its picture."""
 
 import sys
 from pathlib import Path

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_band_covers_and_robust_losses_ignore_wild_responses(tmp_path: Path) -> None:
+def test_the_band_covers_and_robust_losses_ignore_outliers(tmp_path: Path) -> None:
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "regression.py"))
     found = example["main"](["--small", "--out", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -365,7 +365,7 @@ def command(*arguments: object) -> int:
 
 
 def refused(sentence: str, code: int, as_json: bool) -> int:
-    """In place of what prints why a command failed: the exception itself is judged."""
+    """Instead of printing why a command failed, raise the exception itself."""
     import sys
 
     judge(sys.exc_info()[1])
@@ -373,7 +373,7 @@ def refused(sentence: str, code: int, as_json: bool) -> int:
 
 
 def judge(error: BaseException | None) -> None:
-    """Pass a refusal in the package's words, or one of scikit-learn's input checks; raise anything else again."""
+    """Accept a ValueError that the package raises, or one of scikit-learn's input checks; raise anything else again."""
     assert error is not None
     last = traceback.extract_tb(error.__traceback__)[-1]
     own = last.filename.startswith(PACKAGE) and (last.line or "").startswith("raise ")

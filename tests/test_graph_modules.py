@@ -1,4 +1,4 @@
-"""Modules with residual sums, skips and tied weights: read, written, exported and filled; the oracle is the module's own forward."""
+"""Modules with residual sums, skips and tied weights: read, written, exported and filled; compared with the module's own forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint goes on with: the same settings, network and data by content, and nothing else."""
+"""What a checkpoint resumes with: the same settings, network and data by content, and nothing else."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_other_settings_and_another_network_are_named(written: Path) -> None:
         TRAINER.run(NETWORK.with_lam(2.0), **GIVEN, checkpoint=lnn.Checkpoint(written))
 
 
-def test_the_same_values_in_another_form_go_on(written: Path) -> None:
+def test_the_same_values_in_another_form_resume(written: Path) -> None:
     same: dict[str, Any] = {"x": np.asfortranarray(X.numpy()), "y": Y.numpy(), "fixed": tuple(FIXED)}
     same |= {"validation": (X.double().float()[:9], Y[:9].tolist()), "weights": [tuple(pair) for pair in START]}
     fit = TRAINER.run(NETWORK, **GIVEN | same, checkpoint=lnn.Checkpoint(written))
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_lacks_what_a_run_needs_is_refused(lack: str, written:
         TRAINER.run(NETWORK, **GIVEN, checkpoint=checkpoint)
 
 
-def test_an_iterable_is_known_by_its_length_and_says_so(tmp_path: Path) -> None:
+def test_an_iterable_is_identified_by_its_length_only(tmp_path: Path) -> None:
     def loader(rows: int, size: int) -> DataLoader[Any]:
         return DataLoader(TensorDataset(X[:rows], Y[:rows]), batch_size=size, shuffle=True)
 
@@ -157,7 +157,7 @@ def test_content_does_not_depend_on_layout_or_blocks(layout: str, monkeypatch: p
     [X.double(), X.T, X.reshape(-1), X[:0], X[:, :0], X.bfloat16(), torch.tensor(1.0), torch.tensor([1.0]), None, Y, [0, 1]],
     ids=lambda given: content(given)[:20],
 )  # fmt: skip
-def test_content_tells_dtypes_and_shapes_apart(given: Any) -> None:
+def test_content_differs_for_dtypes_and_shapes(given: Any) -> None:
     assert content(given) == content(given)
     assert content(given) != content(X)
     assert content(torch.tensor(1.0)) != content(torch.tensor([1.0]))

@@ -169,7 +169,7 @@ def test_a_loss_may_be_given() -> None:
     assert accuracy(module) > GOOD
 
 
-def test_the_global_generator_governs() -> None:
+def test_the_global_generator_sets_the_seed() -> None:
     first, second, other = digits(), digits(seed=1), digits()
     filled(first, X[ROWS], Y[ROWS])
     filled(second, X[ROWS], Y[ROWS])
@@ -305,7 +305,7 @@ def test_gradients_and_flags_are_left_alone() -> None:
     ids=" ".join,
 )
 @pytest.mark.thin(2)
-def test_frozen_parameters_stay_and_the_others_learn(names: list[str]) -> None:
+def test_frozen_parameters_stay_and_the_others_are_trained(names: list[str]) -> None:
     module = digits()
     for name in names:
         module.get_parameter(name).requires_grad_(False)
@@ -429,7 +429,7 @@ def test_a_module_without_values_is_refused() -> None:
         lifted_(split, X, Y)
 
 
-def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device 'cuda' needs a GPU and a torch built for it, and there is none here"):
         lifted_(digits(), X, Y, device="cuda")
@@ -484,12 +484,12 @@ def test_the_report_names_its_score(capsys: pytest.CaptureFixture) -> None:
     assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
 
 
-def test_nothing_is_printed_unasked(capsys: pytest.CaptureFixture) -> None:
+def test_nothing_is_printed_by_default(capsys: pytest.CaptureFixture) -> None:
     filled(digits(), X[ROWS], Y[ROWS], passes=1)
     assert capsys.readouterr().out == ""
 
 
-def test_the_room_s_face() -> None:
+def test_the_exported_names() -> None:
     assert lnn.init.__all__ == ["from_module", "lifted_", "to_module"]
     network, weights = lnn.init.from_module(filled(digits(), X[ROWS], Y[ROWS]))
     back = lnn.init.to_module(network, weights)

@@ -1,4 +1,4 @@
-"""Steps on learned parameters: where they go, how far, within which limits, and back; what equals what, and what is refused."""
+"""Steps on learned parameters: direction, length, limits and roll-back; equality of networks, and errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
     ("activation", "per"), list(zip(SUMMED, ["layer", "unit", "layer", "unit"], strict=True)), ids=str
 )
 @pytest.mark.thin(2)
-def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: Any) -> None:
+def test_with_known_weights_batches_find_the_true_parameter(activation: Any, per: Any) -> None:
     x, y, weights = drawn(activation)
     (name,) = activation.learned
     wrong = type(activation)(**{**vars(activation), name: 2.5 * getattr(activation, name)})
@@ -84,8 +84,8 @@ def test_weights_known_batches_find_the_planted_parameter(activation: Any, per: 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute", "quantile"])
 @pytest.mark.slow
-def test_a_loss_of_bounded_slope_recovers_a_planted_slope_too(loss: str) -> None:
-    """Scaled by the curvature of a rounded kink, which few residuals meet, steps would be far too short."""
+def test_a_loss_of_bounded_slope_recovers_the_true_slope_too(loss: str) -> None:
+    """Scaled by the curvature of a rounded kink, which few residuals have, steps would be far too short."""
     x, y = planted()
     network = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.01), smoothed(losses.named(loss), y))
     fit = lnn.MiniBatch(passes=60, batch_size=50, learn_activation="layer").run(lnn.automatic(network, x, y), x, y)
@@ -139,7 +139,7 @@ def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(now, kept, strict=True))
 
 
-def test_a_checkpoint_has_the_slopes_to_go_back_to(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_slopes_to_roll_back_to(tmp_path: Path) -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
 
@@ -199,7 +199,7 @@ def test_a_warm_start_refuses_another_activation_than_it_has_learned() -> None:
         model.set_params(hidden_layer_sizes=(8,), warm_start=True).fit(x, y)
 
 
-def test_a_warm_start_that_has_learned_nothing_may_go_on_otherwise() -> None:
+def test_a_warm_start_without_learned_parameters_may_change_the_activation() -> None:
     x, y = (part.numpy() for part in planted(300))
     model = regressor(activation="relu", max_iter=2, warm_start=True).fit(x, y)
     assert model.set_params(divergence="euclidean").fit(x, y).network_.hidden == [lnn.activations.ReLU()]
@@ -269,7 +269,7 @@ def test_a_run_changes_no_hash_and_nothing_that_it_was_given(per: Any) -> None:
     assert kept == snapshot(kept)
 
 
-def test_what_a_run_hands_out_stays_as_it_is() -> None:
+def test_what_a_run_returns_is_not_changed_later() -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(0.1), "squared")
     run = Run(lnn.MiniBatch(learn_activation="unit", batch_size=50), network, source_of(x, y), validation=(x, y))

@@ -1,4 +1,4 @@
-"""Learned activations in every trainer and behind every door: monotone, recovered from data, written and read again."""
+"""Learned activations in every trainer and at every entry point: monotone, recovered from data, written and read again."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_the_solution_has_the_network_as_refitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_states_known_a_full_batch_finds_the_slope_at_once() -> None:
-    """With the planted weights to start from, the recursion of a wrong slope is undone sweep by sweep."""
+def test_with_known_states_a_full_batch_finds_the_slope_in_one_step() -> None:
+    """From the true weights, the recursion of a wrong slope is corrected pass by pass."""
     x, y = planted(200, hidden=2)
     generator = torch.Generator().manual_seed(0)
     drawn = [
@@ -133,8 +133,8 @@ def test_states_known_a_full_batch_finds_the_slope_at_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [0.01, 0.9])
-def test_a_planted_slope_is_recovered_from_data(start: float) -> None:
-    """The best of three random starts in the training loss: others rest in local minima of the weights."""
+def test_the_true_slope_is_recovered_from_data(start: float) -> None:
+    """The best of three random starts in the training loss: others end in local minima of the weights."""
     x, y = planted()
     runs = []
     for seed in range(3):
@@ -146,7 +146,7 @@ def test_a_planted_slope_is_recovered_from_data(start: float) -> None:
 
 
 @pytest.mark.slow
-def test_planted_slopes_of_units_are_recovered_in_float32() -> None:
+def test_true_slopes_of_units_are_recovered_in_float32() -> None:
     x, y = planted(seed=2, dtype=torch.float32)
     runs = []
     for seed in range(2):
@@ -193,7 +193,7 @@ def test_the_best_pass_keeps_its_own_slopes_and_a_checkpoint_all_of_it(tmp_path:
 
 
 @pytest.mark.parametrize("per", ["layer", "unit"])
-def test_a_batch_that_overflows_leaves_the_slopes_alone(per: Any) -> None:
+def test_a_batch_that_overflows_does_not_change_the_slopes(per: Any) -> None:
     x, y = planted(100)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(), "squared")
     run = Run(lnn.MiniBatch(learn_activation=per), network, source_of(x, y))
@@ -257,7 +257,7 @@ def test_a_prelu_is_read_and_written(count: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.slow
-def test_lifted_learns_the_slopes_of_a_prelu_unless_told_not_to(count: int) -> None:
+def test_lifted_learns_the_slopes_of_a_prelu_by_default(count: int) -> None:
     x, y = planted(1000, dtype=torch.float32)
     kept, errors = torch.full((count,), 0.05), {}
     options: dict[str, Any]
@@ -315,7 +315,7 @@ def test_estimators_learn(name: str, per: str) -> None:
         assert 0 < float((slopes(same.network_.hidden[0]) / slopes(phi)).log().abs().max()) < 0.6
 
 
-def test_a_warm_start_goes_on_from_the_learned_slopes() -> None:
+def test_a_warm_start_continues_from_the_learned_slopes() -> None:
     x, y = (part.numpy() for part in planted(300))
     model = lnn.LiftedRegressor(
         (6,), "leaky_relu", learn_activation="unit", max_iter=1, warm_start=True, random_state=0

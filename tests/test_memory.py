@@ -48,12 +48,12 @@ def test_a_module_of_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         lnn.init.lifted_(module, torch.randn(8, 1000), torch.arange(8) % 2)
 
 
-def test_the_estimate_counts_weights_squares_of_inputs_and_states() -> None:
+def test_the_estimate_includes_weights_squares_of_inputs_and_states() -> None:
     assert needed([(2, 9), (5, 2)], 4) == 4 * 6 * (2 * 10 + 5 * 3) + 8 * (2 * (100 + 9) + 3 * 100)
     assert needed([(2, 9), (5, 2)], 8, 7) - needed([(2, 9), (5, 2)], 8) == 8 * 7 * (2 + 5)
 
 
-def test_a_limit_of_the_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_the_group_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = total(torch.device("cpu"))
     assert machine is not None
     for text, found in (("max\n", machine), ("4096\n", 4096), (f"{2**62}\n", machine)):

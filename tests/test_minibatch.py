@@ -1,4 +1,4 @@
-"""Mini-batch training: it learns, repeats itself, resumes exactly, streams in bounded memory, and refuses what it cannot do."""
+"""Mini-batch training: it learns, is repeatable, resumes exactly, streams in bounded memory, and refuses what it cannot do."""
 
 import math
 import os
@@ -86,7 +86,7 @@ def test_every_fenchel_activation_trains(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in smooth_names() if getattr(act, n)().joint])
 def test_jointly_convex_activations_run_and_stay_finite(name: str) -> None:
-    """They are drawn towards a linear model, so no more is claimed."""
+    """Their objective moves them towards a linear model, so no more is claimed."""
     net = lnn.LiftedNetwork.mlp([6, 20, 3], activation=getattr(act, name)())
     fit = lnn.MiniBatch(passes=3).run(net, X, LABELS)
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
@@ -191,7 +191,7 @@ class CrashError(Exception):
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
+def test_a_run_resumed_from_its_checkpoint_is_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
 ) -> None:
     net, trainer = network(), lnn.MiniBatch(passes=4, batch_size=50)
@@ -225,7 +225,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     assert same(whole, again)
 
 
-def test_a_shuffled_loader_goes_on_in_the_coordinates_it_began_with(tmp_path: Path) -> None:
+def test_a_resumed_run_on_a_shuffled_loader_keeps_its_coordinates(tmp_path: Path) -> None:
     """Its sample is another one in every run, and so would be the whitening made from it."""
     net, trainer = network(), lnn.MiniBatch(passes=8)
     loader = DataLoader(TensorDataset(X, LABELS), batch_size=50, shuffle=True)
@@ -325,7 +325,7 @@ def test_a_callback_can_stop_a_run() -> None:
     assert (fit.status, len(fit.history)) == ("stopped", 2)
 
 
-def test_the_record_of_a_pass_is_what_the_network_says() -> None:
+def test_the_record_of_a_pass_is_the_network_s_evaluation() -> None:
     """One batch per pass: objective, gaps and loss are those of that batch at the weights before its step."""
     net = network()
     records: list[Record] = []
@@ -370,7 +370,7 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
     assert record.score == pytest.approx(hits / len(X), rel=1e-9)
 
 
-def test_a_far_off_row_does_not_carry_training_away() -> None:
+def test_one_outlier_does_not_make_training_diverge() -> None:
     x = X.clone()
     x[7] *= 1e4
     net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 30, 3], activation="fenchel_relu"), x, LABELS)
@@ -379,7 +379,7 @@ def test_a_far_off_row_does_not_carry_training_away() -> None:
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
 
 
-def test_divergence_is_noticed_taken_back_and_said() -> None:
+def test_divergence_is_detected_rolled_back_and_reported() -> None:
     fit = lnn.MiniBatch(passes=3, step=200.0, refresh=1).run(network(), X, LABELS)
     assert fit.history[-1].halved > 0
     assert "halved" in fit.result
@@ -396,14 +396,14 @@ def test_a_run_that_diverges_at_every_step_ends_with_its_last_good_weights() -> 
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_constant_inputs_train_to_the_class_shares(loaded: bool) -> None:
+def test_constant_inputs_train_to_the_class_frequencies(loaded: bool) -> None:
     x, y = torch.full((300, 3), 0.3), torch.arange(300) % 3
     data: tuple[Any, Any] = ([(x, y)], None) if loaded else (x, y)
     fit = lnn.MiniBatch(passes=2).run(lnn.LiftedNetwork.mlp([3, 4, 3], activation="fenchel_relu"), *data)
     assert fit.history[-1].loss == pytest.approx(np.log(3), rel=1e-2)
 
 
-def test_a_run_that_ends_in_nan_is_taken_back() -> None:
+def test_a_run_that_ends_in_nan_is_rolled_back() -> None:
     fit = lnn.MiniBatch(passes=1, step=1e12, batch_size=48).run(network(), X, LABELS)
     assert all(bool(w.isfinite().all()) for w, _ in fit.weights)
     assert "halved" in fit.result
@@ -415,7 +415,7 @@ def test_zero_weights_can_be_left() -> None:
     assert fit.history[-1].loss < fit.history[0].loss - 0.05
 
 
-def test_a_loader_is_looked_at_a_few_times_in_every_pass() -> None:
+def test_a_few_batches_of_a_loader_are_evaluated_in_every_pass() -> None:
     lengths: list[int] = []
 
     class Counting(list[Any]):
@@ -532,7 +532,7 @@ def test_recorded_steps_on_a_gpu_are_plain_steps() -> None:
     assert same(moved, there)
 
 
-def test_ctrl_c_in_a_pass_that_runs_away_gives_the_last_good_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_diverging_pass_gives_the_last_good_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, calls = Run._advance, 0
 
     def advance(self: Run, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Modules read as lifted networks: the oracle is the module's own forward. Back again, exported, and refused by name and place."""
+"""Modules read as lifted networks, compared with the module's own forward. Back again, exported, and refused with the layer's name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows(n: int = 50, p: int = 5, seed: int = 0) -> Tensor:
 
 
 def chain(*middle: nn.Module, last: nn.Module | None = None, outputs: int = 3, bias: bool = True) -> nn.Sequential:
-    """5 - 7 - `middle` - outputs, in float64 and in training mode, with weights large enough to reach every bend."""
+    """5 - 7 - `middle` - outputs, in float64 and in training mode, with weights large enough to reach every kink."""
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(5, 7, bias), *middle, nn.Linear(7, outputs), *([last] if last else [])).double()
     for part in module.parameters():
@@ -570,7 +570,7 @@ def test_labels_are_responses_of_the_sigmoid() -> None:
     assert Matching().encode(torch.tensor([True, False]), 1).tolist() == [[1.0], [0.0]]
 
 
-def test_an_unknown_activation_is_told_the_plain_names() -> None:
+def test_the_error_for_an_unknown_activation_lists_the_names() -> None:
     with pytest.raises(ValueError, match="unknown activation 'logistic': give one of") as caught:
         act.named("logistic")
     names = str(caught.value).partition("give one of ")[2].partition(", a Fenchel form")[0].split(", ")

@@ -127,7 +127,7 @@ def test_residual_of_an_exact_fit_is_not_negative() -> None:
     assert 0 <= residual <= 1e-12
 
 
-def test_moments_are_float64_and_remember_the_precision_of_their_data() -> None:
+def test_moments_are_float64_and_record_the_precision_of_their_data() -> None:
     x, z = data()
     single, double = Moments.of(x.float(), z.float()), Moments.of(x, z)
     assert all(getattr(single, name).dtype == torch.float64 for name in FIELDS)

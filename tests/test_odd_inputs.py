@@ -1,4 +1,4 @@
-"""Odd inputs to the functions that train: each is taken for what it is, or refused in a sentence, never misread."""
+"""Odd inputs to the functions that train: each is read correctly, or refused in a sentence."""
 
 from __future__ import annotations
 

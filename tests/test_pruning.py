@@ -1,4 +1,4 @@
-"""Pruned networks predict what the whole ones do."""
+"""Pruned networks predict what the unpruned ones do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_slopes_of_pruned_units_go_with_them() -> None:
     assert torch.equal(torch.as_tensor(alone.alpha), slopes[[0, 2, 3, 5]])
 
 
-def test_units_that_nobody_listens_to_go() -> None:
+def test_units_that_the_next_layer_ignores_are_removed() -> None:
     network, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "sigmoid"), weights(5, 6, 7, 3)
     whole[2].w[:, [0, 5]] = 0
     smaller, left = same(network, whole)
@@ -91,7 +91,7 @@ def test_what_is_left_over_by_a_pruned_unit_goes_too() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_one_unit_stays_where_none_matters(number: int) -> None:
+def test_one_unit_stays_where_none_has_an_effect(number: int) -> None:
     network, whole = lnn.LiftedNetwork.mlp([5, 6, 7, 3], "sigmoid"), weights(5, 6, 7, 3)
     whole[number].w.zero_()
     assert min(widths(same(network, whole)[0])[:2]) == 1
@@ -164,7 +164,7 @@ def test_an_orthogonal_layer_is_not_broken() -> None:
     assert widths(smaller) == [5, 3]
 
 
-def test_weights_for_every_layer_are_asked_for() -> None:
+def test_weights_are_needed_for_every_layer() -> None:
     with pytest.raises(ValueError, match="the network has 2 layers, weights were given for 1"):
         lnn.LiftedNetwork.mlp([5, 6, 3]).prune(weights(5, 6))
 

@@ -1,4 +1,4 @@
-"""Sums over rows: a row that counts twice is two rows, cuts change nothing but last bits, and float32 rows lose no digits."""
+"""Sums over rows: a row of weight 2 is two rows, cuts change nothing but last bits, and float32 rows lose no digits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("shape", [(7,), (7, 4)])
 @pytest.mark.parametrize("weights", [torch.float64, torch.float32, torch.long])
-def test_a_row_that_counts_twice_is_two_rows(shape: tuple[int, ...], weights: torch.dtype) -> None:
+def test_a_row_of_weight_2_is_two_rows(shape: tuple[int, ...], weights: torch.dtype) -> None:
     x, counts = 5 + rows(*shape), COUNTS.to(weights)
     repeated = x.repeat_interleave(COUNTS, 0)
     assert reduce.count(x, counts) == len(repeated)
@@ -59,7 +59,7 @@ def test_float32_rows_far_from_0_keep_their_variance() -> None:
     np.testing.assert_allclose(variance.numpy(), wide.var(0), rtol=1e-9)
 
 
-def test_the_share_of_rows_is_a_mean() -> None:
+def test_the_accuracy_is_a_mean_over_rows() -> None:
     assert float(reduce.mean(rows(4) == rows(4))) == 1.0
 
 

@@ -255,7 +255,7 @@ def test_the_numbers_of_the_page_are_those_of_the_cells(run: Store, tmp_path: Pa
         assert entry["paper"] == str(rendering.PAPER[entry["net"], rendering.ALONE, None])
 
 
-def test_search_choices_and_versions_are_told(run: Store) -> None:
+def test_search_choices_and_versions_are_reported(run: Store) -> None:
     facts = summary(run)
     assert [each["number"] for each in facts["trials"]] == list(range(11))
     assert {t["number"]: t["best"] for t in facts["trials"] if t["best"]} == {
@@ -313,7 +313,7 @@ def test_nothing_in_a_cell_becomes_a_part_of_the_page(run: Store) -> None:
         assert text.count(sign) == clean.count(sign)
 
 
-def test_the_page_asks_for_nothing(run: Store) -> None:
+def test_the_page_loads_nothing(run: Store) -> None:
     text = page(summary(run))
     assert not re.search(r'https?://|//\w+\.|@import|url\(|src=|href=(?!"#)', text)
     assert "innerHTML" not in text
@@ -374,7 +374,7 @@ def played(text: str, scenario: str) -> Any:
     return json.loads(subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout)
 
 
-def test_the_script_is_whole(run: Store, tmp_path: Path) -> None:
+def test_the_script_is_complete(run: Store, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
@@ -490,7 +490,7 @@ def test_a_name_is_text_and_one_cell_is_enough_for_a_page(tmp_path: Path) -> Non
     assert played(text, 'get("figure").all("text").map((t) => t.textContent)')[-3:] == ["0", "1", "epoch"]
 
 
-def test_trials_and_plan_are_told_in_full(run: Store) -> None:
+def test_trials_and_plan_are_reported_in_full(run: Store) -> None:
     found = played(page(summary(run)), '[lines("trials"), lines("versions")]')
     assert found[0][0] == ["architecture", "number", "lam", "sweeps", "rows", "accuracy after epoch", "accuracy alone"]
     assert found[0][2] == ["300", "1", "1", "2", "54321", "0.95", "0.89"]

@@ -1,4 +1,4 @@
-"""The report page in a headless Chromium: it opens without an error, tells a value when pointed at, and its choices change the picture.
+"""The report page in a headless Chromium: it opens without an error, shows a value when pointed at, and its choices change the picture.
 
 `make chromium` puts a browser into place; LIFTEDNN_CHROMIUM names another.
 """
@@ -121,7 +121,7 @@ def test_tables_of_other_commands_are_shown(opened: Any) -> None:
     assert opened.inner_text("#others td strong") == "1"
 
 
-def test_pointing_at_a_line_tells_its_value(opened: Any, made: Made) -> None:
+def test_pointing_at_a_line_shows_its_value(opened: Any, made: Made) -> None:
     (entry,) = [e for e in summary(made.run)["cells"] if (e["net"], e["start"], e["rate"]) == (NETS[0], "He", "1e-5")]
     told = pointed(opened, 1, 2)
     assert told.split("\n") == [

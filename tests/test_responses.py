@@ -1,4 +1,4 @@
-"""Responses: what they are measured in is of no matter, losses of another kind are refused, and so are fits that cannot go on."""
+"""Responses: their units do not matter, losses of another kind are refused, and so are fits that cannot be resumed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rho_is_in_units_of_the_loss_and_of_the_head(name: str, t: float) -> Non
 
 @pytest.mark.parametrize("name", GROWTH)
 def test_rho_of_standardised_and_of_constant_responses_is_that_of_unit_ones(name: str) -> None:
-    """6.5e-4 / 2 (variance of the layer's inputs) / sqrt(rows), whatever sample of standardised responses is seen."""
+    """6.5e-4 / 2 (variance of the layer's inputs) / sqrt(rows), whatever sample of standardised responses is drawn."""
     loss = GROWTH[name][0]
     expected = 3.25e-4 * X.var(0).sum() / 20
     constant = torch.cat([REAL, torch.full_like(REAL, 7.0)], 1)
@@ -84,7 +84,7 @@ def test_rho_of_standardised_and_of_constant_responses_is_that_of_unit_ones(name
 
 
 @pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "quantile"])
-def test_an_initialisation_does_not_feel_the_units(loss: str) -> None:
+def test_an_initialisation_does_not_depend_on_the_units(loss: str) -> None:
     """Up to the trainer's own tolerances."""
     plain, small, large = (initialised(t * F, loss).numpy() / t for t in (1.0, 2.0**-13, 2.0**13))
     assert r2_score(F, plain) > 0.95
@@ -113,7 +113,7 @@ def test_huber_under_a_ball_learns_in_any_units() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(Quantile((0.1, 0.9)), "squared"), ("squared", Quantile((0.1, 0.9)))])
-def test_other_levels_do_not_go_on(first: str | Loss, then: str | Loss) -> None:
+def test_other_levels_cannot_be_resumed(first: str | Loss, then: str | Loss) -> None:
     model = regressor(loss=first, max_iter=2).fit(X, F)
     before = model.predict(X)
     model.set_params(warm_start=True, loss=then)
@@ -128,7 +128,7 @@ def test_other_levels_do_not_go_on(first: str | Loss, then: str | Loss) -> None:
     ("penalty", "what"),
     [("ball:20", "the columns of X"), ("orthogonal", "the columns of X"), (["l2", Ball(5.0)], "responses")],
 )
-def test_scaled_columns_do_not_go_on_under_a_bound(penalty: Any, what: str) -> None:
+def test_scaled_columns_cannot_be_resumed_under_a_ball(penalty: Any, what: str) -> None:
     x = X * [0.01, 1, 1, 1, 1]
     model = regressor(max_iter=2).fit(x, F).set_params(warm_start=True, penalty=penalty)
     for go_on in (model.fit, model.partial_fit):
@@ -193,7 +193,7 @@ def test_lifted_takes_torchs_losses_of_classes() -> None:
 
 
 @pytest.mark.parametrize("penalty", [NonNegative(), Orthogonal()], ids=str)
-def test_frozen_weights_that_break_a_constraint_are_told_as_such(penalty: Penalty) -> None:
+def test_the_error_for_frozen_weights_outside_a_constraint_says_that_they_are_frozen(penalty: Penalty) -> None:
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
     module[0].requires_grad_(False)
     with pytest.raises(ValueError, match=r"layer 0 break the constraint .*: the layer is frozen \(requires_grad=False"):
@@ -213,7 +213,7 @@ def table(path: Path) -> str:
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9])
-def test_predict_tells_the_score_of_the_loss(tmp_path: Path, level: float) -> None:
+def test_predict_prints_the_score_of_the_loss(tmp_path: Path, level: float) -> None:
     data, model, out = table(tmp_path / "t.csv"), str(tmp_path / "m.safetensors"), str(tmp_path / "p.csv")
     loss = ["--loss", "quantile", "--quantile", str(level), "--passes", "5"]
     fit = CliRunner().invoke(cli.app, ["fit", data, "--target", "y", "--out", model, "--json", *loss])
@@ -224,7 +224,7 @@ def test_predict_tells_the_score_of_the_loss(tmp_path: Path, level: float) -> No
     assert printed["d2"] == pytest.approx(json.loads(fit.stdout)["score"], abs=1e-5)
 
 
-def test_the_command_line_s_spread_counts_rows_by_their_weight(tmp_path: Path) -> None:
+def test_the_command_line_s_spread_is_weighted(tmp_path: Path) -> None:
     order = ["--target", "y", "--out", str(tmp_path / "m.safetensors"), "--json", "--passes", "1", "--loss", "huber"]
     done = CliRunner().invoke(cli.app, ["fit", table(tmp_path / "t.csv"), *order, "--sample-weight", "n"])
     model = lnn.load(tmp_path / "m.safetensors")

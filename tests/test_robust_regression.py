@@ -1,4 +1,4 @@
-"""The losses of bounded slope behind every door: estimator, automatic choices, command line, torch initialiser, files."""
+"""The losses of bounded slope at every entry point: estimator, automatic choices, command line, torch initialiser, files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_predictions_move_with_the_responses(loss: str | Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", ["absolute", "huber"])
-def test_wild_responses_move_only_the_squared_error(loss: str) -> None:
+def test_outliers_change_only_the_squared_error(loss: str) -> None:
     wild = Y.copy()
     wild[::20] += 100 * np.sign(np.sin(np.arange(30)))
     errors = {
@@ -50,7 +50,7 @@ def test_wild_responses_move_only_the_squared_error(loss: str) -> None:
     assert errors[loss] < 0.5 * errors["squared"]
 
 
-def test_a_quantile_covers_its_share_of_new_responses() -> None:
+def test_a_quantile_covers_its_fraction_of_new_responses() -> None:
     draws = np.random.default_rng(0)
     x, new = draws.uniform(0, 1, (4000, 5)), draws.uniform(0, 1, (4000, 5))
 
@@ -216,12 +216,12 @@ def test_the_command_line_refuses(tmp_path: Path, options: list[str], sentence: 
     assert sentence in str(done.exception)
 
 
-def test_the_spread_is_1_where_all_rows_that_count_are_alike() -> None:
+def test_the_spread_is_1_where_all_rows_of_positive_weight_are_alike() -> None:
     y = torch.tensor([[1.0], [2.0], [5.0]])
     assert float(median_and_spread(y, torch.tensor([0.0, 0.0, 1.0]))[1]) == 1
 
 
-def test_a_single_row_that_counts_is_fitted() -> None:
+def test_a_single_row_of_positive_weight_is_fitted() -> None:
     x, y = np.arange(6.0)[:, None], np.arange(6.0)
     model = lnn.LiftedRegressor((5,), loss="absolute", max_iter=2, random_state=0).fit(x, y, np.eye(6)[3])
     np.testing.assert_allclose(model.predict(x[3:4]), [3.0], atol=0.1)

@@ -1,4 +1,4 @@
-"""A row that counts for three is three rows, in every block and every trainer; and weights that must stay as they are do."""
+"""A row of weight 3 is three rows, in every block and every trainer; and fixed weights stay as they are."""
 
 import itertools
 from collections.abc import Callable
@@ -156,7 +156,7 @@ def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
             before = after
 
 
-def test_sweeps_do_not_mind_the_scale_of_weights() -> None:
+def test_sweeps_do_not_depend_on_the_scale_of_weights() -> None:
     network = lnn.LiftedNetwork.mlp([P, 5, 3], "fenchel_relu")
     bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-6, block_iter=2000)
     counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -212,7 +212,7 @@ def test_with_an_l1_penalty_too() -> None:
     close(found.weights, trainer().run(network, *repeated(X, LABELS, counts=COUNTS)).weights, rtol=1e-6, atol=1e-6)
 
 
-def test_a_row_that_counts_for_nothing_is_not_there() -> None:
+def test_a_row_of_weight_0_is_left_out() -> None:
     network, _ = chosen("softmax")
     counts, kept = torch.ones(N), torch.ones(N).bool()
     kept[::4] = False
@@ -227,8 +227,8 @@ def test_a_row_that_counts_for_nothing_is_not_there() -> None:
     )
 
 
-def test_batches_do_not_mind_the_scale_of_weights_below_the_number_of_rows() -> None:
-    """Weights that add up to no more than the rows there are say only how rows compare."""
+def test_batches_do_not_depend_on_the_scale_of_weights_below_the_number_of_rows() -> None:
+    """Weights that add up to no more than the rows there are are relative only."""
     network, _ = chosen("softmax")
     counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     fits = [
@@ -255,7 +255,7 @@ def on_disk(folder: Path, x: np.ndarray) -> np.memmap:
 
 
 def contradictory() -> tuple[Tensor, Tensor, Tensor]:
-    """Every row twice, with its label and with another one, which counts for less."""
+    """Every row twice, with its label and with another one of smaller weight."""
     x = draw(300, P, seed=7)
     y = (x[:, 0] > 0).long()
     order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
@@ -275,7 +275,7 @@ class Batches:
 
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("form", ["array", "memmap", "iterable", "iterator"])
-def test_of_two_labels_the_heavier_one_wins(tmp_path: Path, form: str, flipped: bool) -> None:
+def test_of_two_labels_the_one_of_larger_weight_is_predicted(tmp_path: Path, form: str, flipped: bool) -> None:
     x, y, counts = contradictory()
     counts = 2.0 - counts if flipped else counts
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
@@ -303,7 +303,7 @@ def test_batches_that_bring_their_weights_are_rows_with_weights() -> None:
 
 
 @pytest.mark.parametrize("form", ["memmap", "iterable"])
-def test_a_batch_may_count_for_nothing(tmp_path: Path, form: str) -> None:
+def test_a_batch_may_have_weight_0(tmp_path: Path, form: str) -> None:
     x, y, counts = contradictory()
     counts[100:150] = 0
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
@@ -317,7 +317,7 @@ def test_a_batch_may_count_for_nothing(tmp_path: Path, form: str) -> None:
     assert np.isfinite(fit.history[-1].loss)
 
 
-# refusals
+# errors
 
 BAD = {
     "negative": torch.where(torch.arange(N) == 3, -1.0, 1.0),
@@ -422,7 +422,7 @@ def keep(place: int, parts: tuple[bool, bool]) -> Fixed:
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.thin(3)
-def test_what_is_fixed_stays_and_the_rest_learns(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
+def test_what_is_fixed_stays_and_the_rest_is_trained(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), keep(PLACES[place], PARTS[parts])
     seen: list[float] = []
     fit = trainer(passes=25).run(
@@ -475,7 +475,7 @@ def test_fixed_features_leave_a_ridge_regression() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.thin(3)
 def test_a_bias_alone_finds_its_best_value(place: int) -> None:
-    """All else fixed and no activation to bend it: the gradient of the mean square in b vanishes."""
+    """All else fixed and a linear activation: the gradient of the mean square in b vanishes."""
     network = lnn.LiftedNetwork.mlp([P, 7, 6, 2], "identity", "squared", lam=50.0)
     start = [*given()[:2], lnn.Affine(draw(2, 6), draw(2))]
     fixed: Fixed = [(w, None if layer == place else b) for layer, (w, b) in enumerate(start)]
@@ -487,7 +487,7 @@ def test_a_bias_alone_finds_its_best_value(place: int) -> None:
     assert float(left.abs().max()) < 1e-3
 
 
-def test_fixed_weights_count_for_weighted_rows_as_well() -> None:
+def test_fixed_weights_with_weighted_rows() -> None:
     network, fixed = deep(pen.L2(1e-3)), keep(1, (True, True))
     found = trainer().run(network, X, LABELS, given(), sample_weight=COUNTS, fixed=fixed)
     x, y = repeated(X, LABELS, counts=COUNTS)
@@ -519,7 +519,7 @@ def test_fixed_weights_that_break_a_constraint_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [N, 8], ids=["all rows", "batches"])
-def test_a_gpu_counts_rows_as_the_cpu_does(batch: int) -> None:
+def test_a_gpu_weights_rows_as_the_cpu_does(batch: int) -> None:
     """Its step is a recorded graph from the fourth batch on."""
     net = lnn.automatic(lnn.LiftedNetwork.mlp([P, 7, 3], "fenchel_relu"), X, LABELS, 0, COUNTS)
     trainer = lnn.MiniBatch(passes=6, batch_size=batch)

@@ -1,4 +1,4 @@
-"""Saved networks: what is saved comes back to the last bit, what cannot be saved is refused, and so is every file that is not whole."""
+"""Saved networks: what is saved comes back to the last bit, what cannot be saved is refused, and so is every damaged file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from liftednn.runtime.files import beside, check_writable, digest, read_tensors
 from liftednn.saving import load, save
 from liftednn.training.result import Record
 
-CLASSES = [getattr(room, name) for room in (activations, losses, penalties, operators) for name in room.__all__]
+CLASSES = [
+    getattr(package, name) for package in (activations, losses, penalties, operators) for name in package.__all__
+]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -359,7 +361,7 @@ LIES = [
 def test_forged_facts_are_refused_or_give_a_network_that_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every value in a file's metadata, replaced by every lie: nothing but a ValueError, or a network whose scores are numbers."""
+    """Every value in a file's metadata, replaced by every wrong one: nothing but a ValueError, or a network whose scores are numbers."""
     path, net = tmp_path / "model", network(activations.FenchelClip(0.0, 1.0))
     save(path, net, weights_of(net), notes={"a": (1, math.inf)})
     metadata, tensors = read_tensors(path, "", "", lambda _: None)
@@ -486,7 +488,7 @@ def test_text_folders_and_nothing_are_refused(tmp_path: Path) -> None:
     [("", ValueError, "is a folder"), ("none/model", FileNotFoundError, "there is no folder .*none: make it first")],
     ids=["folder", "missing folder"],
 )
-def test_where_no_file_can_be_it_is_said(name: str, error: type[Exception], sentence: str, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_an_error(name: str, error: type[Exception], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=sentence):
         save(tmp_path / name, network(), weights_of(network()))
 

@@ -1,4 +1,4 @@
-"""A run that ended badly says so, and one that ended well says nothing."""
+"""A run that ended badly gives warnings, and one that ended well gives none."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def found(net: lnn.LiftedNetwork, weights: list[Affine], y: Tensor, halved: int 
     return [sentence.split(" ")[0] + " " + sentence.split(" ")[1] for sentence in sentences]
 
 
-def test_a_good_run_says_nothing() -> None:
+def test_a_good_run_gives_no_warning() -> None:
     for y in (LINEAR, BENT):
         fit = lnn.MiniBatch(passes=30).run(lnn.automatic(network(), X, y), X, y)
         assert fit.warnings == ()
 
 
 @pytest.mark.parametrize(("halved", "said"), [(0, []), (2, []), (3, ["the step"]), (8, ["the step"])])
-def test_halvings_are_said_from_the_third_on(halved: int, said: list[str]) -> None:
+def test_three_halvings_or_more_give_a_warning(halved: int, said: list[str]) -> None:
     net = network()
     assert found(net, start(net, BENT), BENT, halved) == said
 
 
 @pytest.mark.parametrize(("dead", "said"), [(6, []), (7, ["7 of"])])
-def test_dead_units_are_said_if_they_are_more_than_a_third(dead: int, said: list[str]) -> None:
+def test_more_than_a_third_of_constant_units_gives_a_warning(dead: int, said: list[str]) -> None:
     net = network()
     (w, b), last = start(net, BENT)
     b = b.clone()
@@ -61,7 +61,7 @@ def test_dead_units_are_said_if_they_are_more_than_a_third(dead: int, said: list
     assert [each for each in found(net, fitted, BENT) if "of" in each] == said
 
 
-def test_units_that_a_penalty_switches_off_are_no_shortcoming() -> None:
+def test_units_that_a_penalty_sets_to_zero_give_no_warning() -> None:
     net = network().with_penalty([lnn.penalties.GroupL2(0.1), lnn.penalties.L2(1e-4)])
     (w, b), last = start(net, BENT)
     assert found(net, [Affine(torch.zeros_like(w), b), last._replace(w=torch.zeros_like(last.w))], BENT) == [
@@ -70,7 +70,7 @@ def test_units_that_a_penalty_switches_off_are_no_shortcoming() -> None:
 
 
 @pytest.mark.parametrize("name", ["squared", "softmax", "absolute", "huber"])
-def test_predictions_no_better_than_a_constant_are_said(name: str) -> None:
+def test_predictions_no_better_than_a_constant_give_a_warning(name: str) -> None:
     classes = name == "softmax"
     net = network(name, 3 if classes else 1)
     y = torch.eye(3, dtype=X.dtype)[(BENT[:, 0] > 0).long() + (X[:, 2] > 1)] if classes else BENT
@@ -82,7 +82,7 @@ def test_predictions_no_better_than_a_constant_are_said(name: str) -> None:
     assert found(net, dull, y) == ["the predictions"]
 
 
-def test_a_network_that_a_linear_model_beats_is_said_but_not_one_that_equals_it() -> None:
+def test_a_network_worse_than_a_linear_model_gives_a_warning_but_not_one_that_equals_it() -> None:
     net = network()
     linear = torch.linalg.lstsq(X, LINEAR).solution.T
     first = Affine(torch.cat([linear, -linear, torch.zeros(18, 5)]).double(), torch.zeros(20, dtype=X.dtype))
@@ -94,7 +94,7 @@ def test_a_network_that_a_linear_model_beats_is_said_but_not_one_that_equals_it(
         ] == said
 
 
-def test_nothing_is_said_of_few_rows_of_constant_responses_or_of_a_network_under_constraints() -> None:
+def test_no_warning_for_few_rows_constant_responses_or_a_constrained_network() -> None:
     net = network()
     weights = start(net, LINEAR)
     poor = [*weights[:-1], weights[-1]._replace(w=0.3 * weights[-1].w)]
@@ -117,8 +117,8 @@ def test_an_estimator_warns_and_a_pass_of_a_stream_does_not() -> None:
     lnn.LiftedRegressor(**options).partial_fit(x, y)
 
 
-def test_row_weights_count_in_the_comparison() -> None:
-    """On rows that count for nothing, a network may be as poor as it likes."""
+def test_row_weights_enter_the_comparison() -> None:
+    """Rows of weight 0 do not enter the comparison."""
     net, row_weights = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()
     y = torch.cat([BENT[:200], -BENT[200:]])
     weights = lnn.BCD().init(net, X[:200], y[:200]).weights
@@ -129,7 +129,7 @@ def test_row_weights_count_in_the_comparison() -> None:
 
 @pytest.mark.parametrize("bad", ["collapsed", "exploded"])
 @pytest.mark.parametrize("times", [2, 3])
-def test_a_run_counts_its_own_halvings(times: int, bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_counts_its_halvings(times: int, bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts: Iterator[Verdict] = iter(["good", *[bad] * times])
     monkeypatch.setattr(DivergenceGuard, "judge", lambda self, scores, y: next(verdicts, "good"))
     fit = lnn.MiniBatch(passes=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)

@@ -1,4 +1,4 @@
-"""Sources: every row once per pass, paired with its response, in an order that only seed and pass decide; little is held in memory."""
+"""Sources: every row once per pass, paired with its response, in an order that depends on seed and pass only; little is held in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numbers(batches: Iterable[tuple[Any, ...]]) -> list[int]:
-    """Which rows came, in order; x and y, and counts if there are any, must belong together entry by entry."""
+    """Which rows came, in order; x and y, and row weights if there are any, must belong together entry by entry."""
     found: list[int] = []
     for x, y, *_ in batches:
         row = np.asarray(x)[:, 0]
@@ -84,7 +84,7 @@ def test_every_pass_gives_every_row_once_with_its_response(make: Callable[[Path]
 
 
 @ALL
-def test_batches_are_of_the_size_asked_for_but_one(make: Callable[[Path], Source], tmp_path: Path) -> None:
+def test_all_batches_but_one_have_the_requested_size(make: Callable[[Path], Source], tmp_path: Path) -> None:
     source = make(tmp_path)
     sizes = [len(x) for x, _, _ in source.batches(SIZE, 0, 1)]
     assert sorted(sizes) == [1] + [2] * 101
@@ -259,7 +259,7 @@ def test_a_loader_without_batches_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "mapped", "loader"])
-def test_every_row_comes_with_its_own_count(kind: str, tmp_path: Path) -> None:
+def test_every_row_comes_with_its_own_weight(kind: str, tmp_path: Path) -> None:
     x, y = table()
     counts = np.where(np.arange(ROWS) % 5 == 0, 3.0, 1.0)
     if kind == "mapped":
@@ -276,7 +276,7 @@ def test_every_row_comes_with_its_own_count(kind: str, tmp_path: Path) -> None:
         assert len(numbers(batches)) == sum(len(given) for _, _, given in batches)
 
 
-def test_rows_that_count_for_nothing_never_come() -> None:
+def test_rows_of_weight_0_are_never_read() -> None:
     x, y = table()
     source = source_of(x, y, np.arange(ROWS) % 2)
     assert sorted(numbers(source.batches(SIZE, 0, 0))) == list(range(1, ROWS, 2))
@@ -284,7 +284,7 @@ def test_rows_that_count_for_nothing_never_come() -> None:
 
 
 class Stream(IterableDataset):
-    """Rows and responses, one at a time, of a number that it does not tell."""
+    """Rows and responses, one at a time, of an unknown number."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = (torch.tensor(part, dtype=torch.float32) / ROWS for part in table())

@@ -1,4 +1,4 @@
-"""The store: what is there is not run again, a line that a crash has cut off is forgotten, and settings can be added later."""
+"""The store: what is there is not run again, a line that a crash has cut off is ignored, and settings can be added later."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_work_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     assert not store.path.exists()
 
 
-def test_of_two_records_with_the_same_name_the_later_one_counts(tmp_path: Path) -> None:
+def test_of_two_records_with_the_same_name_the_later_one_is_used(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.jsonl")
     for value in (1, 2):
         store.add({"score": value}, name="a", sizes=(1, 2))
@@ -73,7 +73,7 @@ def test_a_line_that_is_no_record_is_refused_in_words(tmp_path: Path) -> None:
             Store(path)
 
 
-def test_progress_tells_what_was_done(tmp_path: Path) -> None:
+def test_progress_prints_what_was_done(tmp_path: Path) -> None:
     told: list[str] = []
     store = open_store(tmp_path, "nnls", tell=told.append)
     for _ in range(2):

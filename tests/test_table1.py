@@ -1,4 +1,4 @@
-"""Table 1 as a command: the batched arithmetic is torch's own, a run that is killed and resumed is one that never was, and the report
+"""Table 1 as a command: the batched arithmetic is torch's own, a run that is killed and resumed equals an uninterrupted one, and the report
 says what the files hold."""
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def test_the_search_resumes_and_chooses_twice(tmp_path: Path) -> None:
     assert search.best(five, (8,), "accuracy_alone") == (10.0, 1)
 
 
-def test_the_search_never_sees_the_test_rows(tmp_path: Path) -> None:
+def test_the_search_never_uses_the_test_rows(tmp_path: Path) -> None:
     data = synthetic()
     rows = search.split(tiny(tmp_path, search_rows=None), data)
     assert torch.equal(rows.x, data.x[:240])
@@ -375,7 +375,7 @@ def test_the_table_is_what_the_records_say(tmp_path: Path) -> None:
     assert "mean ± standard deviation over 2 seeds; the best of a row in bold, the paper's figure in brackets" in text
 
 
-def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
+def test_the_table_shows_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
     path = made_up(tmp_path).path
     # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
     told = "first weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
@@ -384,7 +384,7 @@ def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> No
     assert f"took 65 s: search 3 s, {told}" in rendered(kept(path, one_trial(0, seconds=3.0)))
 
 
-def test_the_table_tells_how_close_the_random_columns_come(tmp_path: Path) -> None:
+def test_the_table_shows_how_close_the_random_columns_come(tmp_path: Path) -> None:
     """Distances of means; an average over seeds and columns, and a count."""
     facts = []
     for rate in (1e-5, 1e-6):
@@ -403,7 +403,7 @@ def test_figures_of_fewer_rows_stand_without_the_paper_s(tmp_path: Path) -> None
     assert "No cell is stored yet" in rendering.table([])
 
 
-def test_the_paper_s_table_is_whole() -> None:
+def test_the_paper_s_table_is_complete() -> None:
     assert len(rendering.PAPER) == 5 + 2 * 5 * 4
     assert rendering.PAPER["400-200-100-50", rendering.EUCLIDEAN, 1e-6] == (0.959, 0.003)
     assert str(rendering.PAPER["300", "Xavier", 1e-5]) == "0.923 ± 0.005"

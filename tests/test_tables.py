@@ -1,4 +1,4 @@
-"""Tables: what is read and encoded is right to the last digit, and everything doubtful is refused in words."""
+"""Tables: what is read and encoded is right to the last digit, and everything doubtful is refused with a message."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_text_that_looks_like_numbers_later_is_still_text(tmp_path: Path) -> Non
     ],
     ids=["text", "truth", "labels", "counts", "reals"],
 )
-def test_the_task_is_inferred_and_said_why(values: Any, task: str, why: str, tmp_path: Path) -> None:
+def test_the_task_is_inferred_and_the_reason_printed(values: Any, task: str, why: str, tmp_path: Path) -> None:
     rows = "".join(f"{place % 3},{value}\n" for place, value in enumerate(values))
     encoding = Encoding.of(table(tmp_path, "x,y\n" + rows), "y")
     assert encoding.task == task
@@ -304,7 +304,7 @@ LIES: list[Any] = [
 
 
 def test_forged_facts_are_refused_or_an_encoding_that_works(learnt: Encoding, tmp_path: Path) -> None:
-    """Every value replaced by every lie: nothing but a ValueError, then or when a table is encoded."""
+    """Every value replaced by every wrong one: nothing but a ValueError, then or when a table is encoded."""
     read_from, fields = read(stored(FRAME, tmp_path / "t.csv")), json.loads(json.dumps(learnt.to_dict()))
     places = [(fields, key) for key in fields] + [(column, key) for column in fields["columns"] for key in column]
     refused = 0
@@ -395,7 +395,7 @@ def test_a_row_of_weight_k_is_k_rows(tmp_path: Path) -> None:
         )
 
 
-def test_without_weights_all_rows_count_alike(learnt: Encoding, tmp_path: Path) -> None:
+def test_without_weights_all_rows_have_the_same_weight(learnt: Encoding, tmp_path: Path) -> None:
     found = read(stored(FRAME, tmp_path / "t.csv"))
     assert learnt.weighted(found) == (found, None)
     alike = Encoding.of(read(stored(FRAME.assign(n=7), tmp_path / "n.csv")), "label", weight="n")
@@ -483,7 +483,9 @@ def test_a_column_of_numbers_with_one_odd_value_is_refused_by_name(tmp_path: Pat
         (["10:30", "25", "11:45:10"], "odd"),
     ],
 )  # fmt: skip
-def test_text_is_told_from_numbers_by_its_distinct_values(values: list[str], guess: str, tmp_path: Path) -> None:
+def test_text_is_distinguished_from_numbers_by_its_distinct_values(
+    values: list[str], guess: str, tmp_path: Path
+) -> None:
     found = table(tmp_path, "x,y\n" + "".join(f'"{each}",{row}.5\n' for row, each in enumerate(values * 2)))
     if guess == "text":
         assert Encoding.of(found, "y").columns[0].kind == "text"

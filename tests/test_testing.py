@@ -63,7 +63,7 @@ def label(fault: Fault) -> str:
 
 
 class Unlimited(FenchelLeakyReLU):
-    """`refit` does not look at its own limits."""
+    """`refit` ignores its own limits."""
 
     def refit(
         self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
@@ -390,7 +390,7 @@ def test_every_method_and_attribute_has_a_fault(protocol: type, faults: list[Fau
 
 
 def test_what_has_no_fault_passes() -> None:
-    """So that what is found above is the fault, not the planting."""
+    """So that the checks above find the fault itself, not how it is inserted."""
     check_activation(planted(ALPHA, "nothing", None))
     check_loss(planted(Huber(), "nothing", None))
     check_penalty(planted(MASK, "nothing", None))

@@ -98,7 +98,7 @@ def test_converted_weights_give_the_same_scores_whatever_was_left_out() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.97, 0.99, 1.0])
-def test_as_many_directions_are_kept_as_hold_the_share_of_the_variance(decay: float) -> None:
+def test_as_many_directions_are_kept_as_hold_the_fraction_of_the_variance(decay: float) -> None:
     values = decay ** np.arange(160.0)
     shares = np.cumsum(values) / values.sum()
     x = with_spectrum(values, 300)
@@ -182,7 +182,7 @@ def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted
 
 @pytest.mark.parametrize("rho", [0.0, 0.05])
 def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
-    """A step of (u_gradient' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
+    """A step of (g' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
     damping, curvature, found = 0.2, 0.6, whitening(X, 0.2)
     layer = lnn.Layer(lnn.operators.Dense(5, 4), lnn.activations.FenchelReLU(), lnn.penalties.L2(rho))
     u_gradient, inner = draw(300, 4, seed=8), found.to_whitened(W)

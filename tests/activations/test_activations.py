@@ -400,7 +400,7 @@ def test_named_finds_every_exported_class(name: str) -> None:
     assert type(named(name.lower())).__name__ == name
 
 
-def test_named_ignores_underscores_and_lists_what_it_knows() -> None:
+def test_named_ignores_underscores_and_lists_the_names() -> None:
     assert named("fenchel_leaky_relu") == FenchelLeakyReLU()
     with pytest.raises(ValueError, match=r"unknown activation 'swish': give one of .*relu.*, or an Activation"):
         named("swish")

@@ -133,7 +133,7 @@ def test_the_slope_has_a_formula() -> None:
     assert unit.alpha.dtype == torch.float32
 
 
-def test_slopes_stay_in_their_range_and_where_nothing_is_known() -> None:
+def test_slopes_stay_in_their_range_and_without_data_stay_unchanged() -> None:
     below, above = -torch.ones(3, 2), torch.ones(3, 2)
     assert FenchelLeakyReLU(0.3).refit(below, above).alpha == 1e-3
     assert FenchelLeakyReLU(1e-5).refit(below, above).alpha == pytest.approx(1e-5)
@@ -168,7 +168,7 @@ def test_no_pair_of_bounds_on_a_grid_does_better(activation: Activation, per: st
     assert torch.equal(torch.as_tensor(again.upper), torch.as_tensor(found.upper))
 
 
-def test_a_side_without_a_bound_stays_so_and_a_unit_at_rest_keeps_its_own() -> None:
+def test_an_infinite_bound_stays_and_a_constant_unit_keeps_its_bounds() -> None:
     z = torch.tensor([[0.5, 0.2], [0.7, 0.2]], dtype=torch.float64)
     found = FenchelClip(0.0, float("inf")).refit(z, z)
     assert (found.lower, found.upper) == (0.2, float("inf"))

@@ -1,4 +1,4 @@
-"""W-steps under constraints: closed forms against scipy, numpy and brute force, projected steps against many rivals."""
+"""W-steps under constraints: closed forms against scipy, numpy and brute force, projected steps against many other points."""
 
 from __future__ import annotations
 

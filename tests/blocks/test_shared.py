@@ -86,7 +86,7 @@ def test_a_shared_w_is_at_the_optimum(kind: str, transposed: bool, penalty: lnn.
     assert reached == pytest.approx(float(best), rel=2e-6)
 
 
-def test_positions_and_sums_count_as_they_do_in_the_objective() -> None:
+def test_positions_and_sums_enter_rho_as_in_the_objective() -> None:
     """A layer with two rows for each sample and a residual sum share a w: no gradient is left."""
     layers = [
         lnn.Layer(Residual(Dense(3, 3)), act.FenchelReLU(), pen.L2(0.02), 1.3, key="w", reads=("x0",)),

@@ -1,4 +1,4 @@
-"""Norm balls: numpy's norms, and projections that rounding does not push out. (cvxpy's proxes are in test_penalties.py.)"""
+"""Norm balls: numpy's norms, and projections that stay inside after rounding. (cvxpy's proxes are in test_penalties.py.)"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_points_inside_stay_and_those_outside_have_an_infinite_value(norm) -> No
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_weights_that_are_not_finite_are_left_for_others_to_notice(norm) -> None:
+def test_weights_that_are_not_finite_are_returned_unchanged(norm) -> None:
     w = draw(4, 6)
     w[1, 2] = torch.nan
     assert not Ball(1.0, norm).prox(w, 1.0).isfinite().all()

@@ -46,7 +46,7 @@ def test_brute_force_over_all_rotations_of_the_plane() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 784), (784, 300), (200, 200)])
-def test_float32_weights_obey_to_1e_6(shape: tuple[int, int]) -> None:
+def test_float32_weights_satisfy_the_constraint_to_1e_6(shape: tuple[int, int]) -> None:
     w = draw(*shape).float()
     found = Orthogonal(2.0).prox(w, 1.0).double() / 2
     gram = found.T @ found if shape[0] >= shape[1] else found @ found.T
@@ -86,7 +86,7 @@ def test_only_orthogonal_columns_make_the_quadratic_linear() -> None:
     assert Orthogonal().minimiser(draw(3, 5), no_ridge) is not None
 
 
-def test_weights_that_are_not_finite_are_left_for_others_to_notice() -> None:
+def test_weights_that_are_not_finite_are_returned_unchanged() -> None:
     w = draw(4, 6)
     w[1, 2] = torch.nan
     assert Orthogonal().prox(w, 1.0).isnan().any()

@@ -1,4 +1,4 @@
-"""The blocks of layers with uncertain rows: conic solvers as oracles, and an objective that no block raises."""
+"""The blocks of layers with uncertain rows: against conic solvers, and no block raises the objective."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_all_states_at_once(kind: Uncertainty) -> None:
         lnn.BCD(joint=True).run(boxed, x, x[:, 0])
 
 
-def test_row_weights_count_rows() -> None:
+def test_row_weights_are_repetitions() -> None:
     x, z, counts = draw(30, 3), draw(30, 2, seed=1), torch.arange(30) % 3 + 1
     repeated = torch.repeat_interleave(torch.arange(30), counts)
     zero = Affine(x.new_zeros(2, 3), x.new_zeros(2))

@@ -43,9 +43,7 @@ def net(activation: Activation, kind: Uncertainty | None, last: Uncertainty | No
 
 
 @each_kind
-def test_a_recorded_step_asks_no_activation_for_its_curvature(
-    kind: Uncertainty, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_step_does_not_read_curvatures(kind: Uncertainty, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a learned slope on a GPU that would be a number copied from it: renewed with the geometry, it is a tensor instead."""
     x, y = draw(30, 4), draw(30, 1, seed=1)
     alpha = torch.tensor(0.5, dtype=torch.float64)
@@ -155,7 +153,7 @@ def test_the_absolute_error_in_a_box_is_not_shrunk_away() -> None:
 
 
 def pruned(kind: Uncertainty) -> LiftedNetwork:
-    """Of three hidden units, the middle one goes."""
+    """Of three hidden units, the middle one is removed."""
     network = LiftedNetwork([Layer(Dense(4, 3), FenchelReLU()), Layer(Dense(3, 1), SquaredError(), uncertainty=kind)])
     first = draw(3, 4)
     first[1] = 0.0
@@ -193,7 +191,7 @@ def test_pruning_may_leave_nothing_uncertain() -> None:
         assert pruned(kind).layers[1].uncertainty is None
 
 
-def test_a_checkpoint_knows_every_digit_of_a_covariance(tmp_path: Path) -> None:
+def test_a_checkpoint_compares_every_digit_of_a_covariance(tmp_path: Path) -> None:
     x, y = draw(60, 40).float(), draw(60, 1).float()
     other = 0.1 * torch.eye(40)
     other[20, 20] = 0.3  # a repr leaves the middle out

@@ -1,4 +1,4 @@
-"""A kind of uncertainty of a user's own, which no part of the package knows, trains by both trainers."""
+"""A user's own kind of uncertainty trains by both trainers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_it_trains_by_both_trainers(number: int) -> None:
     same(fits[0].weights, fits[1].weights)
 
 
-def test_what_it_declares_is_obeyed() -> None:
+def test_what_it_declares_is_used() -> None:
     class LayerByLayer(ColumnNoise):
         joint, per_unit = False, False
 

@@ -1,4 +1,4 @@
-"""The only dispatch: each rule once, and what is selected solves its block."""
+"""`select`, the choice of a solver: each rule once, and the selected one solves its block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row-wise box least squares solver against scipy, cvxpy, its own certificate and its promises."""
+"""The row-wise box least squares solver against scipy, cvxpy, its own certificate and its guarantees."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_near_start_needs_fewer_steps_than_zero() -> None:
     assert near.n_iter < nnls(h, q, tol=1e-5).n_iter
 
 
-def test_hard_rows_do_not_hold_easy_rows() -> None:
+def test_slow_rows_do_not_delay_others() -> None:
     h = gram(60, 1e5)
     q = torch.cat([torch.zeros(50, 60, dtype=torch.float64), targets(2, h)])
     result = nnls(h, q, tol=1e-10)
@@ -224,7 +224,7 @@ def test_few_steps_whatever_the_fraction_of_free_entries(fraction: float) -> Non
     assert result.n_iter < 400
 
 
-def test_float32_stops_at_its_floor() -> None:
+def test_float32_stops_at_its_precision() -> None:
     h = gram(50, 100.0).float()
     q = targets(40, gram(50, 100.0)).float()
     result = nnls(h, q, tol=1e-12, max_iter=100_000)

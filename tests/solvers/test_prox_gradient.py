@@ -1,4 +1,4 @@
-"""Accelerated proximal gradient on its own: lasso and logistic regression against scikit-learn, and its promises."""
+"""Accelerated proximal gradient on its own: lasso and logistic regression against scikit-learn, and its guarantees."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def test_logistic_regression_on_two_tensors_equals_sklearn() -> None:
 ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
-def test_nothing_rises_from_look_to_look() -> None:
-    """F is looked at every four steps, so that the points after 4, 8, 12, ... steps are those of one run."""
+def test_nothing_rises_from_check_to_check() -> None:
+    """F is evaluated every four steps, so that the points after 4, 8, 12, ... steps are those of one run."""
     problem, start = lasso(0.05), [3 * rows(20, seed=8)]
     values = [float(problem.value(start, problem.image(start)))]
     for k in range(4, 240, 4):
@@ -171,7 +171,7 @@ def test_known_convexity_reaches_the_same_point() -> None:
     torch.testing.assert_close(bounded.x[0], plain.x[0], rtol=0, atol=1e-9)
 
 
-def test_acceleration_pays() -> None:
+def test_acceleration_needs_fewer_steps() -> None:
     """Plain proximal gradient, written out, is far behind after the same number of steps."""
     problem = lasso(0.01)
     plain = torch.zeros(20, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the solvers cannot solve is refused in their own words: no NaN comes back, and no error of torch or Python."""
+"""What the solvers cannot solve raises an error of their own: no NaN is returned, and no error of torch or Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spoilt(x: Tensor, value: float) -> Tensor:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["x", "z", "anchor"])
-def test_ridge_wants_finite_data(where: str, value: float) -> None:
+def test_ridge_needs_finite_data(where: str, value: float) -> None:
     x, z = spoilt(X, value) if where == "x" else X, spoilt(Z, value) if where == "z" else Z
     with pytest.raises(ValueError, match="must be finite, got NaN or infinity"):
         ridge(Moments.of(x, z), 1.0, 1.0, torch.full((2, 3), value) if where == "anchor" else None)
@@ -67,7 +67,7 @@ def test_moments_are_of_real_rows(x: Any, z: Any, weight: Tensor | None, sentenc
         Moments.of(x, z, weight)
 
 
-def test_ridge_wants_an_anchor_and_a_factor_that_fit() -> None:
+def test_ridge_checks_the_shapes_of_anchor_and_factor() -> None:
     with pytest.raises(ValueError, match=r"anchor must have the shape of w, \(2, 3\), got \(3, 2\)"):
         ridge(MOMENTS, 1.0, 1.0, torch.zeros(3, 2))
     with pytest.raises(ValueError, match="factor has 5 inputs, and moments has 3"):

@@ -108,7 +108,7 @@ def test_float32_rows_are_solved_in_float64() -> None:
     torch.testing.assert_close(found.w, exact.w, rtol=1e-5, atol=1e-5)
 
 
-def test_float32_duplicates_are_seen_as_singular() -> None:
+def test_float32_duplicates_are_detected_as_singular() -> None:
     x, z = data()
     doubled = Moments.of(torch.cat([x, x], 1).float(), z.float())
     factor = Factor.of(doubled.gram, 1.0, 0.0, doubled.eps)

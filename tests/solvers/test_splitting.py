@@ -105,7 +105,7 @@ def test_more_iterations_do_not_give_a_worse_point() -> None:
     assert float(problem.value(long)) <= float(problem.value(short)) * (1 + 1e-6)
 
 
-def test_a_poor_first_sigma_is_balanced_away() -> None:
+def test_a_bad_initial_sigma_is_corrected() -> None:
     problem = deviations(2.0, nonnegative=True)
     result = splitting(problem, torch.zeros(6).double(), sigma=0.01, tol=1e-6, max_iter=10000, scale=30.0)
     assert result.status == "converged"

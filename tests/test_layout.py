@@ -1,4 +1,4 @@
-"""A file imports only from lower floors; on floor 1, losses may import activations, nothing else crosses."""
+"""A package imports only from packages of a lower number in `IMPORT_ORDER`, with a few exceptions; files are short."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "liftednn"
-FLOORS = {
+IMPORT_ORDER = {
     "base": 0,
     "checks": 0,
     "functional": 0,
@@ -33,11 +33,11 @@ FLOORS = {
     "cli": 10,
     "__main__": 11,
 }
-CROSSINGS = {("losses", "activations"), ("functional", "base"), ("functional", "reduce"), ("solvers", "moments")}
+EXCEPTIONS = {("losses", "activations"), ("functional", "base"), ("functional", "reduce"), ("solvers", "moments")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
-def imported_rooms(tree: ast.Module) -> set[str]:
+def imported_packages(tree: ast.Module) -> set[str]:
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -50,12 +50,12 @@ def imported_rooms(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_only_from_lower_floors(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    for other in imported_rooms(ast.parse(path.read_text())) - {room}:
-        lower = FLOORS[other] < FLOORS[room]
-        assert lower or (room, other) in CROSSINGS, (
-            f"{room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS[other]})"
+def test_imports_follow_the_order_of_packages(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    for other in imported_packages(ast.parse(path.read_text())) - {package}:
+        lower = IMPORT_ORDER[other] < IMPORT_ORDER[package]
+        assert lower or (package, other) in EXCEPTIONS, (
+            f"{package} ({IMPORT_ORDER[package]}) imports {other} ({IMPORT_ORDER[other]})"
         )
 
 
@@ -88,8 +88,8 @@ def names_in(node: ast.AST) -> set[str]:
     return named | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
 
 
-def kinds_told_apart(tree: ast.Module) -> list[str]:
-    """Where a class of `robust` is looked for, or an uncertainty's class is: only whether it is an `Uncertainty` may be asked."""
+def isinstance_on_kinds(tree: ast.Module) -> list[str]:
+    """Calls of isinstance with a class of `robust`, or on an uncertainty; only isinstance(..., Uncertainty) is allowed."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
@@ -101,12 +101,12 @@ def kinds_told_apart(tree: ast.Module) -> list[str]:
     return found
 
 
-def test_no_kind_of_uncertainty_is_told_apart_outside_robust() -> None:
+def test_no_isinstance_on_kinds_of_uncertainty_outside_robust() -> None:
     others = [path for path in FILES if path not in ROBUST]
-    assert {path.name: lines for path in others if (lines := kinds_told_apart(ast.parse(path.read_text())))} == {}
+    assert {path.name: lines for path in others if (lines := isinstance_on_kinds(ast.parse(path.read_text())))} == {}
 
 
-def test_the_kinds_are_found_where_they_are_told_apart() -> None:
+def test_the_check_finds_isinstance_on_kinds() -> None:
     assert {"BoxBall", "FrobeniusBall", "Noise", "Shifted", "Worst"} <= OF_ROBUST
     for line in (
         "isinstance(layer.uncertainty, BoxBall)",
@@ -116,32 +116,32 @@ def test_the_kinds_are_found_where_they_are_told_apart() -> None:
         "issubclass(type(kind), BoxBall)",
         "match kind:\n    case BoxBall():\n        pass",
     ):
-        assert kinds_told_apart(ast.parse(line)), line
-    assert kinds_told_apart(ast.parse("isinstance(self.uncertainty, Uncertainty)")) == []
+        assert isinstance_on_kinds(ast.parse(line)), line
+    assert isinstance_on_kinds(ast.parse("isinstance(self.uncertainty, Uncertainty)")) == []
 
 
-# Where operators are made, read from torch's layers, and checked.
-MAY_ASK_FOR_DENSE = ("operators", "modules", "testing")
+# Packages that make operators, read them from torch's layers, or check them.
+MAY_TEST_FOR_DENSE = ("operators", "modules", "testing")
 
 
-def asks_for_dense(tree: ast.Module) -> list[str]:
-    """Where it matters whether an operator is `Dense`: elsewhere only what it declares may, as any operator can."""
+def isinstance_on_dense(tree: ast.Module) -> list[str]:
+    """Tests of whether an operator is `Dense`: other packages may use only what an operator declares."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
-            asked = "Dense" in names_in(node.args[-1])
+            tested = "Dense" in names_in(node.args[-1])
         elif isinstance(node, ast.Compare):
-            asked = "type" in names_in(node) and "Dense" in names_in(node)
+            tested = "type" in names_in(node) and "Dense" in names_in(node)
         else:
-            asked = isinstance(node, ast.MatchClass) and "Dense" in names_in(node.cls)
-        if asked:
+            tested = isinstance(node, ast.MatchClass) and "Dense" in names_in(node.cls)
+        if tested:
             found.append(ast.unparse(node))
     return found
 
 
-def test_no_operator_is_asked_whether_it_is_dense() -> None:
-    others = [path for path in FILES if path.relative_to(ROOT).parts[0] not in MAY_ASK_FOR_DENSE]
-    assert {path.name: lines for path in others if (lines := asks_for_dense(ast.parse(path.read_text())))} == {}
+def test_no_isinstance_on_dense_outside_its_packages() -> None:
+    others = [path for path in FILES if path.relative_to(ROOT).parts[0] not in MAY_TEST_FOR_DENSE]
+    assert {path.name: lines for path in others if (lines := isinstance_on_dense(ast.parse(path.read_text())))} == {}
     for line in (
         "isinstance(layer.operator, Dense)",
         "isinstance(layer.operator, (operators.Dense, Sum))",
@@ -149,12 +149,12 @@ def test_no_operator_is_asked_whether_it_is_dense() -> None:
         "layer.operator.__class__ is Dense or type(x) == Dense",
         "match a:\n    case Dense():\n        pass",
     ):
-        assert asks_for_dense(ast.parse(line)), line
-    assert asks_for_dense(ast.parse("Layer(Dense(3, 4), relu)")) == []
+        assert isinstance_on_dense(ast.parse(line)), line
+    assert isinstance_on_dense(ast.parse("Layer(Dense(3, 4), relu)")) == []
 
 
-def test_the_rule_can_fail() -> None:
-    assert imported_rooms(ast.parse("from liftednn import bcd\nfrom liftednn.solvers.ridge import ridge")) == {
+def test_the_import_check_finds_imports() -> None:
+    assert imported_packages(ast.parse("from liftednn import bcd\nfrom liftednn.solvers.ridge import ridge")) == {
         "bcd",
         "solvers",
     }

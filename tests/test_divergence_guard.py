@@ -1,4 +1,4 @@
-"""A run that goes astray is noticed, and one that has nothing to lose is left alone."""
+"""A diverging run is detected and rolled back, and one whose first scores were no better than a constant is not."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def begun(scores: Tensor, y: Tensor = Y, net: lnn.LiftedNetwork | None = None) -
 @pytest.mark.parametrize(
     ("fraction", "verdict"), [(2.0, "good"), (0.5, "good"), (0.2, "doubtful"), (0.05, "collapsed"), (0.0, "collapsed")]
 )
-def test_scores_that_have_become_one_are_lost(fraction: float, verdict: str) -> None:
+def test_scores_that_become_constant_have_collapsed(fraction: float, verdict: str) -> None:
     guard = begun(Y + 0.5)
-    assert 20 * guard.first > float(Y.var())  # which alone would not be noticed
+    assert 20 * guard.first > float(Y.var())  # which alone would not be detected
     assert guard.judge(Y.mean() + fraction * (Y - Y.mean()), Y) == verdict
 
 
-def test_a_row_far_off_is_no_loss() -> None:
+def test_an_outlier_is_not_taken_for_divergence() -> None:
     guard, far = begun(Y + 0.5), Y.clone()
     far[0] = 30.0  # which alone makes half of the loss of one score for all rows, and more
     assert guard.judge(Y, far) == "good"
 
 
-def test_scores_that_told_little_may_shrink_but_not_to_one() -> None:
+def test_scores_no_better_than_a_constant_may_shrink_but_not_become_constant() -> None:
     guard = begun(0.1 * NOISE)
     assert not guard.beats_constant
     assert guard.judge(0.01 * NOISE, Y) == "good"
@@ -53,12 +53,12 @@ def test_scores_that_told_little_may_shrink_but_not_to_one() -> None:
 
 
 @pytest.mark.parametrize("scores", [Y * 100, Y * math.inf, Y * math.nan], ids=["far", "infinite", "no number"])
-def test_a_loss_that_runs_away_is_noticed_whatever_was_told(scores: Tensor) -> None:
+def test_an_exploding_loss_is_detected_whatever_the_first_scores(scores: Tensor) -> None:
     assert begun(0.1 * NOISE).judge(scores, Y) == "exploded"
     assert begun(Y + 0.1).judge(scores, Y) == "exploded"
 
 
-def test_fear_may_bring_all_scores_together() -> None:
+def test_robust_training_may_lead_to_constant_scores() -> None:
     certain = network()
     first = replace(certain.layers[0], uncertainty=lnn.robust.Noise(3.0))
     guard = begun(Y + 0.1, net=lnn.LiftedNetwork([first, *certain.layers[1:]]))
@@ -77,7 +77,7 @@ def test_what_is_stored_comes_back_and_older_files_are_read() -> None:
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    """Let all units die, again and again."""
+    """Make all units inactive, again and again."""
     plain = Run._advance
 
     def advance(self: Run, *given: Any) -> None:
@@ -88,7 +88,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     monkeypatch.setattr(Run, "_advance", advance)
 
 
-def test_a_run_whose_units_have_all_died_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_units_have_all_become_inactive_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, 180)
     net = lnn.automatic(network(), X, Y)
     fit = lnn.MiniBatch(passes=40).run(net, X, Y)
@@ -99,8 +99,8 @@ def test_a_run_whose_units_have_all_died_is_taken_back(monkeypatch: pytest.Monke
     assert dead.history[-1].score < 0.1
 
 
-def test_a_run_that_cannot_be_kept_alive_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A penalty may rightly bring all scores together: that is no error."""
+def test_a_run_that_keeps_collapsing_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A penalty may make all scores equal: that is no error."""
     dying(monkeypatch, 60)
     fit = lnn.MiniBatch(passes=100).run(lnn.automatic(network(), X, Y), X, Y)
     assert fit.history[-1].halved == 8
