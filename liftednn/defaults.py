@@ -95,7 +95,7 @@ class Recipe:
         if not self.initial:
             return choices.passes(rows)
         # With a given lam, which may be too small, many passes could make the weights worse.
-        return choices.first_passes(rows if self.lam is None else None)
+        return choices.initialisation_passes(rows if self.lam is None else None)
 
 
 def named_loss(name: str, y: Any, row_weights: Any = None) -> Loss:

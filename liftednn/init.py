@@ -32,7 +32,7 @@ from liftednn.losses.regression import Bounded
 from liftednn.modules import Graph, from_module, network_of, precision, read, slopes, to_module, unsupported, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
-from liftednn.robust.words import uncertainty_of
+from liftednn.robust.naming import uncertainty_of
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.training.result import Fit
 

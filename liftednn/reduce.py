@@ -22,7 +22,7 @@ _ROWS = 8192
 
 
 def count(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
-    """How many rows there are, rows weighted by `row_weights`."""
+    """The number of rows, or the sum of `row_weights`."""
     if row_weights is None:
         return torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
     return row_weights.sum(dtype=torch.float64)

@@ -1,5 +1,4 @@
-"""The demonstration, small: an unwritable path is refused first, and the commands that it prints next can be run: each line is one of the command
-line's own, and finds what those before it leave."""
+"""The demonstration, small: an unwritable path is refused first, and the commands that it prints can be run one after another."""
 
 from __future__ import annotations
 

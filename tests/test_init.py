@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import liftednn as lnn
 from liftednn.init import lifted_
 from liftednn.losses import Matching
-from liftednn.training.choices import first_passes
+from liftednn.training.choices import initialisation_passes
 from liftednn.training.monitor import Monitor
 from liftednn.training.result import Record
 
@@ -345,7 +345,7 @@ def test_lam_may_be_given() -> None:
 
 @pytest.mark.parametrize(("rows", "passes"), [(100, 200), (1000, 60), (6000, 10), (20_000, 3), (10**6, 3), (None, 3)])
 def test_few_rows_have_more_passes(rows: int | None, passes: int) -> None:
-    assert first_passes(rows) == passes
+    assert initialisation_passes(rows) == passes
 
 
 @pytest.mark.parametrize(

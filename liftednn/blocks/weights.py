@@ -146,7 +146,7 @@ def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float,
     moments, lam, rho = design.moments(z), layer.lam * layer.divergence.curvature / 2, layer.penalty.ridge or 0.0
     w = _as_returned(ridge(moments, lam, rho, factor=design.factor(lam, rho)).w, current)
     gradient = lam * (w @ moments.gram - moments.cross.T) + rho * w
-    return w, moments.bias(w), _share(gradient, lam * moments.cross), 1
+    return w, moments.bias(w), _relative(gradient, lam * moments.cross), 1
 
 
 def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
@@ -158,7 +158,7 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     lifted = h + len(h) * moments.eps * h.diagonal().max() * torch.eye(len(h)).to(h)
     found = nnls(lifted, q, current.w.double(), tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
     w = _as_returned(found.z, current)
-    return w, moments.bias(w), _share(bounds.residual(w, w @ h - q), q), found.n_iter
+    return w, moments.bias(w), _relative(bounds.residual(w, w @ h - q), q), found.n_iter
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
@@ -312,7 +312,7 @@ def _as_returned(w: Tensor, current: Affine) -> Tensor:
     return w.to(current.w).double()
 
 
-def _share(residual: Tensor, scale: Tensor) -> float:
+def _relative(residual: Tensor, scale: Tensor) -> float:
     return float(residual.abs().max() / scale.abs().max().clamp(min=torch.finfo(scale.dtype).tiny))
 
 

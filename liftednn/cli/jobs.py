@@ -32,7 +32,7 @@ from liftednn.losses import Quantile
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.predict import feedforward
-from liftednn.robust.words import uncertainty_of
+from liftednn.robust.naming import uncertainty_of
 from liftednn.saving import Saved, load
 from liftednn.training.result import Fit, Record
 

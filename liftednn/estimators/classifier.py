@@ -31,7 +31,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     activation : str or Activation, default="relu"
         "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
     divergence : {"fenchel", "euclidean"}, default="fenchel"
-        "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by sweeps over all rows.
+        "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by full passes over all rows.
     loss : "auto" or Loss, default="auto"
         "auto" is the softmax's cross-entropy; or a Loss whose responses are labels.
     lam : float, sequence of floats or "auto", default="auto"
@@ -48,9 +48,9 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         How far true inputs may differ from X, in the units of X: a number is the standard deviation of noise on every entry; "noise:0.3",
         "ball:1.0" or "box:0.1"; or `lnn.robust.Noise(...)`, for example with a size for each column. See docs/robust.md.
     max_iter : int or "auto", default="auto"
-        Passes over the rows, or sweeps. The step size is decayed over all of them, so this also sets the schedule.
+        Passes over the rows. With mini-batches the step size is decayed over all of them, so this also sets the schedule.
     tol : float, default=1e-4
-        Sweeps stop when one lowers the objective by less than this fraction; for early stopping, the least rise of the score.
+        Full passes stop when one lowers the objective by less than this fraction; for early stopping, the least rise of the score.
     batch_size : int or "auto", default="auto"
         Rows per step.
     prediction : {"feedforward", "lifted"}, default="feedforward"
@@ -86,13 +86,13 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     network_ : LiftedNetwork
         The network, with all settings that were "auto" chosen.
     history_ : list of records
-        One per pass of the last call, or per sweep from sweep 0 on.
+        One per pass of the last call; full passes begin with record 0, the start.
     loss_curve_ : list of floats
         The training loss in `history_`, of a pass the mean over all its batches.
     validation_scores_ : list of floats or None
         With early stopping, the score on the rows held back after each pass.
     n_iter_ : int
-        Passes, or sweeps, of the last call.
+        Passes of the last call.
     n_outputs_ : int
         Outputs of the network.
     n_features_in_ : int

@@ -31,14 +31,14 @@ from liftednn.estimators.structure import Structured
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.robust.words import uncertainty_of
+from liftednn.robust.naming import uncertainty_of
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
 
 __all__ = ["Lifted"]
 
-# Sweeps of the paper's model where max_iter is "auto".
-_SWEEPS = 10
+# Passes of the paper's model where max_iter is "auto".
+_PASSES = 10
 # Rows of partial_fit that hyperparameters are chosen from.
 _FEW = 8192
 
@@ -178,7 +178,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         uncertainty_of(self.robust)
         if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
             raise ValueError(
-                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' sweeps over all rows: "
+                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' takes full passes: "
                 "leave them at their defaults, or give divergence='fenchel'"
             )
         if self.learn_activation not in (None, "layer", "unit"):
@@ -257,9 +257,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return moments
 
     def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
-        """Train by full sweeps."""
-        sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
-        bcd, rows = BCD(passes=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
+        """Train by full passes."""
+        passes = work.passes or (_PASSES if self.max_iter == "auto" else int(self.max_iter))
+        bcd, rows = BCD(passes=passes, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
         solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.row_weights)
         if solution.status == "stopped":
             raise KeyboardInterrupt

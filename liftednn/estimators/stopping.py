@@ -31,13 +31,13 @@ class EarlyStopping:
         return self.idle >= self.patience
 
     def __call__(self, record: Record) -> bool:
-        number, judged = record.number, record.validation_score
+        number, validation = record.number, record.validation_score
         if self.verbose:
-            score = record.score if judged is None else judged
+            score = record.score if validation is None else validation
             print(f"Iteration {number}, loss = {record.loss:.8f}, score = {score:.4f}")
-        if judged is not None:
-            self.idle = 0 if judged > self.best + self.tol else self.idle + 1
-            self.best = max(self.best, judged)
+        if validation is not None:
+            self.idle = 0 if validation > self.best + self.tol else self.idle + 1
+            self.best = max(self.best, validation)
         return self.out_of_patience
 
 

@@ -17,7 +17,7 @@ from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
-from liftednn.robust.words import uncertainty_of
+from liftednn.robust.naming import uncertainty_of
 
 __all__ = ["Structured"]
 

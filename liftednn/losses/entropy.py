@@ -114,5 +114,5 @@ def class_responses(y: Tensor, width: int) -> Tensor:
 
 
 def accuracy(u: Tensor, y: Tensor) -> float:
-    """Share of rows whose largest score and largest response are in the same column."""
+    """Fraction of rows whose largest score and largest response are in the same column."""
     return float(reduce.mean(u.argmax(-1) == y.argmax(-1)))

@@ -100,7 +100,7 @@ class Layer:
         return self.operator.out_shape if self.width == self.operator.out_width else (self.width,)
 
     def robust_divergence(self, w: Tensor) -> Divergence:
-        """The divergence that rows are measured by at fixed weights w: that of the uncertainty, if there is one."""
+        """The divergence of the objective at fixed weights w: D itself, or its robust form if there is an uncertainty."""
         return self.divergence if self.uncertainty is None else self.uncertainty.robust_divergence(self.divergence, w)
 
     def term(self, mean: float, w: Tensor) -> float:

@@ -1,1 +1,1 @@
-"""The trainers (sec. 6): full sweeps over blocks, and mini-batches."""
+"""The trainers (sec. 6): full passes over all blocks, and mini-batches."""

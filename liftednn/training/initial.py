@@ -108,10 +108,10 @@ def random_weights(
             w = w / unit  # a w that other layers share too is not scaled to the inputs
         w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
         weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
-    return [*weights, _first_head(network, weights, x, y, row_weights)]
+    return [*weights, _initial_head(network, weights, x, y, row_weights)]
 
 
-def _first_head(
+def _initial_head(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, row_weights: Tensor | None
 ) -> Affine:
     last, head = len(network.layers) - 1, network.layers[-1].operator

@@ -137,5 +137,5 @@ class MiniBatch:
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
-        wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
+        wrong = () if interrupted else shortcomings(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

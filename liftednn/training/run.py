@@ -118,7 +118,7 @@ class Run:
         damping = self.damping if moments is None else self._damping(int(moments.weight))
         self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, row_weights)
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:_FEW])
-        self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
+        self.check_rows = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)

@@ -19,7 +19,7 @@ from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.box import BoxTerm
-from liftednn.robust.words import parse
+from liftednn.robust.naming import parse
 from liftednn.robust.worst import Worst
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.choices import with_input_uncertainty

@@ -16,7 +16,7 @@ from liftednn.operators import Dense
 from liftednn.penalties import L1, L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.matrix import LEAST
-from liftednn.robust.words import parse, uncertainty_of
+from liftednn.robust.naming import parse, uncertainty_of
 from liftednn.robust.worst import Shifted, Worst
 
 DIVERGENCES: list[Divergence] = [
