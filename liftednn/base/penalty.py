@@ -20,6 +20,10 @@ class Penalty(ABC):
     convex           pi is convex; otherwise it is the indicator of a set such as the orthogonal matrices, and `prox` a nearest point of it
     scale_sensitive  rescaling rows or columns of w may leave the domain of pi: weights fitted on standardised data may violate the
                      constraint once they are converted to the original units
+
+    >>> w, penalty = torch.tensor([[3.0, -0.5]]), lnn.penalties.L1(rho=1.0)
+    >>> float(penalty.value(w)), penalty.prox(w, step=1.0).tolist()
+    (3.5, [[2.0, 0.0]])
     """
 
     boxed: bool = False
