@@ -1,4 +1,4 @@
-"""Mathematical functions of tensors, without state. All act row by row or entry by entry, except quantiles and sums over rows."""
+"""Functions of tensors: projections, proxes, quantiles, roots and special functions."""
 
 from __future__ import annotations
 
@@ -9,33 +9,25 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Box, Grain
+from liftednn.base import Box
 
 __all__ = [
-    "as_given",
     "barrier",
     "box_barrier",
     "box_prox",
     "clip",
     "conjugate_softplus",
     "entropy_prox",
-    "grain",
-    "largest",
-    "like",
     "log_omega",
     "log_partition",
     "median_and_spread",
     "polar",
-    "positive",
     "quantile",
     "root",
     "simplex_projection",
     "soft_threshold",
     "softmax",
     "spectrum",
-    "spread",
-    "totals",
-    "within",
 ]
 
 # Up to this Frobenius norm of w w' - I the polar factor comes from Newton's iteration, which then converges quadratically and without
@@ -43,51 +35,6 @@ __all__ = [
 _NEAR, _NEWTON = 0.5, 8
 # Below this share of the largest, the eigenvalues of w w' have lost too many digits.
 _CONDITION = 1e-6
-
-
-def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
-    """A parameter in the precision and on the device of `other` if it is a tensor; a number as it is."""
-    return parameter.to(other) if isinstance(parameter, Tensor) else parameter
-
-
-def grain(parameter: Tensor | float, per: Grain) -> Grain:
-    """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer"."""
-    return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
-
-
-def largest(parameter: Tensor | float) -> float:
-    """The largest entry of a parameter."""
-    return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
-
-
-def positive(parameter: Tensor | float) -> bool:
-    """Whether all its entries are above 0 and finite."""
-    return -largest(-parameter) > 0 and largest(parameter) < torch.inf
-
-
-def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
-    """A parameter in the shape, precision and device of the `totals` that it is re-estimated from."""
-    entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
-    return entries.expand(sums.numel()).reshape(sums.shape)
-
-
-def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
-    """A re-estimated parameter clamped to its limits, extended to its present value where that lies outside."""
-    low, high = limits
-    return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
-
-
-def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
-    """Sums in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer"."""
-    sums = reduce.total(entries, sample_weight)
-    return sums if per == "unit" else sums.sum()
-
-
-def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | float:
-    """A re-estimated parameter in the form of the given one: a number, or a tensor in the precision of `other`."""
-    if found.ndim == 0 and not isinstance(given, Tensor):
-        return float(found)
-    return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:

@@ -1,0 +1,56 @@
+"""Functions of an activation's parameter: a number, or a tensor with one entry for the layer or one for each unit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Grain
+
+__all__ = ["as_given", "grain", "largest", "like", "positive", "spread", "totals", "within"]
+
+
+def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
+    """A parameter in the precision and on the device of `other` if it is a tensor; a number as it is."""
+    return parameter.to(other) if isinstance(parameter, Tensor) else parameter
+
+
+def grain(parameter: Tensor | float, per: Grain) -> Grain:
+    """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer"."""
+    return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
+
+
+def largest(parameter: Tensor | float) -> float:
+    """The largest entry of a parameter."""
+    return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
+
+
+def positive(parameter: Tensor | float) -> bool:
+    """Whether all its entries are above 0 and finite."""
+    return -largest(-parameter) > 0 and largest(parameter) < torch.inf
+
+
+def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
+    """A parameter in the shape, precision and device of the `totals` that it is re-estimated from."""
+    entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
+    return entries.expand(sums.numel()).reshape(sums.shape)
+
+
+def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
+    """A re-estimated parameter clamped to its limits, extended to its present value where that lies outside."""
+    low, high = limits
+    return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
+
+
+def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+    """Sums in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer"."""
+    sums = reduce.total(entries, sample_weight)
+    return sums if per == "unit" else sums.sum()
+
+
+def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | float:
+    """A re-estimated parameter in the form of the given one: a number, or a tensor in the precision of `other`."""
+    if found.ndim == 0 and not isinstance(given, Tensor):
+        return float(found)
+    return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
