@@ -38,20 +38,32 @@ _CONDITION = 1e-6
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
-    """prox of threshold |.|_1: shrink each entry towards 0."""
+    """prox of threshold |.|_1: shrink each entry of v towards 0.
+
+    >>> lnn.functional.soft_threshold(torch.tensor([3.0, -0.5]), 1.0).tolist()
+    [2.0, 0.0]
+    """
     return (
         v - v.clamp(-threshold, threshold) if isinstance(threshold, float) else v.sign() * (v.abs() - threshold).relu()
     )
 
 
 def box_prox(box: Box, v: Tensor, step: Tensor | float) -> Tensor:
-    """argmin_z 1/2 weight z^2 - pull z + |z - v|^2 / (2 step) on the box."""
+    """argmin_z 1/2 weight z^2 - pull z + |z - v|^2 / (2 step) on the box.
+
+    >>> lnn.functional.box_prox(lnn.Box(0.0, 1.0, 0.0, 0.0), torch.tensor([[-2.0, 0.5]]), step=1.0).tolist()
+    [[0.0, 0.5]]
+    """
     pulled = v + step * box.pull if isinstance(step, Tensor) else torch.add(v, box.pull, alpha=step)
     return clip(pulled.div_(1 + step * box.weight), box.lower, box.upper)
 
 
 def clip(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
-    """Clamp with bounds that may each be a number or a tensor."""
+    """z clamped to [lower, upper], each a number or a tensor that broadcasts.
+
+    >>> lnn.functional.clip(torch.tensor([-2.0, 5.0]), 0.0, torch.tensor([1.0, 3.0])).tolist()
+    [0.0, 3.0]
+    """
     if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
         return z.clamp(lower, upper)
     lo, hi = (torch.as_tensor(bound, dtype=z.dtype, device=z.device) for bound in (lower, upper))
@@ -62,6 +74,9 @@ def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
     """0 for each row inside a domain, +inf outside; `violation` (n, k) is how far each constraint is violated.
 
     The tolerance is sqrt(eps) (1 + |scale|), since u is a computed matrix product with rounding errors.
+
+    >>> lnn.functional.barrier(torch.tensor([[-1.0, 0.0], [-1.0, 0.5]]))
+    tensor([0., inf])
     """
     allowed = torch.finfo(violation.dtype).eps ** 0.5 * (1 + torch.as_tensor(scale).abs())
     outside = (violation > allowed).any(-1)
@@ -69,7 +84,11 @@ def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
 
 
 def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
-    """`barrier` of lower <= z <= upper, in two reductions where the bounds are numbers."""
+    """`barrier` of lower <= z <= upper, in two reductions where the bounds are numbers.
+
+    >>> lnn.functional.box_barrier(torch.tensor([[0.0, 1.0], [0.0, 2.0]]), 0.0, 1.0)
+    tensor([0., inf])
+    """
     if isinstance(lower, Tensor) or isinstance(upper, Tensor):
         return barrier((z - clip(z, lower, upper)).abs())
     slack = torch.finfo(z.dtype).eps ** 0.5
@@ -82,7 +101,11 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row; on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes."""
+    """softmax of each row of u (n, p); on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes.
+
+    >>> lnn.functional.softmax(torch.tensor([[1.0, 1.0]])).tolist()
+    [[0.5, 0.5]]
+    """
     if u.device.type != "cpu":
         return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
@@ -90,13 +113,21 @@ def softmax(u: Tensor) -> Tensor:
 
 
 def log_partition(u: Tensor) -> Tensor:
-    """log sum exp of each row."""
+    """log sum exp of each row of u, (n, p) -> (n,).
+
+    >>> lnn.functional.log_partition(torch.tensor([[-200.0, 3.0]]))
+    tensor([3.])
+    """
     top = u.amax(-1, keepdim=True)
     return (u - top).exp_().sum(-1).log_() + top[..., 0]
 
 
 def simplex_projection(v: Tensor) -> Tensor:
-    """Euclidean projection of each row on {z >= 0, sum z = 1}, by sorting."""
+    """Euclidean projection of each row of v (n, p) on {z >= 0, sum z = 1}, by sorting.
+
+    >>> lnn.functional.simplex_projection(torch.tensor([[2.0, 0.5]])).tolist()
+    [[1.0, 0.0]]
+    """
     v = v - v.amax(-1, keepdim=True)  # a common shift does not change the projection, but it changes the rounding
     ordered = v.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
@@ -108,7 +139,11 @@ def simplex_projection(v: Tensor) -> Tensor:
 
 def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> Tensor:
     """For each column of y (n, p), the smallest entry that at least a share `level` of the rows does not exceed, (p,): a minimiser of
-    the pinball loss. Row i counts `counts[i]` times."""
+    the pinball loss. Row i counts `counts[i]` times.
+
+    >>> lnn.functional.quantile(torch.tensor([[1.0], [2.0], [6.0]]), 0.5)
+    tensor([2.])
+    """
     ordered, order = y.sort(0)
     weights = torch.ones_like(order, dtype=torch.float64) if counts is None else counts.double()[order]
     share = weights.cumsum(0) / weights.sum(0)
@@ -119,7 +154,12 @@ def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> 
 
 def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For each column of y (n, p): the median, and the interquartile range / 1.349, which is the standard deviation of normal data.
-    Where that range is 0, the standard deviation; 1 where the column is constant."""
+    Where that range is 0, the standard deviation; 1 where the column is constant. Row i counts `counts[i]` times.
+
+    >>> centre, spread = lnn.functional.median_and_spread(torch.tensor([[1.0], [2.0], [2.0], [7.0]]))
+    >>> centre.tolist(), round(float(spread), 2)
+    ([2.0], 0.74)
+    """
     low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
     deviation = reduce.mean_and_variance(y, counts)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
@@ -131,8 +171,14 @@ def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, 
 def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter: int = 120) -> Tensor:
     """The root of a monotone fn in each entry of [lower, upper], to the last bits of the dtype.
 
+    fn, lower, upper   fn maps a tensor of the shape of the bounds to one of that shape, entry by entry
+    max_iter           evaluations at most
+
     Bisection, with an inverse quadratic step wherever Chandrupatla's criterion (1997) holds: at most a constant factor slower than
     bisection, and about ten evaluations on smooth functions.
+
+    >>> lnn.functional.root(lambda x: x**2 - 4, torch.zeros(1), torch.full((1,), 5.0)).round(decimals=3)
+    tensor([2.])
     """
     eps, tiny = torch.finfo(lower.dtype).eps, torch.finfo(lower.dtype).tiny
     x1, x2, f1, f2 = _bracket(lower, upper, fn(lower), fn(upper))
@@ -172,6 +218,9 @@ def log_omega(x: Tensor) -> Tensor:
     """y with y + e^y = x, the logarithm of Wright's omega function.
 
     Newton from the right of a convex increasing function: monotone, and the start is close enough for eight steps.
+
+    >>> lnn.functional.log_omega(torch.tensor([1 + torch.e])).round(decimals=3)
+    tensor([1.])
     """
     y = torch.where(x > 1, x.clamp(min=1).log(), x)
     for _ in range(8):
@@ -186,6 +235,9 @@ def entropy_prox(y: Tensor, step: float) -> Tensor:
     z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.
 
     The largest entry lies between 1/p and 1, which brackets nu.
+
+    >>> lnn.functional.entropy_prox(torch.zeros(1, 2), step=1.0).round(decimals=3)
+    tensor([[0.5000, 0.5000]])
     """
     shifted = (y - y.amax(-1, keepdim=True)) / step - math.log(step)
     lower, p = torch.full_like(y[..., :1], -1 / step), y.shape[-1]
@@ -211,6 +263,9 @@ def conjugate_softplus(u: Tensor) -> Tensor:
 
     With x = e^-|u| in (0, 1] and y = log(1 + x) <= log 2, the Bernoulli series converges like (y / 2 pi)^2k; positive u follow
     from the inversion formula -Li_2(-e^u) = pi^2/6 + u^2/2 + Li_2(-e^-u).
+
+    >>> round(float(lnn.functional.conjugate_softplus(torch.zeros(1))), 4)  # pi^2 / 12
+    0.8225
     """
     y = torch.log1p((-u.abs()).exp())
     square, series = y * y, torch.zeros_like(y)
@@ -221,7 +276,11 @@ def conjugate_softplus(u: Tensor) -> Tensor:
 
 
 def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'."""
+    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'.
+
+    >>> lnn.functional.spectrum(torch.tensor([[3.0, 0.0], [0.0, 2.0]]))[0].round(decimals=3)
+    tensor([4., 9.])
+    """
     values, vectors = torch.linalg.eigh(w @ w.T)
     return values.clamp(min=0), vectors
 
@@ -231,6 +290,10 @@ def polar(w: Tensor) -> Tensor:
 
     (w w')^-1/2 w, in the precision of w; by matrix products alone where w is nearly orthonormal, as after a short step. A w that is
     not finite is returned unchanged, and callers check for that.
+
+    >>> w = lnn.functional.polar(torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0]]))
+    >>> torch.allclose(w @ w.T, torch.eye(2), atol=1e-5)
+    True
     """
     if w.shape[0] > w.shape[1]:
         return polar(w.T).T
