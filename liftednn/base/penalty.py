@@ -13,7 +13,7 @@ __all__ = ["Penalty"]
 
 
 class Penalty(ABC):
-    """pi(w) on a weight matrix; the bias is never penalised.
+    """pi(w), a number, on a weight matrix w (out, in); the bias is never penalised.
 
     ridge            rho where pi(w) = rho |w|^2, otherwise None
     boxed            pi is quadratic on a box, given by `box()`
