@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.base import Grain
+from liftednn.base import Granularity
 from liftednn.data.sources import source_of
 from liftednn.training.run import Run
 
@@ -45,7 +45,7 @@ def planted(rows: int, hidden: int = 3, inputs: int = 5, outputs: int = 3) -> tu
     return x, torch.where(u < 0, PLANTED * u, u) @ v.T
 
 
-def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: Grain | None) -> Curve:
+def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: Granularity | None) -> Curve:
     activation = lnn.activations.FenchelLeakyReLU(start)
     network = lnn.LiftedNetwork.mlp([x.shape[1], 3, y.shape[1]], activation, "squared")
     network = lnn.automatic(network, x, y, seed)
@@ -61,7 +61,7 @@ def trained(x: Tensor, y: Tensor, start: float, seed: int, passes: int, refit: G
     return curve
 
 
-def best(x: Tensor, y: Tensor, start: float, seeds: int, passes: int, refit: Grain | None) -> Curve:
+def best(x: Tensor, y: Tensor, start: float, seeds: int, passes: int, refit: Granularity | None) -> Curve:
     """Of several random initial weights, those that end with the smallest loss."""
     return min((trained(x, y, start, seed, passes, refit) for seed in range(seeds)), key=lambda curve: curve.losses[-1])
 

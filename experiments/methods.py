@@ -46,7 +46,7 @@ def minibatch(task: Task) -> Iterator[Scorer]:
         trainer = lnn.MiniBatch(passes=task.passes, seed=task.seed, step=step, batch_size=batch)
         run = Run(trainer, network, source_of(task.x, task.y))
         for _ in run.passes():
-            yield _lifted(network, run.outward())
+            yield _lifted(network, run.unwhitened_weights())
 
 
 def full_batch(task: Task) -> Iterator[Scorer]:

@@ -26,7 +26,7 @@ from liftednn.blocks import state_problem, update_state
 from liftednn.data.sources import source_of
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices, model
-from liftednn.training.batch import Answer, recursion
+from liftednn.training.batch import XStep, recursion
 from liftednn.training.run import Run
 
 PASSES = 5
@@ -64,33 +64,33 @@ def own_curvature(
     return [probes.new_tensor(layer.lam * layer.divergence.curvature) for layer in network.layers]
 
 
-def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *others: Any) -> Answer:
+def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *others: Any) -> XStep:
     """The X-step solved (one hidden layer), in place of one step of it."""
     forward, u = recursion(network, weights, x)
     first, last = network.layers
     z = update_state(state_problem(network, weights, [*forward, y], 1), forward[1], 1e-2, 8).states[0]
-    pulls = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
-    return Answer(forward, u, [z], pulls, [None, None])
+    u_gradients = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
+    return XStep(forward, u, [z], u_gradients, [None, None])
 
 
 @contextmanager
 def averaged(decay: float = 0.99) -> Iterator[None]:
     """Score an exponential average of the weights."""
-    advance, outward = Run._advance, Run.outward
+    advance, unwhitened = Run._advance, Run.unwhitened_weights
     means: dict[int, Tensor] = {}
 
     def with_mean(self: Run, *args: Any) -> None:
         advance(self, *args)
         means.setdefault(id(self), self.descent.values.clone()).lerp_(self.descent.values, 1 - decay)
 
-    def mean_outward(self: Run) -> list[lnn.Affine]:
+    def mean_weights(self: Run) -> list[lnn.Affine]:
         own = self.descent.values.clone()
         self.descent.values.copy_(means.get(id(self), own))
-        found = outward(self)
+        found = unwhitened(self)
         self.descent.values.copy_(own)
         return found
 
-    with mock.patch.object(Run, "_advance", with_mean), mock.patch.object(Run, "outward", mean_outward):
+    with mock.patch.object(Run, "_advance", with_mean), mock.patch.object(Run, "unwhitened_weights", mean_weights):
         yield
 
 
@@ -99,13 +99,13 @@ def rising_lam() -> Iterator[None]:
     """lam from a thirtieth of its value to all of it, over the run."""
     advance = Run._advance
 
-    def rising(self: Run, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
+    def rising(self: Run, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         share = (len(self.monitor.history) + within / (self.per_pass or 1)) / self.settings.passes
         layers = self.coordinates.network.layers
         hidden = [replace(layer, lam=layer.lam * 30 ** (share - 1)) for layer in layers[:-1]]
         assert isinstance(self.descent.model, model.LiftedModel)
         self.descent.model.network = LiftedNetwork([*hidden, layers[-1]])
-        advance(self, x, y, counts, within)
+        advance(self, x, y, row_weights, within)
 
     with mock.patch.object(Run, "_advance", rising):
         yield
@@ -147,8 +147,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float], Patch]] = {
     "average, constant step": ({}, {}, both),
     "curvature lam c": ({}, {}, patched("curvatures", own_curvature)),
     "curvature lam c, step 1": ({"step": 1.0}, {}, patched("curvatures", own_curvature)),
-    "X-step solved": ({}, {}, patched("answer", exact_states)),
-    "X-step solved, lam x 0.03": ({}, {"lam": 0.03}, patched("answer", exact_states)),
+    "X-step solved": ({}, {}, patched("x_step", exact_states)),
+    "X-step solved, lam x 0.03": ({}, {"lam": 0.03}, patched("x_step", exact_states)),
 }
 
 
@@ -158,7 +158,7 @@ def try_variant(split: Split, name: str, hidden: int, passes: int) -> dict[str, 
     started = time.perf_counter()
     with patch(), torch.no_grad():
         run = Run(lnn.MiniBatch(**{"passes": passes, **settings}), net, source_of(split.x, split.y))
-        scores = [split.score(net, run.outward()) for _ in run.passes()]
+        scores = [split.score(net, run.unwhitened_weights()) for _ in run.passes()]
     return {
         "variant": name,
         "pass 1": scores[0],

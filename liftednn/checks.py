@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers in their range, whole counts, tensors of real numbers. All raise ValueError."""
+"""Checks of arguments: numbers in their range, whole numbers, tensors of real numbers. All raise ValueError."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from liftednn import losses
 from liftednn.base import Loss, Penalty, Uncertainty
-from liftednn.blocks import Grains
+from liftednn.blocks import Granularities
 from liftednn.data.sources import Source, as_tensor
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber
@@ -59,14 +59,14 @@ class Recipe:
     seed: int = 0
     device: str | None = None
     batch_size: int | None = None
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
-    def network(self, given: LiftedNetwork, source: Source, y: Any, counts: Any = None) -> LiftedNetwork:
+    def network(self, given: LiftedNetwork, source: Source, y: Any, row_weights: Any = None) -> LiftedNetwork:
         """The network that is trained, with lam, rho and the smoothing of the loss chosen where they are not given.
 
-        y, counts   responses that the smoothing is chosen from, and their weights: all where they are in memory, or a sample
+        y, row_weights   responses that the smoothing is chosen from, and their weights: all where they are in memory, or a sample
         """
-        network = _rounded(given, y, counts).with_penalty(self.penalty, self.rho)
+        network = _rounded(given, y, row_weights).with_penalty(self.penalty, self.rho)
         if self.lam is None or self.rho is None:
             network = choices.automatic(network, source, seed=self.seed)
         # The choice of lam replaces rho of L2, so that lam does not depend on it: it is set again.
@@ -98,16 +98,16 @@ class Recipe:
         return choices.first_passes(rows if self.lam is None else None)
 
 
-def named_loss(name: str, y: Any, counts: Any = None) -> Loss:
+def named_loss(name: str, y: Any, row_weights: Any = None) -> Loss:
     """The loss of that name for responses y, (n,) or (n, outputs); Huber's has its delta in units of their spread."""
     loss = losses.named(name)
-    return loss.scaled(spread(y, counts)) if isinstance(loss, Huber) else loss
+    return loss.scaled(spread(y, row_weights)) if isinstance(loss, Huber) else loss
 
 
-def spread(y: Any, counts: Any = None) -> float:
+def spread(y: Any, row_weights: Any = None) -> float:
     """The unit of a loss: the least spread of a response by its quartiles (`median_and_spread`). 1 for responses that are not finite,
     which the trainer refuses."""
-    found = float(median_and_spread(_columns(y).double(), _weights(counts))[1].min())
+    found = float(median_and_spread(_columns(y).double(), _weights(row_weights))[1].min())
     return found if math.isfinite(found) else 1.0
 
 
@@ -124,14 +124,14 @@ def numbers_of(lam: Any) -> float | list[float] | None:
         raise ValueError(f"lam must be 'auto', a number, or one for each hidden layer, got {lam!r}") from error
 
 
-def _rounded(network: LiftedNetwork, y: Any, counts: Any) -> LiftedNetwork:
+def _rounded(network: LiftedNetwork, y: Any, row_weights: Any) -> LiftedNetwork:
     """The network with the kink of its loss, if it has one, smoothed as mini-batches need it."""
     if not isinstance(network.loss, Bounded):
         return network
     responses = _columns(y)
     if not bool(responses.isfinite().all()):
         return network  # the trainer refuses them
-    return choices.with_loss(network, choices.smoothed(network.loss, responses, _weights(counts)))
+    return choices.with_loss(network, choices.smoothed(network.loss, responses, _weights(row_weights)))
 
 
 def _columns(y: Any) -> Tensor:
@@ -141,5 +141,5 @@ def _columns(y: Any) -> Tensor:
     return given.reshape(len(given), -1)
 
 
-def _weights(counts: Any) -> Tensor | None:
-    return None if counts is None else torch.as_tensor(counts)
+def _weights(row_weights: Any) -> Tensor | None:
+    return None if row_weights is None else torch.as_tensor(row_weights)

@@ -29,7 +29,7 @@ from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.losses.regression import Bounded
-from liftednn.modules import Graph, from_module, network_of, precision, read, refusal, slopes, to_module, weights_of
+from liftednn.modules import Graph, from_module, network_of, precision, read, slopes, to_module, unsupported, weights_of
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.predict import feedforward
 from liftednn.robust.words import uncertainty_of
@@ -101,7 +101,7 @@ def lifted_(
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
     _check_biases(graph)
-    refits = slopes.grains(graph, learn_activation)
+    refits = slopes.granularities(graph, learn_activation)
     device, seed = _device(graph, device), int(torch.randint(1 << 31, ()))
     x, y = _rows(graph, x, y, device)
     source = source_of(x, y)
@@ -135,7 +135,7 @@ def _check_biases(graph: Graph) -> None:
     """Layers may share a weight, but not a bias."""
     for use in graph.uses:
         if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
-            raise refusal(
+            raise unsupported(
                 use.step,
                 "has a bias that the module uses several times, and lifted layers have one each: give it bias=False, or a bias for each "
                 "use by torch.nn.functional.linear",

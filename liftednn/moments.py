@@ -30,7 +30,7 @@ class Moments:
     weight           the number of rows, or the sum of their weights
     mean_x, mean_z   (p,) and (q,)
     xx, xz, zz       sums over rows of products of centred entries, (p, p), (p, q) and ()
-    eps              the precision of the data: smaller relative eigenvalues count as 0
+    eps              the precision of the data: smaller relative eigenvalues are taken as 0
 
     >>> x = torch.tensor([[0.0], [2.0]])
     >>> moments = lnn.Moments.of(x, 3 * x) + lnn.Moments.of(x, 3 * x)
@@ -95,7 +95,7 @@ class Moments:
         )
 
     def __rmul__(self, forget: float) -> Moments:
-        """The same rows, each counting `forget` times as much."""
+        """The same rows, each with `forget` times the weight."""
         scaled = {name: forget * getattr(self, name) for name in ("weight", "xx", "xz", "zz")}
         return replace(self, **scaled)
 

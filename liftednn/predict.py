@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine
-from liftednn.blocks import joint_refusal, state_problem, update_all_states, update_state
+from liftednn.blocks import state_problem, update_all_states, update_state, why_not_joint
 from liftednn.data.sources import as_tensor
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
@@ -91,7 +91,7 @@ def _freed(network: LiftedNetwork) -> LiftedNetwork:
 def _by_class(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, tol: float, max_iter: int) -> Tensor:
     """Classes: one X-step per label, all sharing their matrices."""
     start, width = network.propagate(weights, x), network.layers[-1].operator.out_width
-    together = len(start) > 2 and not joint_refusal(network)
+    together = len(start) > 2 and not why_not_joint(network)
     energies = []
     for label in range(width):
         y = network.loss.encode(torch.full((len(x),), label, device=x.device), width).to(x)

@@ -21,38 +21,38 @@ __all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square
 _ROWS = 8192
 
 
-def count(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """How many rows there are, row i counting `counts[i]` times."""
-    if counts is None:
+def count(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
+    """How many rows there are, rows weighted by `row_weights`."""
+    if row_weights is None:
         return torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
-    return counts.sum(dtype=torch.float64)
+    return row_weights.sum(dtype=torch.float64)
 
 
-def total(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """The sum of the rows, (n,) -> () or (n, p) -> (p,), row i counting `counts[i]` times."""
+def total(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
+    """The sum of the rows, (n,) -> () or (n, p) -> (p,), rows weighted by `row_weights`."""
     sums = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    for part, weights in _blocks(rows, counts):
+    for part, weights in _blocks(rows, row_weights):
         sums = sums + _weighted(part, weights).sum(0, dtype=torch.float64)
     return sums
 
 
-def mean(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """The mean of the rows, (n,) -> () or (n, p) -> (p,), row i counting `counts[i]` times."""
-    return total(rows, counts) / (len(rows) if counts is None else count(rows, counts))
+def mean(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
+    """The mean of the rows, (n,) -> () or (n, p) -> (p,), rows weighted by `row_weights`."""
+    return total(rows, row_weights) / (len(rows) if row_weights is None else count(rows, row_weights))
 
 
-def mean_and_variance(rows: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def mean_and_variance(rows: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The mean of the rows (n, p), and the mean of the squared distances from it, column by column."""
-    centre = mean(rows, counts)
+    centre = mean(rows, row_weights)
     squares = torch.zeros_like(centre)
-    for part, weights in _blocks(rows, counts):
+    for part, weights in _blocks(rows, row_weights):
         squares += _weighted((part.double() - centre).square(), weights).sum(0)
-    return centre, squares / (len(rows) if counts is None else count(rows, counts))
+    return centre, squares / (len(rows) if row_weights is None else count(rows, row_weights))
 
 
-def mean_square(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """The mean square of all entries of rows (n, p), row i counting `counts[i]` times; in their own precision."""
-    return rows.square().mean() if counts is None else (counts @ rows.square().mean(1)) / counts.sum()
+def mean_square(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
+    """The mean square of all entries of rows (n, p), rows weighted by `row_weights`; in their own precision."""
+    return rows.square().mean() if row_weights is None else (row_weights @ rows.square().mean(1)) / row_weights.sum()
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
@@ -72,14 +72,14 @@ def ends(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows.amin(0), rows.amax(0)
 
 
-def _blocks(rows: Tensor, counts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _blocks(rows: Tensor, row_weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
     for start in range(0, len(rows), _ROWS):
         part = slice(start, start + _ROWS)
-        yield rows[part], None if counts is None else counts[part]
+        yield rows[part], None if row_weights is None else row_weights[part]
 
 
-def _weighted(rows: Tensor, counts: Tensor | None) -> Tensor:
-    return rows if counts is None else rows * counts.reshape(-1, *[1] * (rows.ndim - 1))
+def _weighted(rows: Tensor, row_weights: Tensor | None) -> Tensor:
+    return rows if row_weights is None else rows * row_weights.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _size(part: Tensor | float) -> float:

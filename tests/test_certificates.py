@@ -68,7 +68,7 @@ def surroundings(
     return Link(first, lnn.Layer(lnn.operators.Dense(P, Q), following, lam=lam_next), weights)
 
 
-def pull(link: Link, u: Tensor, z: Tensor, x_next: Tensor, own: bool) -> Tensor:
+def gradient_in_z(link: Link, u: Tensor, z: Tensor, x_next: Tensor, own: bool) -> Tensor:
     """The gradient of the next layer's term in z, and with `own` of the layer's own, in float64."""
     at = z.detach().clone().double().requires_grad_()
     image = at @ link.weights.w.double().T + link.weights.b.double()
@@ -91,8 +91,8 @@ def test_states_by_bounded_least_squares(knob: str, dtype: torch.dtype) -> None:
         )
         link = surroundings(act.ReLU(), SquaredError(), lam, lam_next, w, dtype)
         step = update_state(link, u, u.relu(), y, TOL, 5000)
-        z, scaled = step.states[0], float(pull(link, u, torch.zeros_like(u), y, own=True).abs().max())
-        g = pull(link, u, z, y, own=True)
+        z, scaled = step.states[0], float(gradient_in_z(link, u, torch.zeros_like(u), y, own=True).abs().max())
+        g = gradient_in_z(link, u, z, y, own=True)
         terms = lam * float(u.abs().max()) + lam_next * w * w * float(z.abs().max()) + lam_next * w
         held(step.kkt, bounded(g, z.double(), 0.0, math.inf) / scaled, 100 * torch.finfo(dtype).eps * terms / scaled)
 
@@ -110,7 +110,10 @@ def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dty
         link = surroundings(activation, SoftmaxCrossEntropy(), lam, lam_next, w, dtype)
         step = update_state(link, u, activation(u), y, 1e-3, 40)
         z, curvature = step.states[0].double(), max(Reader(link.following, link.weights).lipschitz, 1e-9)
-        g, scaled = pull(link, u, z, y, own=False), float(pull(link, u, torch.zeros_like(z), y, own=False).abs().max())
+        g, scaled = (
+            gradient_in_z(link, u, z, y, own=False),
+            float(gradient_in_z(link, u, torch.zeros_like(z), y, own=False).abs().max()),
+        )
         moved = activation.prox(z - g / curvature, u.double(), lam / curvature)
         true = curvature * float((z - moved).abs().max()) / scaled
         held(step.kkt, true, 300 * torch.finfo(dtype).eps * (1 + curvature * float(z.abs().max()) / scaled))
@@ -126,7 +129,7 @@ def test_states_where_the_next_divergence_is_not_smooth(
     activation: lnn.Activation, following: lnn.Activation, dtype: torch.dtype
 ) -> None:
     """The certificate bounds how far the answer is from the one found in float64 to many digits."""
-    u = draw(N, activation.fan(P), seed=2).to(dtype)
+    u = draw(N, activation.preactivation_width(P), seed=2).to(dtype)
     precise = surroundings(activation, following, 1.0, 1.0, 1.0, torch.float64)
     start = activation(u)
     after = following(start @ precise.weights.w.to(dtype).T + precise.weights.b.to(dtype)) + draw(

@@ -16,7 +16,7 @@ from liftednn import penalties as pen
 from liftednn.data.sources import source_of
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.operators import Dense, Residual, Sum
-from liftednn.training.batch import answer, recursion
+from liftednn.training.batch import recursion, x_step
 from liftednn.training.run import Run
 from tests.shaped import Grouped, Halves, Pointwise
 
@@ -118,7 +118,7 @@ def test_mini_batches_learn(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "autoencoder"])
-def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str) -> None:
+def test_for_large_lam_rows_and_gradients_give_the_gradient_in_the_weights(name: str) -> None:
     """Against back-propagation, with smooth activations: a w that layers share has the sum of their gradients."""
     network = CASES[name][0](act.Softplus())
     network = lnn.LiftedNetwork([*(replace(layer, lam=1e7) for layer in network.layers[:-1]), network.layers[-1]])
@@ -126,7 +126,7 @@ def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str
     inner, descent = run.descent.network, run.descent
     rows, y, _ = next(iter(run.feed.batches(40, 0, 0)))
     descent.reach = None
-    seen = descent.see(rows, y)
+    batch = descent.gradients(rows, y)
     leaves = {owner: descent.weights[owner].w.clone().requires_grad_() for owner in set(inner.connections.owners)}
     intercepts = [pair.b.clone().requires_grad_() for pair in descent.weights]
     flips = [layer.transposed for layer in inner.layers]
@@ -137,12 +137,12 @@ def test_for_large_lam_rows_and_pulls_give_the_gradient_in_the_weights(name: str
     for owner, leaf in leaves.items():
         total = torch.zeros_like(leaf)
         for each in inner.connections.sharing(owner):
-            pull, x = seen.pulls[each], seen.rows[each]
+            g, x = batch.u_gradients[each], batch.rows[each]
             groups = leaf.shape[0] if leaf.ndim == 3 else 1
-            parts = [p.T @ r for p, r in zip(pull.chunk(groups, 1), x.chunk(groups, 1), strict=True)]
+            parts = [p.T @ r for p, r in zip(g.chunk(groups, 1), x.chunk(groups, 1), strict=True)]
             part = torch.stack(parts) if leaf.ndim == 3 else parts[0]
             total += (part.T if flips[each] else part) / len(rows)
-            torch.testing.assert_close(pull.sum(0) / len(rows), intercepts[each].grad, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(g.sum(0) / len(rows), intercepts[each].grad, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(total, leaf.grad, rtol=1e-3, atol=1e-5)
 
 
@@ -321,7 +321,7 @@ def test_a_recursion_reads_states_in_any_order_before_it() -> None:
     c = torch.tanh(b @ w3.T + b3 + b)
     torch.testing.assert_close(states[-1], c)
     torch.testing.assert_close(u[-1], (c + a) @ w4.T + b4)
-    assert len(answer(network, weights, X, network.loss.encode(Y, 2).double()).states) == 4
+    assert len(x_step(network, weights, X, network.loss.encode(Y, 2).double()).states) == 4
 
 
 def test_rescaling_is_for_chains() -> None:

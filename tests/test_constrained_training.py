@@ -107,7 +107,7 @@ def test_after_every_mini_batch_step_the_constraint_holds(name: str) -> None:
     net = lnn.automatic(network(CONSTRAINTS[name], act.FenchelReLU()), X, Y)
     run = Run(lnn.MiniBatch(passes=2, batch_size=50), net, source_of(X, Y))
     seen: list[float] = []
-    records = list(run.passes(lambda: seen.append(broken(net, run.outward()))))
+    records = list(run.passes(lambda: seen.append(broken(net, run.unwhitened_weights()))))
     assert len(seen) == 20
     assert max(seen) < 1e-6
     assert records[-1].objective < torch.inf

@@ -66,17 +66,17 @@ class Seeded(np.random.RandomState):
         return SEED
 
 
-def by_estimator(x: Array, y: Array, counts: Array | None = None, **options: Any) -> Training:
+def by_estimator(x: Array, y: Array, row_weights: Array | None = None, **options: Any) -> Training:
     kind = LiftedClassifier if y.dtype.kind == "i" else LiftedRegressor
     with pytest.raises(Begun) as begun:
-        kind((6, 5), random_state=Seeded(), **options).fit(x, y, counts)
+        kind((6, 5), random_state=Seeded(), **options).fit(x, y, row_weights)
     return begun.value.training
 
 
-def by_command(x: Array, y: Array, counts: Array | None = None, **options: Any) -> Training:
+def by_command(x: Array, y: Array, row_weights: Array | None = None, **options: Any) -> Training:
     """As the command line trains, on rows that are encoded already."""
     job = replace(jobs.Job(Path(), "y", "6,5", "relu", None, "auto", SEED, "cpu", False), **options)
-    rows, outputs = jobs._Rows(x, y, counts), 3 if y.dtype.kind == "i" else 1
+    rows, outputs = jobs._Rows(x, y, row_weights), 3 if y.dtype.kind == "i" else 1
     with pytest.raises(Begun) as begun:
         jobs._run(job, [4, 6, 5, outputs], rows, rows.at(np.arange(0)), lambda *_: nullcontext(lambda _: None))
     return begun.value.training
@@ -91,14 +91,14 @@ def by_lifted(*data: Any, outputs: int = 1, **options: Any) -> Training:
     return begun.value.training
 
 
-def standardised(a: Array, counts: Array | None = None) -> Array:
-    mean = np.average(a, axis=0, weights=counts)
-    return np.asarray((a - mean) / np.sqrt(np.average((a - mean) ** 2, axis=0, weights=counts)))
+def standardised(a: Array, row_weights: Array | None = None) -> Array:
+    mean = np.average(a, axis=0, weights=row_weights)
+    return np.asarray((a - mean) / np.sqrt(np.average((a - mean) ** 2, axis=0, weights=row_weights)))
 
 
-def robustly(y: Array, counts: Array | None = None) -> Array:
+def robustly(y: Array, row_weights: Array | None = None) -> Array:
     """As a regressor standardises the responses of losses of bounded slope."""
-    given = None if counts is None else torch.from_numpy(counts)
+    given = None if row_weights is None else torch.from_numpy(row_weights)
     centre, spread = median_and_spread(torch.from_numpy(y)[:, None], given)
     return (y - centre.numpy()) / spread.numpy()
 

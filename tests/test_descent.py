@@ -12,11 +12,11 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.blocks import Design, update_weights
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.training.batch import answer, curvatures, descent_refusal, recursion
+from liftednn.training.batch import curvatures, recursion, why_not_minibatch, x_step
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
-from liftednn.training.model import Seen
+from liftednn.training.model import BatchGradients
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -34,26 +34,26 @@ def setup(
     return network, [lnn.Affine(draw(*s, seed=9 + i) / s[1] ** 0.5, draw(s[0], seed=i)) for i, s in enumerate(shapes)]
 
 
-def autograd_pulls(network: LiftedNetwork, weights: list[lnn.Affine]) -> list[Tensor]:
+def autograd_gradients(network: LiftedNetwork, weights: list[lnn.Affine]) -> list[Tensor]:
     """d loss / d u of every layer, by back-propagation."""
     _, u = recursion(network, weights, X)
-    kicks = [torch.zeros_like(part, requires_grad=True) for part in u]
+    shifts = [torch.zeros_like(part, requires_grad=True) for part in u]
     with torch.enable_grad():
         states = [X]
         for place, layer in enumerate(network.layers):
-            pre = network.preactivation(place, weights, states) + kicks[place]
+            pre = network.preactivation(place, weights, states) + shifts[place]
             states.append(layer.divergence(pre) if place + 1 < len(u) else pre)
         network.loss.value(states[-1], Y).sum().backward()  # type: ignore[no-untyped-call]
-    return [kick.grad for kick in kicks if kick.grad is not None]
+    return [shift.grad for shift in shifts if shift.grad is not None]
 
 
 @pytest.mark.parametrize("activation", ["softplus", "tanh", "sigmoid", "fenchel_relu", "fenchel_leaky_relu"])
-def test_for_large_lam_the_pulls_are_the_gradients_of_the_loss(activation: str) -> None:
+def test_for_large_lam_the_gradients_are_the_gradients_of_the_loss(activation: str) -> None:
     errors = []
     for lam in (1e3, 1e5):
         network, weights = setup(lam, activation)
-        pulls, truth = answer(network, weights, X, Y).pulls, autograd_pulls(network, weights)
-        errors.append(max(float((a - b).abs().max()) for a, b in zip(pulls, truth, strict=True)))
+        u_gradients, truth = x_step(network, weights, X, Y).u_gradients, autograd_gradients(network, weights)
+        errors.append(max(float((a - b).abs().max()) for a, b in zip(u_gradients, truth, strict=True)))
     assert errors[1] < 1e-4
     assert errors[1] < 0.05 * errors[0] or errors[0] < 1e-9
 
@@ -61,10 +61,10 @@ def test_for_large_lam_the_pulls_are_the_gradients_of_the_loss(activation: str) 
 def test_the_state_step_minimises_its_linearised_block() -> None:
     """Against torch's L-BFGS on <g, z> + lam D(u, z), one hidden layer."""
     network, weights = setup(0.8, "fenchel_leaky_relu", (6,))
-    seen = answer(network, weights, X, Y)
+    step = x_step(network, weights, X, Y)
     u = network.preactivation(0, weights, [X])
     g = network.loss.grad(network.scores(weights, X), Y) @ weights[1].w
-    z = seen.forward[1].clone().requires_grad_()
+    z = step.forward[1].clone().requires_grad_()
     optimiser = torch.optim.LBFGS([z], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -74,7 +74,7 @@ def test_the_state_step_minimises_its_linearised_block() -> None:
         return energy
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(seen.states[0], z.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(step.states[0], z.detach(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [n for n in act.__all__ if not getattr(act, n)().joint])
@@ -87,24 +87,24 @@ def test_the_state_step_does_not_raise_its_block_where_lam_is_at_least_the_curva
     # D is strongly convex in z with modulus 1 / curvature.
     lam = activation.curvature * after.divergence.curvature * after.operator.norm(weights[1]) ** 2
     network = LiftedNetwork([replace(network.layers[0], lam=lam), after])
-    seen = answer(network, weights, X, Y)
-    before = network.evaluate(weights, [X, seen.forward[1], Y]).objective
-    assert network.evaluate(weights, [X, seen.states[0], Y]).objective <= before * (1 + 1e-12)
-    assert not torch.equal(seen.states[0], seen.forward[1])
+    step = x_step(network, weights, X, Y)
+    before = network.evaluate(weights, [X, step.forward[1], Y]).objective
+    assert network.evaluate(weights, [X, step.states[0], Y]).objective <= before * (1 + 1e-12)
+    assert not torch.equal(step.states[0], step.forward[1])
 
 
 def test_row_weights_weigh_the_loss() -> None:
     network, weights = setup(1e6)
-    row_weights = torch.rand(len(X), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    plain, weighed = answer(network, weights, X, Y), answer(network, weights, X, Y, row_weights)
-    for a, b in zip(plain.pulls, weighed.pulls, strict=True):
-        torch.testing.assert_close(a * row_weights[:, None], b, rtol=1e-3, atol=1e-5)
+    outlier_weights = torch.rand(len(X), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    plain, weighed = x_step(network, weights, X, Y), x_step(network, weights, X, Y, outlier_weights)
+    for a, b in zip(plain.u_gradients, weighed.u_gradients, strict=True):
+        torch.testing.assert_close(a * outlier_weights[:, None], b, rtol=1e-3, atol=1e-5)
 
 
-def felt_shares(network: LiftedNetwork, weights: list[lnn.Affine]) -> Tensor:
-    """Of every layer, the share of units whose pull is another for other responses."""
-    pulls = [answer(network, weights, X, Y.roll(turn, 1)).pulls for turn in range(3)]
-    moved = [torch.stack([a - b for b in rest]).abs().amax((0, 1)) for a, *rest in zip(*pulls, strict=True)]
+def active_fractions(network: LiftedNetwork, weights: list[lnn.Affine]) -> Tensor:
+    """Of every layer, the fraction of units whose gradient differs for other responses."""
+    u_gradients = [x_step(network, weights, X, Y.roll(turn, 1)).u_gradients for turn in range(3)]
+    moved = [torch.stack([a - b for b in rest]).abs().amax((0, 1)) for a, *rest in zip(*u_gradients, strict=True)]
     return torch.tensor([float((part > 0).double().mean()) for part in moved])
 
 
@@ -122,25 +122,25 @@ def test_curvatures_are_mean_diagonals_of_the_loss_s_bound_through_the_jacobian(
     for place in (2, 1):
         jacobian = (jacobian @ weights[place].w) * slopes[place - 1][:, None, :]
         truth.insert(0, float(0.5 * jacobian.square().sum(1).mean()))
-    mean = torch.stack(found) * felt_shares(network, weights)  # over all units, those that feel nothing too
+    mean = torch.stack(found) * active_fractions(network, weights)  # over all units, including those without a gradient
     torch.testing.assert_close(mean, torch.tensor(truth).to(mean), rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("counts", [None, torch.ones(40, dtype=torch.float64)], ids=["plain", "counted"])
-def test_units_that_have_died_are_no_part_of_a_curvature(counts: Tensor | None) -> None:
-    """With four dead units of ten, the curvatures are those of the network without them."""
+@pytest.mark.parametrize("row_weights", [None, torch.ones(40, dtype=torch.float64)], ids=["plain", "counted"])
+def test_constant_units_are_left_out_of_the_curvature(row_weights: Tensor | None) -> None:
+    """With four constant units of ten, the curvatures are those of the network without them."""
     network, weights = setup(1e3, "fenchel_relu", (10,))
     weights[0].b[:4] = -100.0
     without = LiftedNetwork.mlp([5, 6, 3], activation="fenchel_relu", lam=1e3, rho=0.01)
     kept = [lnn.Affine(weights[0].w[4:], weights[0].b[4:]), lnn.Affine(weights[1].w[:, 4:], weights[1].b)]
     probes = torch.sign(draw(2, 40, 3))
     found = [
-        curvatures(net, given, recursion(net, given, X)[1], probes, counts)
+        curvatures(net, given, recursion(net, given, X)[1], probes, row_weights)
         for net, given in ((network, weights), (without, kept))
     ]
     torch.testing.assert_close(found[0], found[1])
     weights[0].b.fill_(-100.0)
-    assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, counts)[0]) == torch.inf
+    assert float(curvatures(network, weights, recursion(network, weights, X)[1], probes, row_weights)[0]) == torch.inf
 
 
 @pytest.mark.parametrize("shape", [(40, 3), (2, 40, 1), (2, 1, 3), (0, 40, 3)], ids=str)
@@ -155,17 +155,17 @@ def test_probes_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_a_whole_batch_is_the_full_batch_step() -> None:
     """Rate 1, no momentum, no damping, the divergence's own curvature: one ridge step on pseudo-targets, as BCD's W-step takes."""
     network, weights = setup(3.0, "softplus", (6,))
-    seen = answer(network, weights, X, Y)
+    step = x_step(network, weights, X, Y)
     metrics = []
-    for layer, rows in zip(network.layers, seen.forward, strict=True):
+    for layer, rows in zip(network.layers, step.forward, strict=True):
         metric = Metric.of(layer, rows, 0.0)
         metric.refresh([torch.tensor(layer.lam * layer.divergence.curvature, dtype=torch.float64)])
         metrics.append(metric)
     descent = Descent(network, weights, metrics, 0.0)
     descent.rate.fill_(1.0)
     descent.step(X, Y)
-    for place, target in ((0, seen.states[0]), (1, Y)):
-        layer, design = network.layers[place], Design(seen.forward[place])
+    for place, target in ((0, step.states[0]), (1, Y)):
+        layer, design = network.layers[place], Design(step.forward[place])
         full = update_weights(layer, design, target, weights[place], 1e-30, 1)
         assert full.n_iter == 1
         torch.testing.assert_close(descent.weights[place].w, full.weights.w, rtol=1e-9, atol=1e-11)
@@ -191,7 +191,7 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     network, weights = setup(2.0, "softplus", (6,))
     layer, metric = network.layers[0], Metric.of(network.layers[0], X, 0.2)
     metric.refresh([torch.tensor(0.9, dtype=torch.float64)])
-    z = answer(network, weights, X, Y).states[0]
+    z = x_step(network, weights, X, Y).states[0]
     u = network.preactivation(0, weights, [X])
     w, b = metric.direction(weights[0].w, [X], [layer.lam * layer.divergence.grad(u, z)])
     v = weights[0].w.clone().requires_grad_()
@@ -215,9 +215,9 @@ def test_momentum_is_nesterov_s() -> None:
     parameters = [torch.nn.Parameter(weights[0].w.clone()), torch.nn.Parameter(weights[0].b.clone())]
     optimiser = torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True)
     for _ in range(4):
-        seen = answer(network, descent.weights, X, Y)
+        step = x_step(network, descent.weights, X, Y)
         for parameter, move in zip(
-            parameters, metrics[0].direction(descent.weights[0].w, [X], [seen.pulls[0]]), strict=True
+            parameters, metrics[0].direction(descent.weights[0].w, [X], [step.u_gradients[0]]), strict=True
         ):
             parameter.grad = move.clone()
         descent.step(X, Y)
@@ -234,17 +234,17 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
     ]
     descent = Descent(network, weights, metrics, 0.0)
     descent.refresh(X, Y, torch.sign(draw(2, 40, 3, seed=1)))
-    seen, (_, u) = answer(network, weights, X, Y), recursion(network, weights, X)
+    step, (_, u) = x_step(network, weights, X, Y), recursion(network, weights, X)
     for place, metric in enumerate(metrics):
-        move = lnn.Affine(*metric.direction(weights[place].w, [seen.forward[place]], [seen.pulls[place]]))
-        motion = network.layers[place].operator.forward([seen.forward[place]], move).square().mean().sqrt()
+        move = lnn.Affine(*metric.direction(weights[place].w, [step.forward[place]], [step.u_gradients[place]]))
+        motion = network.layers[place].operator.forward([step.forward[place]], move).square().mean().sqrt()
         assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
 
 
-def test_a_refusal_names_the_layer() -> None:
+def test_the_reason_names_the_layer() -> None:
     network = LiftedNetwork.mlp([5, 4, 3], activation=["leaky_relu"])
-    assert descent_refusal(network).startswith("layer 0: LeakyReLU")
-    assert descent_refusal(setup(1.0)[0]) == ""
+    assert why_not_minibatch(network).startswith("layer 0: LeakyReLU")
+    assert why_not_minibatch(setup(1.0)[0]) == ""
 
 
 def _against(probe: Tensor, scores: Tensor) -> Tensor:
@@ -252,39 +252,47 @@ def _against(probe: Tensor, scores: Tensor) -> Tensor:
 
 
 class Backpropagation:
-    """A network as a standard one: rows by its forward pass, pulls and probes by torch.autograd, no states."""
+    """A network as a standard one: rows by its forward pass, gradients and curvatures by torch.autograd, no states."""
 
     def __init__(self, network: LiftedNetwork) -> None:
         self.network = network
 
-    def see(
-        self, weights: Weights, x: Tensor, y: Tensor, counts: Tensor | None = None, row_weights: Tensor | None = None
-    ) -> Seen:
-        states, images = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
-        pulls = self._back(images, lambda scores: self.network.loss.value(scores, y).sum())
-        return Seen(states, pulls, images, images[-1])
+    def gradients(
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        row_weights: Tensor | None = None,
+        outlier_weights: Tensor | None = None,
+    ) -> BatchGradients:
+        states, preactivations = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
+        u_gradients = self._back(preactivations, lambda scores: self.network.loss.value(scores, y).sum())
+        return BatchGradients(states, u_gradients, preactivations, preactivations[-1])
 
-    def _back(self, images: list[Tensor], value: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def _back(self, preactivations: list[Tensor], value: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The gradient in every pre-activation, by another forward pass from the first one on."""
-        kicks = [torch.zeros_like(image, requires_grad=True) for image in images]
+        shifts = [torch.zeros_like(u, requires_grad=True) for u in preactivations]
         with torch.enable_grad():
-            u = images[0] + kicks[0]
+            u = preactivations[0] + shifts[0]
             for number, activation in enumerate(self.network.hidden, start=1):
-                moved = activation(u) - activation(images[number - 1])
-                u = images[number] + moved @ self.weights[number].w.T + kicks[number]
-            return list(torch.autograd.grad(value(u), kicks))
+                moved = activation(u) - activation(preactivations[number - 1])
+                u = preactivations[number] + moved @ self.weights[number].w.T + shifts[number]
+            return list(torch.autograd.grad(value(u), shifts))
 
     weights: Weights
 
-    def push(self, number: int, weights: Weights, seen: Seen) -> Tensor | None:
+    def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
         return None
 
     def probe(
-        self, weights: Weights, seen: Seen, y: Tensor, probes: Tensor, counts: Tensor | None
+        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         top = self.network.loss.curvature
-        arrived = [self._back(seen.images, partial(_against, top**0.5 * probe)) for probe in probes]
-        found = [torch.stack([pull.square().mean() for pull in pulls]).mean() for pulls in zip(*arrived, strict=True)]
+        arrived = [self._back(batch.preactivations, partial(_against, top**0.5 * probe)) for probe in probes]
+        found = [
+            torch.stack([u_gradient.square().mean() for u_gradient in u_gradients]).mean()
+            for u_gradients in zip(*arrived, strict=True)
+        ]
         return [*found[:-1], torch.tensor(top, dtype=torch.float64)], [None] * len(found)
 
     def state(self) -> dict[str, Tensor]:
@@ -294,8 +302,8 @@ class Backpropagation:
         pass
 
 
-def test_a_step_takes_any_model_that_gives_rows_pulls_and_probes() -> None:
-    """Back-propagation is the limit of large lam: the same steps, whoever answers."""
+def test_a_step_takes_any_model_that_gives_rows_gradients_and_curvatures() -> None:
+    """Back-propagation is the limit of large lam: the same steps, whichever model computes them."""
     network, weights = setup(1e8, "softplus")
     standard = Backpropagation(network)
     descents = [

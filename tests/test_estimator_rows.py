@@ -73,14 +73,14 @@ def test_integers_are_their_own_values() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("counts", [None, np.arange(20_000) % 3 + 0.5], ids=["plain", "weighted"])
-def test_the_scaling_of_many_rows_is_that_of_all_at_once(counts: np.ndarray | None) -> None:
+@pytest.mark.parametrize("row_weights", [None, np.arange(20_000) % 3 + 0.5], ids=["plain", "weighted"])
+def test_the_scaling_of_many_rows_is_that_of_all_at_once(row_weights: np.ndarray | None) -> None:
     x = np.hstack(
         [RNG.standard_normal((20_000, 2)) * [1, 1e-3] + [1e6, 5], RNG.random((20_000, 1)) < 0.1, np.ones((20_000, 1))]
     )
-    found = Scaling.of(x, counts)
-    mean = np.average(x, axis=0, weights=counts)
-    spread = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=counts))
+    found = Scaling.of(x, row_weights)
+    mean = np.average(x, axis=0, weights=row_weights)
+    spread = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=row_weights))
     np.testing.assert_allclose(found.mean, mean, rtol=1e-13)
     np.testing.assert_allclose(found.scale, [*spread[:2], 1, 1], rtol=1e-9)
 
@@ -90,12 +90,12 @@ def test_the_scaling_of_many_rows_is_that_of_all_at_once(counts: np.ndarray | No
 def test_batches_whitened_one_by_one_train_as_a_whitened_copy_does(
     options: dict[str, Any], weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = np.arange(len(X)) % 4 if weighted else None  # some count for nothing
-    copied = classifier(**options).fit(X, Y, counts)
+    row_weights = np.arange(len(X)) % 4 if weighted else None  # some count for nothing
+    copied = classifier(**options).fit(X, Y, row_weights)
     monkeypatch.setattr(rows, "_SMALL", 0)
     monkeypatch.setattr(rows, "_SHARE", 0.0)
     monkeypatch.setattr(Memory, "batches", None)  # not used then
-    streamed = classifier(**options).fit(X, Y, counts)
+    streamed = classifier(**options).fit(X, Y, row_weights)
     tolerance = 1e-3 if options.get("dtype") else 1e-9
     np.testing.assert_allclose(streamed.predict_proba(X), copied.predict_proba(X), atol=tolerance)
 
@@ -208,10 +208,10 @@ def test_what_float32_cannot_hold_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [1e-45, 1e39])
 def test_a_stream_with_weights_of_any_size(size: float) -> None:
-    x, counts = (1e5 * X + 1e9).astype(np.float32), size * (1 + RNG.random(300))
-    model: Any = regressor().partial_fit(x, REAL, counts)
+    x, row_weights = (1e5 * X + 1e9).astype(np.float32), size * (1 + RNG.random(300))
+    model: Any = regressor().partial_fit(x, REAL, row_weights)
     assert np.isfinite(model.predict(x)).all()
-    np.testing.assert_allclose(float(model._moments.weight), counts.sum(), rtol=1e-4)
+    np.testing.assert_allclose(float(model._moments.weight), row_weights.sum(), rtol=1e-4)
 
 
 def test_rounding_of_a_column_that_does_not_vary_stays_small() -> None:

@@ -289,10 +289,10 @@ def test_without_hidden_layer_sweeps_are_logistic_regression_too() -> None:
 def test_without_hidden_layer_sweeps_are_ridge_regression(weighted: bool) -> None:
     """alpha stands beside the mean square of standardised responses: Ridge does not mind their units."""
     y = np.stack([REAL, 1e4 * X[:, 0] + 100 * REAL + 3e5], 1)
-    counts = np.random.default_rng(1).uniform(0.1, 3, len(X)) if weighted else None
-    model = LiftedRegressor((), divergence="euclidean", alpha=0.1).fit(X, y, counts)
-    total = len(X) if counts is None else counts.sum()
-    oracle = Ridge(alpha=0.1 * total).fit(X, y, counts)
+    row_weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) if weighted else None
+    model = LiftedRegressor((), divergence="euclidean", alpha=0.1).fit(X, y, row_weights)
+    total = len(X) if row_weights is None else row_weights.sum()
+    oracle = Ridge(alpha=0.1 * total).fit(X, y, row_weights)
     np.testing.assert_allclose(model.coefs_[0].T, oracle.coef_, rtol=1e-6)
     np.testing.assert_allclose(model.intercepts_[0], oracle.intercept_, rtol=1e-6)
     np.testing.assert_allclose(model.predict(X), oracle.predict(X), rtol=1e-6, atol=1e-6)
@@ -762,10 +762,10 @@ UNITS = np.array([1.0, 1e3, 1e-3, 50.0, 1.0]), np.array([0.0, 1e4, 5.0, -3.0, 0.
 )
 def test_the_units_of_the_inputs_do_not_matter(options: dict[str, Any]) -> None:
     options = dict(options)
-    counts = np.arange(len(X)) % 3 + 1.0 if options.pop("sample_weight", False) else None
+    row_weights = np.arange(len(X)) % 3 + 1.0 if options.pop("sample_weight", False) else None
     scale, shift = UNITS
     for make, y in ((small, Y), (small_regressor, REAL)):
-        plain, other = make(**options).fit(X, y, counts), make(**options).fit(X * scale + shift, y, counts)
+        plain, other = make(**options).fit(X, y, row_weights), make(**options).fit(X * scale + shift, y, row_weights)
         scores = [model._scores(x).numpy() for model, x in ((plain, X), (other, X * scale + shift))]
         np.testing.assert_allclose(scores[1], scores[0], rtol=1e-6, atol=1e-6)
 
@@ -820,8 +820,8 @@ def test_a_fit_forgets_what_partial_fit_had_seen() -> None:
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 def test_a_gpu_gives_what_the_cpu_gives(divergence: str) -> None:
     x, y = load_digits(return_X_y=True)
-    x, counts = x[:600] / 16, np.arange(600) % 3 + 1.0
-    models = [small(divergence=divergence, device=device).fit(x, y[:600], counts) for device in (None, "cuda")]
+    x, row_weights = x[:600] / 16, np.arange(600) % 3 + 1.0
+    models = [small(divergence=divergence, device=device).fit(x, y[:600], row_weights) for device in (None, "cuda")]
     assert {type(part) for part in models[1].coefs_} == {np.ndarray}
     np.testing.assert_allclose(models[1].predict_proba(x), models[0].predict_proba(x), atol=1e-3)
 

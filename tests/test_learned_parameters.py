@@ -64,7 +64,7 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
     object.__setattr__(same, name, theta)
     scores = same(x @ w.T + b) @ v.T + c
     (slope,) = torch.autograd.grad((scores - y).square().sum(1).mean(), theta)
-    run.learner.step(run.coordinates.inward(x), y, None, 0)
+    run.learner.step(run.coordinates.whiten(x), y, None, 0)
     assert torch.equal((getattr(phi, name) - before).sign(), -slope.sign())
 
 
@@ -112,12 +112,12 @@ def test_batches_and_the_exact_block_stop_at_the_same_limits(planted_beyond: Any
     assert float(learned(fit.network.hidden[0])) == pytest.approx(limit)
 
 
-def test_a_slope_beyond_the_limits_is_not_pulled_to_them() -> None:
+def test_a_slope_outside_the_limits_stays_outside() -> None:
     x, y = planted(300)
     network = lnn.LiftedNetwork.mlp([5, 4, 3], FenchelLeakyReLU(1e-5), "squared")
     run = Run(lnn.MiniBatch(learn_activation="layer"), network, source_of(x, y))
     run.descent.rate.fill_(0.05)
-    run.learner.step(run.coordinates.inward(x), y, None, 0)
+    run.learner.step(run.coordinates.whiten(x), y, None, 0)
     assert 0 < float(learned(run.network.hidden[0])) <= 1.25e-5
     now, found = torch.tensor([1e-5, 1.0, 1.0, 300.0]), torch.tensor([1e-7, 1e-7, 1e7, 1e7])
     assert torch.equal(within(found, now, (1e-3, 10.0)), torch.tensor([1e-5, 1e-3, 10.0, 300.0]))
@@ -130,7 +130,7 @@ def test_on_the_way_back_the_slopes_go_with_the_weights(back: str) -> None:
     run = Run(lnn.MiniBatch(learn_activation="unit", batch_size=50), network, source_of(x, y))
     next(run.passes())
     kept = (run.descent.values.clone(), learned(run.network.hidden[0]).clone(), run.learner.means.clone())
-    run._refresh(run.coordinates.inward(x), y, None)
+    run._refresh(run.coordinates.whiten(x), y, None)
     run.descent.values.fill_(torch.nan)
     run.network.hidden[0].alpha.mul_(50)  # type: ignore[attr-defined]
     run.learner.means.mul_(7)

@@ -72,10 +72,10 @@ def slopes(activation: Activation) -> Tensor:
 @pytest.mark.thin(3)
 def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: torch.dtype) -> None:
     x, y = planted(80, dtype=dtype)
-    counts = torch.rand(80, generator=torch.Generator().manual_seed(1)) + 0.1
+    row_weights = torch.rand(80, generator=torch.Generator().manual_seed(1)) + 0.1
     network = lnn.LiftedNetwork.mlp([5, 6, 4, 3], activation, "squared", lam=0.5, rho=1e-3)
     bcd = lnn.BCD(learn_activation=per)
-    state = bcd.init(network, x, y, sample_weight=counts)
+    state = bcd.init(network, x, y, sample_weight=row_weights)
     before, changed = network.objective(state.weights, state.states, state.sample_weight), False
     names: list[str] = []
     for _ in range(3):

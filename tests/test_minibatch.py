@@ -164,7 +164,7 @@ def test_given_weights_are_where_it_starts() -> None:
     start = lnn.BCD().init(net, X, LABELS).weights
     with torch.no_grad():
         run = Run(lnn.MiniBatch(), net, source_of(X, LABELS), start)
-        for ours, given in zip(run.outward(), start, strict=True):
+        for ours, given in zip(run.unwhitened_weights(), start, strict=True):
             torch.testing.assert_close(ours.w, given.w, rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(ours.b, given.b, rtol=1e-9, atol=1e-9)
 
@@ -331,14 +331,16 @@ def test_the_record_of_a_pass_is_what_the_network_says() -> None:
     records: list[Record] = []
     with torch.no_grad():
         run = Run(lnn.MiniBatch(passes=2, batch_size=len(X), keep=1.0), net, source_of(X, LABELS))
-        before = run.outward()
+        before = run.unwhitened_weights()
         records.append(next(run.passes()))
     scores = net.scores(before, X)
     y = net.loss.encode(LABELS, 3).to(X)
     assert records[0].loss == pytest.approx(float(net.loss.value(scores, y).mean()), rel=1e-9)
     assert records[0].score == pytest.approx(net.loss.score(scores, y))
     assert records[0].gaps[0] > 0
-    penalty = sum(float(layer.penalty.value(w.w)) for layer, w in zip(net.layers, run.outward(), strict=True))
+    penalty = sum(
+        float(layer.penalty.value(w.w)) for layer, w in zip(net.layers, run.unwhitened_weights(), strict=True)
+    )
     assert records[0].objective > penalty + 0.5 * records[0].loss
 
 
@@ -348,10 +350,10 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
     kept: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "_KEPT", kept)  # scores that are evaluated together
-    counts = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
+    row_weights = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
     seen: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, counts))
+        run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, row_weights))
         plain = run.step
 
         def step(x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:

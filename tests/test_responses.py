@@ -229,7 +229,7 @@ def test_the_command_line_s_spread_counts_rows_by_their_weight(tmp_path: Path) -
     done = CliRunner().invoke(cli.app, ["fit", table(tmp_path / "t.csv"), *order, "--sample-weight", "n"])
     model = lnn.load(tmp_path / "m.safetensors")
     encoding = jobs.Encoding.from_facts(model.notes["table"])
-    data, counts = encoding.counted(tables.read(tmp_path / "t.csv"))
+    data, counts = encoding.weighted(tables.read(tmp_path / "t.csv"))
     y = torch.as_tensor(encoding.targets(data))[:, None]
     spread, alike = (float(median_and_spread(y, n)[1]) for n in (torch.as_tensor(counts), None))
     assert json.loads(done.stdout)["loss_function"] == repr(model.network.loss)

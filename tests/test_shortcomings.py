@@ -119,11 +119,11 @@ def test_an_estimator_warns_and_a_pass_of_a_stream_does_not() -> None:
 
 def test_row_weights_count_in_the_comparison() -> None:
     """On rows that count for nothing, a network may be as poor as it likes."""
-    net, counts = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()
+    net, row_weights = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()
     y = torch.cat([BENT[:200], -BENT[200:]])
     weights = lnn.BCD().init(net, X[:200], y[:200]).weights
     assert shortcomings(net, weights, X, X, y, None, 0)
-    sentences = shortcomings(net, weights, X, X, y, counts, 0)
+    sentences = shortcomings(net, weights, X, X, y, row_weights, 0)
     assert not [sentence for sentence in sentences if "one and the same for all rows" in sentence]
 
 

@@ -387,7 +387,7 @@ def test_a_row_of_weight_k_is_k_rows(tmp_path: Path) -> None:
         for a, b in zip(one.columns, two.columns, strict=True):
             assert (a.name, a.categories) == (b.name, b.categories)
             np.testing.assert_allclose([a.mean, a.scale], [b.mean, b.scale], rtol=1e-12)
-        kept, found = one.counted(weighted)
+        kept, found = one.weighted(weighted)
         assert found is not None
         assert found.tolist() == [3, 1, 2, 5, 1]
         np.testing.assert_allclose(
@@ -397,7 +397,7 @@ def test_a_row_of_weight_k_is_k_rows(tmp_path: Path) -> None:
 
 def test_without_weights_all_rows_count_alike(learnt: Encoding, tmp_path: Path) -> None:
     found = read(stored(FRAME, tmp_path / "t.csv"))
-    assert learnt.counted(found) == (found, None)
+    assert learnt.weighted(found) == (found, None)
     alike = Encoding.of(read(stored(FRAME.assign(n=7), tmp_path / "n.csv")), "label", weight="n")
     np.testing.assert_allclose(alike.inputs(found), learnt.inputs(found), rtol=1e-6)
 

@@ -23,7 +23,7 @@ from liftednn.activations import (
     Softmax,
     Tanh,
 )
-from liftednn.base import Activation, Box, Grain, Loss, Operator, Penalty, SelfAdjoint
+from liftednn.base import Activation, Box, Granularity, Loss, Operator, Penalty, SelfAdjoint
 from liftednn.losses import (
     AbsoluteError,
     CrossEntropy,
@@ -66,7 +66,7 @@ class Unlimited(FenchelLeakyReLU):
     """`refit` does not look at its own limits."""
 
     def refit(
-        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer"
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
     ) -> FenchelLeakyReLU:
         return ALPHA.refit(u, z, sample_weight, per)
 
@@ -105,24 +105,34 @@ ACTIVATIONS: list[Fault] = [
     (MaxPool(), "cap", lambda self, z: MaxPool.cap(self, z) - 1, "cap is not the largest u that z allows"),
     (LeakyReLU(), "capped", False, "D must be finite in its domain"),
     (ReLU(), "capped", True, "does not bound u by z"),
-    (ALPHA, "refit", lambda self, u, z, counts=None, per="layer": FenchelLeakyReLU(5.0), "refit raises the sum of D"),
-    (ALPHA, "refit", lambda self, u, z, counts=None, per="layer": self, "refit is not the minimiser: another alpha"),
     (
         ALPHA,
         "refit",
-        lambda self, u, z, counts=None, per="layer": ALPHA.refit(u, z, None, per),
+        lambda self, u, z, row_weights=None, per="layer": FenchelLeakyReLU(5.0),
+        "refit raises the sum of D",
+    ),
+    (
+        ALPHA,
+        "refit",
+        lambda self, u, z, row_weights=None, per="layer": self,
+        "refit is not the minimiser: another alpha",
+    ),
+    (
+        ALPHA,
+        "refit",
+        lambda self, u, z, row_weights=None, per="layer": ALPHA.refit(u, z, None, per),
         "refit is not the minimiser",
     ),
     (
         ALPHA,
         "refit",
-        lambda self, u, z, counts=None, per="layer": ALPHA.refit(u, z, counts),
+        lambda self, u, z, row_weights=None, per="layer": ALPHA.refit(u, z, row_weights),
         "refit per unit must give one entry each",
     ),
     (
         FenchelReLU(),
         "refit",
-        lambda self, u, z, counts=None, per="layer": Sigmoid(),
+        lambda self, u, z, row_weights=None, per="layer": Sigmoid(),
         "name what it learns in `learned`",
     ),
     (ALPHA, "learned", (), "name what it learns in `learned`"),
@@ -135,7 +145,7 @@ ACTIVATIONS: list[Fault] = [
         r"restrict\(units\) must give the states of those units",
     ),
     (MaxPool(), "width", lambda self, p: p // 3, "they must be inverse"),
-    (MaxPool(), "fan", lambda self, width: 2 * width + 2, "they must be inverse"),
+    (MaxPool(), "preactivation_width", lambda self, width: 2 * width + 2, "they must be inverse"),
     (Sigmoid(), "curvature", 0.1, r"curvature 0\.1 is not an upper bound"),
     (FenchelReLU(), "quadratic", True, "declared quadratic, but D is not"),
     (FenchelReLU(), "joint", True, "declared jointly convex, but D is not"),
@@ -227,12 +237,17 @@ LOSSES: list[Fault] = [
     (Matching(), "score", lambda self, u, y: SquaredError().score(u, y), "must have score 1|score must be higher"),
     (SoftmaxCrossEntropy(), "classes", False, r"classes is False, but decode gives torch\.int64"),
     (SquaredError(), "classes", True, "classes is True, but decode gives"),
-    (SquaredError(), "curvature_met", lambda self, u, z, counts=None: -2.0, "curvature_met must be positive"),
+    (
+        SquaredError(),
+        "effective_curvature",
+        lambda self, u, z, row_weights=None: -2.0,
+        "effective_curvature must be positive",
+    ),
     (
         AbsoluteError(0.1),
-        "curvature_met",
-        lambda self, u, z, counts=None: AbsoluteError.curvature_met(self, u, z),
-        "curvature_met does not weight rows by counts",
+        "effective_curvature",
+        lambda self, u, z, row_weights=None: AbsoluteError.effective_curvature(self, u, z),
+        "effective_curvature does not weight rows by row_weights",
     ),
     (Split(), "invariant", True, "declared invariant, but L"),
     (Huber(), "quadratic", True, "declared quadratic, but D is not"),
@@ -358,8 +373,12 @@ def test_a_broken_operator_is_found(fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("protocol", "faults", "without"),
     [
-        (Activation, ACTIVATIONS, {"refusal", "ridge"}),  # a sentence, and what only a penalty has
-        (Loss, LOSSES, {"refusal", "capped", "cap", "width", "fan"}),  # its z does not move, and is as wide as u
+        (Activation, ACTIVATIONS, {"why_not_trainable", "ridge"}),  # a sentence, and what only a penalty has
+        (
+            Loss,
+            LOSSES,
+            {"why_not_trainable", "capped", "cap", "width", "preactivation_width"},
+        ),  # its z does not move, and is as wide as u
         (Penalty, PENALTIES, set()),
         (Operator, OPERATORS, set()),
     ],

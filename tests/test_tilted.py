@@ -56,7 +56,7 @@ def test_all_that_mini_batches_can_train_is_covered() -> None:
 @pytest.mark.parametrize("size", [0.1, 4.0])
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 @pytest.mark.thin(3)
-def test_no_state_answers_a_pull_better(activation: lnn.Activation, size: float) -> None:
+def test_the_tilted_state_is_the_minimiser(activation: lnn.Activation, size: float) -> None:
     u, g = 2 * draw(1), size * draw(2)
     found = activation.tilted(u, g)
 
@@ -74,13 +74,13 @@ def test_no_state_answers_a_pull_better(activation: lnn.Activation, size: float)
 
 
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
-def test_without_a_pull_the_state_obeys(activation: lnn.Activation) -> None:
+def test_without_a_gradient_the_state_obeys_the_recursion(activation: lnn.Activation) -> None:
     u = 2 * draw(1)
     torch.testing.assert_close(activation.tilted(u, torch.zeros_like(u)), activation(u), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", [a for a in COVERED if a.curvature < torch.inf], ids=lambda a: type(a).__name__)
-def test_the_state_s_pull_is_the_slope_of_the_least_energy(activation: lnn.Activation) -> None:
+def test_the_gradient_at_the_tilted_state_is_that_of_the_minimum(activation: lnn.Activation) -> None:
     """d/du min_z D(u, z) + <g, z> = grad_u D at the minimiser: what a layer passes on to its weights."""
     u, g, move, h = 2 * draw(1), draw(2), draw(3), 1e-5
 
@@ -118,9 +118,9 @@ def test_the_default_of_what_has_no_formula() -> None:
     u, g = 2 * draw(1), 3 * draw(2)
     leaky = act.LeakyReLU(0.2)
     torch.testing.assert_close(leaky.tilted(u, g), torch.maximum(u - g / 2, 0.2 * u), rtol=0, atol=1e-5)
-    groups, pull = u.reshape(N, 2, 3), g[:, :2]
-    expected = torch.maximum(groups.mean(-1) - pull / 6, groups.amax(-1))
-    torch.testing.assert_close(act.MaxPool(3).tilted(u, pull), expected, rtol=0, atol=1e-5)
+    groups, g_pooled = u.reshape(N, 2, 3), g[:, :2]
+    expected = torch.maximum(groups.mean(-1) - g_pooled / 6, groups.amax(-1))
+    torch.testing.assert_close(act.MaxPool(3).tilted(u, g_pooled), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)

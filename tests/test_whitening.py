@@ -56,7 +56,7 @@ def test_the_gram_matrix_of_whitened_rows_is_diagonal(damping: float) -> None:
     )
 
 
-def test_only_kept_directions_are_seen_and_theirs_is_the_same_gram_matrix() -> None:
+def test_the_kept_directions_have_the_same_gram_matrix() -> None:
     x = with_spectrum(0.99 ** np.arange(160), 400)
     found = whitening(x, 0.1, 0.95)
     s, k = spectrum(x), found.width
@@ -76,22 +76,22 @@ def test_without_damping_it_is_scikit_learn_s_pca() -> None:
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.3])
-def test_weights_go_inward_and_outward_unchanged(damping: float) -> None:
+def test_weights_converted_there_and_back_are_unchanged(damping: float) -> None:
     found = whitening(X, damping)
-    inner = found.inward(W)
+    inner = found.to_whitened(W)
     torch.testing.assert_close(scores(found(X), inner), scores(X, W), rtol=1e-9, atol=1e-9)
     other = draw(7, 5, seed=9) * 4  # also off the rows it was made from
     torch.testing.assert_close(scores(found(other), inner), scores(other, W), rtol=1e-9, atol=1e-9)
-    again = found.outward(inner)
+    again = found.from_whitened(inner)
     torch.testing.assert_close(again.w, W.w, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(again.b, W.b, rtol=1e-9, atol=1e-9)
 
 
-def test_outward_weights_give_the_same_scores_whatever_was_left_out() -> None:
+def test_converted_weights_give_the_same_scores_whatever_was_left_out() -> None:
     x = with_spectrum(0.99 ** np.arange(160), 400)
     found = whitening(x, 0.1, 0.95)
     inner = Affine(draw(3, found.width), draw(3, seed=1))
-    outer = found.outward(inner)
+    outer = found.from_whitened(inner)
     torch.testing.assert_close(scores(x, outer), scores(found(x), inner), rtol=1e-9, atol=1e-9)
     left_out = torch.linalg.eigh(torch.tensor(np.cov(x.numpy(), rowvar=False))).eigenvectors[:, : 160 - found.width]
     torch.testing.assert_close(outer.w @ left_out, torch.zeros(3, 160 - found.width).double(), rtol=0, atol=1e-9)
@@ -126,7 +126,7 @@ def test_constant_and_repeated_columns_are_dropped(dtype: torch.dtype, damping: 
     s = spectrum(x.double())
     variance = s[:5] / (s[:5] + damping * s.mean())
     np.testing.assert_allclose(white.double().var(0, unbiased=False).numpy(), variance, rtol=1e-3)
-    outer = found.outward(Affine(torch.ones(2, 5, dtype=dtype), torch.zeros(2, dtype=dtype)))
+    outer = found.from_whitened(Affine(torch.ones(2, 5, dtype=dtype), torch.zeros(2, dtype=dtype)))
     assert float(outer.w[:, :3].abs().max()) <= 1e-5 * float(outer.w.abs().max())
     torch.testing.assert_close(outer.w[:, 3], outer.w[:, 8])
 
@@ -152,9 +152,9 @@ def test_a_gradient_step_is_one_preconditioned_by_the_damped_gram_matrix() -> No
     def loss(weights: Affine, rows: Tensor) -> Tensor:
         return (scores(rows, weights) - target).cosh().log().sum(1).mean()
 
-    inner = Affine(*(part.clone().requires_grad_() for part in found.inward(W)))
+    inner = Affine(*(part.clone().requires_grad_() for part in found.to_whitened(W)))
     gw, gb = torch.autograd.grad(loss(inner, found(X)), inner)
-    stepped = found.outward(Affine(inner.w.detach() - rate * gw, inner.b.detach() - rate * gb))
+    stepped = found.from_whitened(Affine(inner.w.detach() - rate * gw, inner.b.detach() - rate * gb))
 
     # In the original ones, with the rows centred so that w and the intercept do not interact.
     mean = X.mean(0)
@@ -172,9 +172,9 @@ def test_a_gradient_step_is_one_preconditioned_by_the_damped_gram_matrix() -> No
 def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted: bool) -> None:
     """As by the Gram matrix, up to the signs of directions."""
     x = draw(12, 40, seed=3) + 2
-    counts = torch.linspace(0.2, 3, 12, dtype=torch.float64) if weighted else None
-    by_rows = Whitening.of_rows(x, counts, 0.3, 0.9)
-    by_gram = Whitening.of(Moments.of(x, x[:, :0], counts), 0.3, 0.9, x)
+    row_weights = torch.linspace(0.2, 3, 12, dtype=torch.float64) if weighted else None
+    by_rows = Whitening.of_rows(x, row_weights, 0.3, 0.9)
+    by_gram = Whitening.of(Moments.of(x, x[:, :0], row_weights), 0.3, 0.9, x)
     assert (by_rows.width, by_rows.far) == (by_gram.width, by_gram.far)
     torch.testing.assert_close(by_rows.scale, by_gram.scale)
     torch.testing.assert_close(by_rows(x) @ by_rows(x).T, by_gram(x) @ by_gram(x).T)
@@ -182,23 +182,23 @@ def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted
 
 @pytest.mark.parametrize("rho", [0.0, 0.05])
 def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
-    """A step of (pull' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
+    """A step of (u_gradient' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1, in either coordinates and by formula."""
     damping, curvature, found = 0.2, 0.6, whitening(X, 0.2)
     layer = lnn.Layer(lnn.operators.Dense(5, 4), lnn.activations.FenchelReLU(), lnn.penalties.L2(rho))
-    pull, inner = draw(300, 4, seed=8), found.inward(W)
+    u_gradient, inner = draw(300, 4, seed=8), found.to_whitened(W)
     white, plain = Metric.of(layer, found(X), damping, found.scale), Metric.of(layer, X, damping)
     for metric in (white, plain):
         metric.refresh([torch.tensor(curvature, dtype=torch.float64)])
-    dw, db = white.direction(inner.w, [found(X)], [pull])
-    in_white = found.outward(Affine(inner.w - dw, inner.b - db))
-    dw, db = plain.direction(W.w, [X], [pull])
+    dw, db = white.direction(inner.w, [found(X)], [u_gradient])
+    in_white = found.from_whitened(Affine(inner.w - dw, inner.b - db))
+    dw, db = plain.direction(W.w, [X], [u_gradient])
     in_plain = Affine(W.w - dw, W.b - db)
 
     gram, mean = np.cov(X.numpy(), rowvar=False, bias=True), X.mean(0).numpy()
     matrix = curvature * (gram + damping * gram.diagonal().mean() * np.eye(5)) + 2 * rho * np.eye(5)
-    gradient = pull.numpy().T @ (X.numpy() - mean) / len(X) + 2 * rho * W.w.numpy()
+    gradient = u_gradient.numpy().T @ (X.numpy() - mean) / len(X) + 2 * rho * W.w.numpy()
     w = W.w.numpy() - np.linalg.solve(matrix, gradient.T).T
-    b = W.b.numpy() + W.w.numpy() @ mean - pull.numpy().mean(0) / curvature - w @ mean
+    b = W.b.numpy() + W.w.numpy() @ mean - u_gradient.numpy().mean(0) / curvature - w @ mean
     for after in (in_white, in_plain):
         np.testing.assert_allclose(after.w.numpy(), w, rtol=1e-8, atol=1e-8)
         np.testing.assert_allclose(after.b.numpy(), b, rtol=1e-8, atol=1e-8)
@@ -219,12 +219,12 @@ def test_a_network_in_whitened_coordinates_gives_the_same_scores(penalty: lnn.Pe
     outer = network(penalty=penalty)
     coordinates = Coordinates.of(outer, X, Moments.of(X, X[:, :0]), 0.1, 1.0)
     assert coordinates.whitening is not None
-    inner = coordinates.start(WEIGHTS)
+    inner = coordinates.to_whitened(WEIGHTS)
     torch.testing.assert_close(
-        coordinates.network.scores(inner, coordinates.inward(X)), outer.scores(WEIGHTS, X), rtol=1e-9, atol=1e-9
+        coordinates.network.scores(inner, coordinates.whiten(X)), outer.scores(WEIGHTS, X), rtol=1e-9, atol=1e-9
     )
     assert not torch.allclose(inner[0].w, W.w)
-    for (w, b), (w2, b2) in zip(coordinates.outward(inner), WEIGHTS, strict=True):
+    for (w, b), (w2, b2) in zip(coordinates.from_whitened(inner), WEIGHTS, strict=True):
         torch.testing.assert_close(w, w2, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(b, b2, rtol=1e-9, atol=1e-9)
     assert coordinates.network.layers[0].lam == 0.3
@@ -252,8 +252,8 @@ def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: ln
     coordinates = Coordinates.of(declined, X, Moments.of(X, X[:, :0]), 0.1, 0.9)
     assert coordinates.whitening is None
     assert coordinates.network is declined
-    assert coordinates.inward(X) is X
-    for there in (coordinates.start(WEIGHTS), coordinates.outward(WEIGHTS)):
+    assert coordinates.whiten(X) is X
+    for there in (coordinates.to_whitened(WEIGHTS), coordinates.from_whitened(WEIGHTS)):
         for (w, b), (w2, b2) in zip(there, WEIGHTS, strict=True):
             assert torch.equal(w, w2)
             assert torch.equal(b, b2)
@@ -263,7 +263,7 @@ def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: ln
 def test_weights_given_back_are_copies(penalty: lnn.Penalty) -> None:
     coordinates = Coordinates.of(network(penalty=penalty), X, Moments.of(X, X[:, :0]), 0.1, 1.0)
     given = [Affine(w.clone(), b.clone()) for w, b in WEIGHTS]
-    for w, b in coordinates.outward(given):
+    for w, b in coordinates.from_whitened(given):
         w.zero_()
         b.zero_()
     assert all(

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.activations.fenchel import Fenchel
-from liftednn.base import Box, Grain
-from liftednn.functional import as_given, box_barrier, box_prox, clip, grain, like, spread
+from liftednn.base import Box, Granularity
+from liftednn.functional import as_given, box_barrier, box_prox, clip, granularity, like, spread
 
-# A range of states narrower than this share of the range of the bounds counts as constant.
+# A range of states narrower than this fraction of the range of the bounds is taken as constant.
 _NARROW = 1e-3
 
 __all__ = ["FenchelClip", "FenchelHardSigmoid", "FenchelHardTanh", "FenchelReLU", "Sign"]
@@ -62,8 +62,10 @@ class _Bounded(_Clip):
 
     learned, summed = ("lower", "upper"), False
 
-    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> FenchelClip:
-        per = grain(self.upper, grain(self.lower, per))
+    def refit(
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
+    ) -> FenchelClip:
+        per = granularity(self.upper, granularity(self.lower, per))
         rows = z if sample_weight is None else z[sample_weight > 0]
         smallest, greatest = reduce.ends(rows)
         ends = (smallest, greatest) if per == "unit" else (smallest.amin(), greatest.amax())

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from liftednn.base import Activation, Grain
+from liftednn.base import Activation, Granularity
 from liftednn.functional import (
     as_given,
     barrier,
     conjugate_softplus,
     entropy_prox,
-    grain,
+    granularity,
     largest,
     like,
     log_partition,
@@ -124,9 +124,9 @@ class FenchelLeakyReLU(Fenchel):
         return torch.where(y < 0, y / (1 + step / like(self.alpha, y)), y / (1 + step))
 
     def refit(
-        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer"
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
     ) -> FenchelLeakyReLU:
-        per = grain(self.alpha, per)
+        per = granularity(self.alpha, per)
         of_u, of_z = (totals(a.clamp(max=0).square(), sample_weight, per) for a in (u, z))
         now, found = (
             spread(self.alpha, of_u),

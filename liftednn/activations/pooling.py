@@ -47,7 +47,7 @@ class MaxPool(Activation):
             raise ValueError(f"c must lie strictly between 0 and 1, got {self.c}")
 
     @property
-    def refusal(self) -> str:
+    def why_not_trainable(self) -> str:
         if self.form == "projection":
             return ""
         return "MaxPool(form='paper') has an energy without lower bound, so it cannot be trained: use form='projection'"
@@ -59,7 +59,7 @@ class MaxPool(Activation):
     def width(self, p: int) -> int:
         return len(self._sizes(p))
 
-    def fan(self, width: int) -> int:
+    def preactivation_width(self, width: int) -> int:
         if isinstance(self.groups, int):
             return width * self.groups
         if len(self.groups) != width:
@@ -89,7 +89,7 @@ class MaxPool(Activation):
 
     def _spread(self, z: Tensor) -> Tensor:
         """Dz, (n, p)."""
-        p = self.fan(z.shape[-1])
+        p = self.preactivation_width(z.shape[-1])
         return z[..., self._index(z.new_empty(p))]
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from liftednn.activations.fenchel import Fenchel, Tanh
-from liftednn.base import Box, Grain
-from liftednn.functional import as_given, grain, largest, like, positive, root, spread, totals
+from liftednn.base import Box, Granularity
+from liftednn.functional import as_given, granularity, largest, like, positive, root, spread, totals
 
 __all__ = ["Scaled"]
 
@@ -49,7 +49,7 @@ class Scaled(Fenchel):
             raise ValueError(
                 f"Scaled needs an activation whose parameters are numbers, got {self.activation!r}: give one number for all units"
             )
-        if grain(self.scale, "layer") == "unit":
+        if granularity(self.scale, "layer") == "unit":
             self._check_units()
 
     def _check_units(self) -> None:
@@ -81,7 +81,7 @@ class Scaled(Fenchel):
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
         scale = like(self.scale, u)
-        if grain(self.scale, "layer") == "layer":
+        if granularity(self.scale, "layer") == "layer":
             return self.activation.value(scale * u, z) / scale
         return (self._entries(scale * u, z) / scale).sum(-1)
 
@@ -98,8 +98,8 @@ class Scaled(Fenchel):
         box = self.activation.box(scale * u)
         return box._replace(weight=box.weight / scale, pull=box.pull / scale)
 
-    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Scaled:
-        per = grain(self.scale, per)
+    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer") -> Scaled:
+        per = granularity(self.scale, per)
         if per == "unit":
             self._check_units()
         u, z, given = u.double(), z.double(), u
@@ -113,7 +113,7 @@ class Scaled(Fenchel):
         known = excess(now.maximum(high)) > excess(now.minimum(low))  # False where all u are 0
         return Scaled(self.activation, as_given(torch.where(known, found, now).exp(), self.scale, given))
 
-    def _total_entropy(self, z: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+    def _total_entropy(self, z: Tensor, sample_weight: Tensor | None, per: Granularity) -> Tensor:
         """sum Phi(z), up to a constant."""
         zero = torch.zeros_like(z)
         entries = self._entries(zero, z) if per == "unit" else self.activation.value(zero, z)[:, None]

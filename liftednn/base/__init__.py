@@ -13,7 +13,7 @@ fixed at the responses. A `Penalty` is pi, an `Operator` is A, and an `Uncertain
 
 from __future__ import annotations
 
-from liftednn.base.divergence import Activation, Box, Divergence, Grain, Loss
+from liftednn.base.divergence import Activation, Box, Divergence, Granularity, Loss
 from liftednn.base.operator import Affine, Operator, SelfAdjoint, regress
 from liftednn.base.penalty import Penalty
 from liftednn.base.uncertainty import Uncertainty
@@ -23,7 +23,7 @@ __all__ = [
     "Affine",
     "Box",
     "Divergence",
-    "Grain",
+    "Granularity",
     "Loss",
     "Operator",
     "Penalty",

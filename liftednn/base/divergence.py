@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Activation", "Box", "Divergence", "Grain", "Loss"]
+__all__ = ["Activation", "Box", "Divergence", "Granularity", "Loss"]
 
 # Whether a learned activation has one parameter for the layer, or one for each unit.
-Grain = Literal["layer", "unit"]
+Granularity = Literal["layer", "unit"]
 
 # Each proximal step divides the error by 1 + step * (modulus of strong convexity of D in z).
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
@@ -47,7 +47,7 @@ class Divergence(ABC):
     homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0; the rescaling of sec. 3 needs it
     unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k); pruning needs it
     uniform      `unitwise`, with the same function for every unit and any number of units; robust.BoxBall needs it
-    refusal      why no network can be trained with this divergence; empty if it can
+    why_not_trainable   why no network can be trained with this divergence; empty if it can
 
     u is (n, p), z is (n, width(p)); methods return one number or one row for each row.
 
@@ -71,7 +71,7 @@ class Divergence(ABC):
     def curvature(self) -> float: ...
 
     @property
-    def refusal(self) -> str:
+    def why_not_trainable(self) -> str:
         return ""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Divergence(ABC):
         """The number of states (columns of z) for p pre-activations."""
         return p
 
-    def fan(self, width: int) -> int:
+    def preactivation_width(self, width: int) -> int:
         """The number of pre-activations for `width` states, the inverse of `width`."""
         return width
 
@@ -180,11 +180,13 @@ class Activation(Divergence):
         """D(u, z) = 1/2 weight z^2 - pull z + const(u) on the box. Required where `boxed` is declared."""
         raise TypeError(f"{type(self).__name__} is not quadratic in z on a box: use prox")
 
-    def refit(self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Grain = "layer") -> Activation:
+    def refit(
+        self, u: Tensor, z: Tensor, sample_weight: Tensor | None = None, per: Granularity = "layer"
+    ) -> Activation:
         """This activation with the `learned` fields that minimise the sum over rows of D(u, z).
 
         u, z           pre-activations and states, (n, p)
-        sample_weight  (n,), how much each row counts
+        sample_weight  (n,), the weight of each row
         per            "layer" for one number per field, "unit" for fields of shape (p,); a field that has shape (p,) keeps it
 
         The default learns nothing.
@@ -217,8 +219,8 @@ class Loss(Divergence):
     @abstractmethod
     def classes(self) -> bool: ...
 
-    def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
-        """The curvature that sets mini-batch step sizes, row i counting `counts[i]` times; below `curvature` where few rows reach that."""
+    def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
+        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows reach that."""
         return self.curvature
 
     @abstractmethod

@@ -25,7 +25,7 @@ class Uncertainty(ABC):
     per_unit: bool = True
 
     @abstractmethod
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         """Why a layer with weights of this shape (out, in) cannot have this uncertainty; empty if it can."""
 
     def seen(self, divergence: Divergence, w: Tensor) -> Divergence:

@@ -1,8 +1,15 @@
 """The two blocks (sec. 6): weights with the states fixed, states with the weights fixed."""
 
-from liftednn.blocks.joint import joint_refusal, update_all_states
+from liftednn.blocks.joint import update_all_states, why_not_joint
 from liftednn.blocks.readers import Reader, StateProblem, plain_layer, state_problem
-from liftednn.blocks.refits import Grains, RefitStep, grains_of, parameters, update_activation, with_activation
+from liftednn.blocks.refits import (
+    Granularities,
+    RefitStep,
+    granularities_of,
+    parameters,
+    update_activation,
+    with_activation,
+)
 from liftednn.blocks.regressions import designs_of, update_layer
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.blocks.shared import update_shared
@@ -11,7 +18,7 @@ from liftednn.blocks.weights import Design, WeightProblem, WeightStep, update_we
 
 __all__ = [
     "Design",
-    "Grains",
+    "Granularities",
     "Reader",
     "RefitStep",
     "RobustTerm",
@@ -20,8 +27,7 @@ __all__ = [
     "WeightProblem",
     "WeightStep",
     "designs_of",
-    "grains_of",
-    "joint_refusal",
+    "granularities_of",
     "parameters",
     "plain_layer",
     "state_problem",
@@ -31,5 +37,6 @@ __all__ = [
     "update_shared",
     "update_state",
     "update_weights",
+    "why_not_joint",
     "with_activation",
 ]

@@ -30,7 +30,7 @@ __all__ = ["Quadratic", "Smooth", "majorised"]
 
 # Steps on the Gram matrix for each new set of pseudo-targets, which costs two passes over the rows.
 _INNER = 10
-# Inputs with a smaller variance count as constant.
+# Inputs with a smaller variance are taken as constant.
 _STILL = 1e-150
 
 Point = list[Tensor]

@@ -19,10 +19,10 @@ from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import prox_gradient, splitting
 from liftednn.solvers.splitting import ROWS
 
-__all__ = ["joint_refusal", "update_all_states"]
+__all__ = ["update_all_states", "why_not_joint"]
 
 
-def joint_refusal(network: LiftedNetwork) -> str:
+def why_not_joint(network: LiftedNetwork) -> str:
     """Why the states of all layers cannot be updated at once; empty if they can."""
     kinds = [layer.uncertainty for layer in network.layers if layer.uncertainty is not None]
     for number, activation in enumerate(network.hidden):
@@ -44,9 +44,9 @@ def update_all_states(
     network: LiftedNetwork, weights: Weights, states: States, tol: float = 1e-3, max_iter: int = 500
 ) -> StateStep:
     """The X_1, ..., X_L that minimise the objective together, from the present ones."""
-    refusal = joint_refusal(network)
-    if refusal:
-        raise ValueError(f"joint=True is not possible: {refusal}")
+    reason = why_not_joint(network)
+    if reason:
+        raise ValueError(f"joint=True is not possible: {reason}")
     smooth = _smooth(network)
     blocks = [[state[rows] for state in states] for rows in spans(states[0], None if smooth else ROWS)]
     if not smooth:
@@ -159,14 +159,16 @@ class _Copied:
         self.network, self.weights, self.normal = network, weights, normal
         self.smooth = _Smooth(network, weights, states)
         self.widths = [layer.width for layer in network.layers[:-1]]
-        self.fans = [network.layers[number].operator.out_width for number in self.smooth.moving]
+        self.preactivation_widths = [network.layers[number].operator.out_width for number in self.smooth.moving]
 
     def unstack(self, x: Tensor) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(x, self.widths, 1)]
 
     def _parts(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        states, preactivations = torch.split(image, [sum(self.widths), sum(self.fans)], 1)
-        return self.unstack(states), [part.contiguous() for part in torch.split(preactivations, self.fans, 1)]
+        states, preactivations = torch.split(image, [sum(self.widths), sum(self.preactivation_widths)], 1)
+        return self.unstack(states), [
+            part.contiguous() for part in torch.split(preactivations, self.preactivation_widths, 1)
+        ]
 
     def image(self, x: Tensor) -> Tensor:
         return torch.cat([x, *self.smooth.image(self.unstack(x))], 1)

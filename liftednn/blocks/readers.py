@@ -123,7 +123,9 @@ def spans(like: Tensor, size: int | None = None) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(like), size))
 
 
-def plain_layer(layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, counts: Tensor | None = None) -> Layer:
+def plain_layer(
+    layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, row_weights: Tensor | None = None
+) -> Layer:
     """A layer without uncertainty that an X-step can use instead: its term is a majorant of the robust one, up to a constant, and equal to
     it at the states xs and z."""
     kind = layer.uncertainty
@@ -133,7 +135,7 @@ def plain_layer(layer: Layer, weights: Affine, xs: Sequence[Tensor], z: Tensor, 
 
     def mean() -> float:
         energy = seen.value(layer.operator.forward(xs, weights), z).double()
-        return float(reduce.mean(energy, counts))
+        return float(reduce.mean(energy, row_weights))
 
     slope = kind.slope(mean, layer.divergence.curvature, weights.w)
     return replace(layer, divergence=seen, lam=layer.lam * slope, uncertainty=None)

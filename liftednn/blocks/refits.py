@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Activation, Grain
+from liftednn.base import Activation, Granularity
 from liftednn.network import Layer, LiftedNetwork
 
-__all__ = ["Grains", "RefitStep", "grains_of", "parameters", "update_activation", "with_activation"]
+__all__ = ["Granularities", "RefitStep", "granularities_of", "parameters", "update_activation", "with_activation"]
 
 # One for all hidden layers, or one each; None for a layer whose parameters stay fixed.
-Grains = Grain | Sequence[Grain | None] | None
+Granularities = Granularity | Sequence[Granularity | None] | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RefitStep:
     kkt: float
 
 
-def grains_of(network: LiftedNetwork, learned: Grains) -> list[Grain | None]:
+def granularities_of(network: LiftedNetwork, learned: Granularities) -> list[Granularity | None]:
     """Per hidden layer, whether one parameter per layer or per unit is learned, or none; an error where that is impossible."""
     count = len(network.layers) - 1
     if learned in ("layer", "unit") and not count:
@@ -66,7 +66,7 @@ def grains_of(network: LiftedNetwork, learned: Grains) -> list[Grain | None]:
 
 
 def update_activation(
-    network: LiftedNetwork, number: int, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Grain
+    network: LiftedNetwork, number: int, w: Tensor, u: Tensor, z: Tensor, sample_weight: Tensor | None, per: Granularity
 ) -> RefitStep:
     """The network with the activation of hidden layer `number` refitted, for its weights w, pre-activations u and states z."""
     now, layer = network.hidden[number], network.layers[number]

@@ -25,19 +25,19 @@ class Regression:
     current: Affine
 
 
-def repeated(counts: Tensor | None, positions: int) -> Tensor | None:
+def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
     """The weight of each row of a regression, (n t,), from the weight of each sample, (n,)."""
-    return counts if counts is None or positions == 1 else counts.repeat_interleave(positions)
+    return row_weights if row_weights is None or positions == 1 else row_weights.repeat_interleave(positions)
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
     """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same."""
     operator = layer.operator
-    rows, counts = operator.rows(xs), repeated(sample_weight, operator.positions)
+    rows, row_weights = operator.rows(xs), repeated(sample_weight, operator.positions)
     if not operator.grouped:
-        return [Design(rows, operator.bias, counts)]
+        return [Design(rows, operator.bias, row_weights)]
     parts = torch.split(rows, operator.weight_shape[-1], 1)
-    return [Design(part.contiguous(), operator.bias, counts) for part in parts]
+    return [Design(part.contiguous(), operator.bias, row_weights) for part in parts]
 
 
 def regressions(
@@ -113,5 +113,5 @@ class Shifted(Divergence):
     def width(self, p: int) -> int:
         return self.divergence.width(p)
 
-    def fan(self, width: int) -> int:
-        return self.divergence.fan(width)
+    def preactivation_width(self, width: int) -> int:
+        return self.divergence.preactivation_width(width)

@@ -12,7 +12,7 @@ __all__ = ["RobustTerm"]
 class RobustTerm(ABC):
     """The robust term of one layer, lam term(mean over rows of seen(u, z)), as tensors beside its weights w (out, in).
 
-    A recorded CUDA graph calls `pull`, `respond` and `push`: they must stay on the weights' device and copy nothing from it.
+    A recorded CUDA graph calls `gradients`, `x_step` and `w_gradient`: they must stay on the weights' device and copy nothing from it.
 
     share   0-dim: the derivative of the term in the mean over rows is lam / share; `renew` updates it
     """
@@ -20,29 +20,31 @@ class RobustTerm(ABC):
     share: Tensor
 
     @abstractmethod
-    def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradient of the term in u at fixed z and w, (n, out), without the division by n; and the reach gradient.
+    def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the term in u at fixed z and w, (n, out), without the division by n; and the radius gradient.
 
-        Where the term also depends on w through the reach r(w), (out,), how far uncertain inputs can move u, the reach gradient is each
+        Where the term also depends on w through the reach r(w), (out,), how far uncertain inputs can move u, the radius gradient is each
         row's gradient in r, (n, out). None where it does not.
         """
 
     @abstractmethod
-    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The state z = argmin_z seen(u, z) / share + <g, z>, where lam g is the gradient of the later layers in z; and the two gradients
-        of `pull`, here of the minimum over z."""
+        of `gradients`, here of the minimum over z."""
 
     @abstractmethod
-    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
-        """The gradient of the term in w at fixed u, (out, in), from the mean over rows of the reach gradient."""
+    def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:
+        """The gradient of the term in w at fixed u, (out, in), from the mean over rows of the radius gradient."""
 
     @abstractmethod
     def added_curvature(self) -> Tensor:
-        """A bound (in, in) on the curvature in w that `push` adds to the plain step."""
+        """A bound (in, in) on the curvature in w that `w_gradient` adds to the plain step."""
 
     @abstractmethod
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
-        """Update what depends on the present point, in place. With reach_gradient=None, `push` stays the exact gradient, unsmoothed."""
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
+        """Update what depends on the present point, in place. With radius_gradient=None, `w_gradient` stays exact, without smoothing."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ def _quadratic(problem: StateProblem, z: Tensor) -> tuple[Tensor, Tensor, Box]:
     h = added(_weight(reader.layer) * reader.normal.matrix() for reader in problem.readers)
     h.diagonal().add_(lam * torch.as_tensor(box.weight, dtype=h.dtype, device=h.device).squeeze(0))
     q = lam * box.pull - problem.at_zero(z)
-    # A bound that depends on u has the rounding error of a product: the present state counts as inside.
+    # A bound that depends on u has the rounding error of a product: the present state is taken as inside.
     lower = torch.minimum(box.lower, z) if isinstance(box.lower, Tensor) else box.lower
     return h, q, box._replace(lower=lower)
 

@@ -227,7 +227,7 @@ class Centred:
     def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
         self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
         self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
-        self.counts, self.total = design.sample_weight, float(reduce.count(design.rows, design.sample_weight))
+        self.row_weights, self.total = design.sample_weight, float(reduce.count(design.rows, design.sample_weight))
         # A squared norm is part of the smooth term, so that a preconditioner can include it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
         self.noise = None if design.noise is None else layer.lam * layer.divergence.curvature * design.noise.to(z.dtype)
@@ -244,7 +244,7 @@ class Centred:
         return [torch.addmm(b, self.rows, w.T)]
 
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        mean = reduce.mean(self.layer.divergence.value(image[0], self.z), self.counts)
+        mean = reduce.mean(self.layer.divergence.value(image[0], self.z), self.row_weights)
         noise = 0.0 if self.noise is None else ((x[0] @ self.noise) * x[0]).sum(dtype=torch.float64) / 2
         return self.layer.lam * mean + noise + self.layer.penalty.value(x[0])
 
@@ -261,7 +261,7 @@ class Centred:
 
     def pull(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
         """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
-        r, scale = r if self.counts is None else r * self.counts.to(r)[:, None], weight / self.total
+        r, scale = r if self.row_weights is None else r * self.row_weights.to(r)[:, None], weight / self.total
         c = (reduce.total(r) * scale).to(r)
         w = torch.addr(reduce.product(r, self.rows, scale), c, self.mean, alpha=-1)
         return [w, c if self.bias else torch.zeros_like(c)]

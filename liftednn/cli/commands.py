@@ -36,7 +36,7 @@ Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid
 Task = StrEnum("Task", "auto classification regression")
 Loss = StrEnum("Loss", "auto squared absolute huber quantile")
 DeviceName = StrEnum("DeviceName", "cpu cuda")
-Grain = StrEnum("Grain", "layer unit")
+Granularity = StrEnum("Granularity", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
@@ -60,7 +60,8 @@ Penalty = Annotated[
     ),
 ]
 Refit = Annotated[
-    Grain | None, typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit.")
+    Granularity | None,
+    typer.Option(help="Learn the activation's slope or scale, one for a layer or one for each unit."),
 ]
 Robust = Annotated[
     str | None,

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from liftednn import activations, reduce
-from liftednn.base import Grain, Loss
+from liftednn.base import Granularity, Loss
 from liftednn.data import tables
 from liftednn.data.sources import source_of
 from liftednn.data.tables import Encoding, Table
@@ -83,14 +83,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Inputs, targets, and how much each row counts."""
+    """Inputs, targets and row weights."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
-    counts: NDArray[np.float64] | None
+    row_weights: NDArray[np.float64] | None
 
     def at(self, chosen: NDArray[np.int64]) -> _Rows:
-        return _Rows(self.x[chosen], self.y[chosen], None if self.counts is None else self.counts[chosen])
+        return _Rows(self.x[chosen], self.y[chosen], None if self.row_weights is None else self.row_weights[chosen])
 
 
 def train(job: Job, progress: Progress) -> Trained:
@@ -122,13 +122,13 @@ def train(job: Job, progress: Progress) -> Trained:
 
 
 def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
-    """How the table is encoded, its rows that count, and how many missing values were filled in, by column."""
+    """How the table is encoded, its rows of positive weight, and how many missing values were filled in, by column."""
     table = tables.read(job.table, job.text, job.missing)
     tables.check_text(table, job.text)
     task, weight = cast(Task, job.task), job.sample_weight
     encoding = Encoding.of(table, job.target, task, job.drop_constant, weight, job.missing)
-    table, counts = encoding.counted(table)
-    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), counts), encoding.filled(table)
+    table, row_weights = encoding.weighted(table)
+    return encoding, _Rows(encoding.inputs(table), encoding.targets(table), row_weights), encoding.filled(table)
 
 
 def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
@@ -136,9 +136,9 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     loss = _loss(job, sizes[-1] > 1, rows)
     activation = activations.named(job.activation, "fenchel")
     activation = activations.learnable(activation) if job.learn_activation and len(sizes) > 2 else activation
-    network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.counts)
+    network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.row_weights)
     recipe = _recipe(job)
-    network, trainer = recipe.network(network, source, rows.y, rows.counts), recipe.trainer(len(rows.x))
+    network, trainer = recipe.network(network, source, rows.y, rows.row_weights), recipe.trainer(len(rows.x))
     validation = (held.x, held.y) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)
@@ -158,7 +158,7 @@ def _recipe(job: Job) -> Recipe:
         initial=job.first,
         seed=job.seed,
         device=job.device,
-        learn_activation=cast(Grain | None, job.learn_activation),
+        learn_activation=cast(Granularity | None, job.learn_activation),
     )
 
 
@@ -171,7 +171,7 @@ def _loss(job: Job, classes: bool, rows: _Rows) -> Loss:
     if job.loss == "quantile" and job.quantile is not None:
         return Quantile(job.quantile)
     name = "softmax" if classes else "squared" if job.loss == "auto" else job.loss
-    return named_loss(name, rows.y, rows.counts)
+    return named_loss(name, rows.y, rows.row_weights)
 
 
 def _measure(network: LiftedNetwork) -> str:

@@ -60,7 +60,7 @@ def _data(source: Source) -> dict[str, str]:
         "number of rows": str(source.rows),
         "x": kind + content(source.x),
         "y": content(source.y),
-        "sample weights": content(source.counts),
+        "sample weights": content(source.row_weights),
     }
 
 

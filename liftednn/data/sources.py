@@ -1,6 +1,6 @@
 """Where mini-batches come from: tensors, memory-mapped arrays, or any iterable of batches such as a torch DataLoader.
 
-A batch is (x, y, counts): rows, responses, and the weight of each row, 1 on average; None where all have the same. A source
+A batch is (x, y, row_weights): rows, responses, and the weight of each row, 1 on average; None where all have the same. A source
 gives a sample to begin with and, for each pass, batches in an order that depends only on the seed and the pass, so that an interrupted
 run can resume where it stopped.
 """
@@ -62,7 +62,7 @@ class _Permuted(ABC):
 
     x: Any
     y: Tensor
-    counts: Tensor | None = None
+    row_weights: Tensor | None = None
     total: int | None = None
 
     @property
@@ -94,18 +94,20 @@ class Memory(_Permuted):
     x: Tensor
 
     def at(self, chosen: Tensor) -> Batch:
-        counts = None if self.counts is None else self.counts.index_select(0, chosen.to(self.counts.device))
+        row_weights = (
+            None if self.row_weights is None else self.row_weights.index_select(0, chosen.to(self.row_weights.device))
+        )
         # index_select does not take every integer dtype.
         y = (
             self.y.index_select(0, chosen.to(self.y.device))
             if self.y.is_floating_point()
             else self.y[chosen.to(self.y.device)]
         )
-        return self.x.index_select(0, chosen.to(self.x.device)), y, counts
+        return self.x.index_select(0, chosen.to(self.x.device)), y, row_weights
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         whole = size >= len(self.x)
-        return iter([(self.x, self.y, self.counts)]) if whole else super().batches(size, seed, number)
+        return iter([(self.x, self.y, self.row_weights)]) if whole else super().batches(size, seed, number)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Gathered(_Permuted):
         return (
             as_tensor(self.x[chosen.numpy()], "x"),
             self.y[chosen],
-            None if self.counts is None else self.counts[chosen],
+            None if self.row_weights is None else self.row_weights[chosen],
         )
 
 
@@ -131,7 +133,7 @@ class Mapped:
 
     x: Any
     y: Any
-    counts: Any = None
+    row_weights: Any = None
     total: int | None = None
 
     @property
@@ -140,7 +142,7 @@ class Mapped:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        return (self.x, self.y) if self.counts is None else (self.x, self.y, self.counts)
+        return (self.x, self.y) if self.row_weights is None else (self.x, self.y, self.row_weights)
 
     def sample(self, count: int, seed: int) -> Batch:
         """Short runs from all over the array, in random order."""
@@ -149,8 +151,8 @@ class Mapped:
         pieces = [slice(start * run, (start + 1) * run) for start in starts]
         parts = [np.concatenate([np.array(part[piece]) for piece in pieces]) for part in self._parts]
         chosen = _permutation(len(parts[0]), seed, -2)[:count].numpy()
-        x, y, *counts = (part[chosen] for part in parts)
-        return x, y, counts[0] if counts else None
+        x, y, *row_weights = (part[chosen] for part in parts)
+        return x, y, row_weights[0] if row_weights else None
 
     def steps(self, size: int) -> int:
         """Every run of batches may end in a smaller one."""
@@ -165,13 +167,13 @@ class Mapped:
             parts = [as_tensor(np.array(part[piece]), name) for part, name in zip(self._parts, names, strict=False)]
             order = _permutation(len(parts[0]), seed, number * 1_000_003 + index)
             for chosen in torch.split(order, size):
-                x, y, *counts = (part[chosen] for part in parts)
-                yield x, y, counts[0] if counts else None
+                x, y, *row_weights = (part[chosen] for part in parts)
+                yield x, y, row_weights[0] if row_weights else None
 
 
 @dataclass(frozen=True)
 class Loader:
-    """An iterable of batches (x, y) or (x, y, counts), taken as they come; `size` and `seed` are ignored."""
+    """An iterable of batches (x, y) or (x, y, row_weights), taken as they come; `size` and `seed` are ignored."""
 
     batches_of: Iterable[Any]
 
@@ -194,12 +196,12 @@ class Loader:
             raise ValueError(
                 "the iterable gave no batches: it must yield pairs (x, y), and some weights must be positive"
             )
-        xs, ys, counts = zip(*found, strict=True)
+        xs, ys, row_weights = zip(*found, strict=True)
         if len({(x.shape[1:], y.shape[1:]) for x, y, _ in found}) > 1:
             raise ValueError("the rows or responses of batches have different shapes: give all of them the same")
-        if any(each is None for each in counts) and any(each is not None for each in counts):
+        if any(each is None for each in row_weights) and any(each is not None for each in row_weights):
             raise ValueError("some batches come with sample_weight and some without: give it with all, or with none")
-        together = None if counts[0] is None else torch.cat(counts)[:count]
+        together = None if row_weights[0] is None else torch.cat(row_weights)[:count]
         return torch.cat(xs)[:count], torch.cat(ys)[:count], together
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
@@ -208,14 +210,14 @@ class Loader:
                 raise ValueError(
                     f"a batch must be a pair (x, y), or (x, y, sample_weight), got {type(batch).__name__}: yield x and y together"
                 )
-            counts = as_tensor(batch[2], "sample_weight") if len(batch) == 3 else None
+            row_weights = as_tensor(batch[2], "sample_weight") if len(batch) == 3 else None
             x, y = as_tensor(batch[0], "x"), as_tensor(batch[1], "y")
             if x.ndim < 2 or not y.ndim:
                 raise ValueError(
                     f"a batch must hold rows and their responses, got x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: "
                     "give batches of several samples, as a DataLoader with a batch_size does"
                 )
-            yield x, y, counts
+            yield x, y, row_weights
 
 
 @dataclass(frozen=True)
@@ -265,9 +267,7 @@ def _native(given: NDArray[Any]) -> NDArray[Any]:
     if given.dtype.kind not in "biufc":
         raise ValueError(f"its entries are of type {given.dtype}")
     shared = np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
-    return (
-        shared.copy() if min(shared.strides, default=0) < 0 else shared
-    )  # a single row counts as contiguous either way
+    return shared.copy() if min(shared.strides, default=0) < 0 else shared  # a single row is contiguous in any layout
 
 
 def _check_plain(x: Tensor, name: str) -> None:
@@ -287,13 +287,13 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         if not x.ndim or not y.ndim or len(x) != len(y):
             found = [str(len(each)) if each.ndim else "none" for each in (x, y)]
             raise ValueError(f"x has {found[0]} rows and y has {found[1]}: they must agree")
-        counts = None if sample_weight is None else as_tensor(sample_weight, "sample_weight").double()
-        if counts is not None:
-            check_weights(counts, len(x))
+        row_weights = None if sample_weight is None else as_tensor(sample_weight, "sample_weight").double()
+        if row_weights is not None:
+            check_weights(row_weights, len(x))
         if isinstance(x, np.memmap):
             y = y.numpy(force=True) if isinstance(y, Tensor) else y
-            return weighted(Mapped(x, y), counts)
-        return _memory(as_tensor(x, "x"), as_tensor(y, "y"), counts)
+            return weighted(Mapped(x, y), row_weights)
+        return _memory(as_tensor(x, "x"), as_tensor(y, "y"), row_weights)
     if sample_weight is not None:
         raise ValueError("sample_weight goes with x and y: an iterable gives batches (x, y, sample_weight) instead")
     if isinstance(x, (_Permuted, Mapped, Loader)):
@@ -304,34 +304,34 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:
     return Once(x) if isinstance(x, Iterator) else Loader(x)
 
 
-def check_weights(counts: Tensor, rows: int) -> None:
+def check_weights(row_weights: Tensor, rows: int) -> None:
     """Refuse invalid sample weights."""
-    if counts.shape != (rows,):
-        raise ValueError(f"sample_weight has shape {tuple(counts.shape)}, but x has {rows} rows: give ({rows},)")
-    if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
+    if row_weights.shape != (rows,):
+        raise ValueError(f"sample_weight has shape {tuple(row_weights.shape)}, but x has {rows} rows: give ({rows},)")
+    if not bool(row_weights.isfinite().all()) or bool((row_weights < 0).any()) or not bool((row_weights > 0).any()):
         raise ValueError("sample_weight must hold finite numbers, none negative and not all 0")
 
 
-def _memory(x: Tensor, y: Tensor, counts: Tensor | None) -> Memory:
+def _memory(x: Tensor, y: Tensor, row_weights: Tensor | None) -> Memory:
     """Without the rows of weight 0."""
-    if counts is None:
+    if row_weights is None:
         return Memory(x, y)
-    kept = (counts > 0).nonzero()[:, 0]
-    return weighted(Memory(x[kept.to(x.device)], y[kept.to(y.device)]), counts[kept])
+    kept = (row_weights > 0).nonzero()[:, 0]
+    return weighted(Memory(x[kept.to(x.device)], y[kept.to(y.device)]), row_weights[kept])
 
 
-def weighted(source: S, counts: Tensor | None) -> S:
+def weighted(source: S, row_weights: Tensor | None) -> S:
     """The source with row weights, scaled to 1 on average. Where they add up to more than the number of rows, `total` is their sum."""
-    if counts is None:
+    if row_weights is None:
         return source
-    each: Any = counts / reduce.mean(counts)
+    each: Any = row_weights / reduce.mean(row_weights)
     each = each.numpy(force=True) if isinstance(source, Mapped) else each.to(source.y.device)
-    return replace(source, counts=each, total=_total(counts))
+    return replace(source, row_weights=each, total=_total(row_weights))
 
 
-def _total(counts: Tensor) -> int:
+def _total(row_weights: Tensor) -> int:
     """The number of rows with a positive weight, or the sum of the weights if that is larger."""
-    return max(int(reduce.total(counts > 0)), round(float(reduce.total(counts))))
+    return max(int(reduce.total(row_weights > 0)), round(float(reduce.total(row_weights))))
 
 
 def _length(given: object) -> int | None:

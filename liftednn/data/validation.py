@@ -19,10 +19,10 @@ __all__ = [
     "check_network",
     "check_start",
     "check_trainable",
+    "checked_row_weights",
     "inputs",
     "matrix_shapes",
     "responses",
-    "row_weights",
 ]
 
 # Rows whose squares are summed in the data's own precision, see moments.py.
@@ -32,8 +32,8 @@ _SUMMED = 8192
 def check_trainable(network: LiftedNetwork) -> None:
     check_network(network)
     for number, layer in enumerate(network.layers):
-        if layer.divergence.refusal:
-            raise ValueError(f"layer {number}: {layer.divergence.refusal}")
+        if layer.divergence.why_not_trainable:
+            raise ValueError(f"layer {number}: {layer.divergence.why_not_trainable}")
         if network.connections.owners[number] < number and not layer.penalty.convex:
             raise ValueError(f"layer {number}: layers that share their w need a convex penalty, got {layer.penalty!r}")
         try:
@@ -97,13 +97,13 @@ def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
     return encoded.to(x.dtype)
 
 
-def row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
+def checked_row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:
     """The weight of each row of x, (n,), 1 on average; None where all have the same."""
     if sample_weight is None:
         return None
-    counts = as_tensor(sample_weight, "sample_weight").to(x.device).double()
-    check_weights(counts, len(x))
-    return (counts / reduce.mean(counts)).to(x)
+    row_weights = as_tensor(sample_weight, "sample_weight").to(x.device).double()
+    check_weights(row_weights, len(x))
+    return (row_weights / reduce.mean(row_weights)).to(x)
 
 
 def check_device(device: object) -> None:

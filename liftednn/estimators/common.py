@@ -50,7 +50,7 @@ class _Work:
 
     x: Rows
     y: Tensor
-    counts: Array | None
+    row_weights: Array | None
     seed: int
     start: list[Affine] | None
     passes: int | None
@@ -112,17 +112,17 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, train the present weights for that many more."""
-        rows, counts = Rows.of(x, self.dtype), self._counts(sample_weight, x)
-        if counts is not None and not counts.all():
-            chosen = np.flatnonzero(counts)
-            rows, y, counts = rows.take(chosen), y[chosen], counts[chosen]
+        rows, row_weights = Rows.of(x, self.dtype), self._checked_weights(sample_weight, x)
+        if row_weights is not None and not row_weights.all():
+            chosen = np.flatnonzero(row_weights)
+            rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         resumes = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not resumes:
-            self._inputs = self._scaling(rows, counts)
+            self._inputs = self._scaling(rows, row_weights)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if resumes else None
-        work, validation = _Work(rows, torch.from_numpy(y), counts, seed, start, passes), None
+        work, validation = _Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
@@ -144,14 +144,14 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self.__dict__.update(before)
             raise
 
-    def _counts(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
+    def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """The checked sample weights."""
         if sample_weight is None:
             return None
-        counts: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        if not counts.any():
+        row_weights: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        if not row_weights.any():
             raise ValueError("sample_weight is 0 for every row: some must be positive")
-        return counts
+        return row_weights
 
     def _check_parameters(self) -> None:
         """Check numbers and names; networks and trainers check the rest."""
@@ -197,7 +197,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
-        return self._recipe(work).network(network, self._choosing(work), work.y, work.counts)
+        return self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
 
     def _recipe(self, work: _Work) -> Recipe:
         """The parameters as a `Recipe`."""
@@ -221,14 +221,16 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _choosing(self, work: _Work) -> Source:
         """The rows that hyperparameters are chosen from; for partial_fit, of an unknown total number."""
         if work.passes is None:
-            return work.x.source(work.y, work.counts, "cpu")
-        return Loader([[work.x[:_FEW], work.y[:_FEW], *([] if work.counts is None else [work.counts[:_FEW]])]])
+            return work.x.source(work.y, work.row_weights, "cpu")
+        return Loader(
+            [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
+        )
 
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
         trainer = self._recipe(work).trainer(len(work.x))
         moments = self._moments = self._seen(work) if work.passes else None
-        source = work.x.source(work.y, work.counts, self.device)
+        source = work.x.source(work.y, work.row_weights, self.device)
         fit = trainer.run(
             self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
         )
@@ -247,9 +249,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         for part in blocks(len(work.x)):
             rows = as_tensor(work.x[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
-            unit = 1.0 if work.counts is None else float(work.counts[part].max())
-            counts = None if work.counts is None else torch.as_tensor(work.counts[part] / unit).to(rows)
-            fresh = unit * Moments.of(rows, rows[:, :0], counts)
+            unit = 1.0 if work.row_weights is None else float(work.row_weights[part].max())
+            row_weights = None if work.row_weights is None else torch.as_tensor(work.row_weights[part] / unit).to(rows)
+            fresh = unit * Moments.of(rows, rows[:, :0], row_weights)
             seen = fresh if seen is None else seen + fresh
         assert seen is not None
         return seen
@@ -258,7 +260,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """Train by full sweeps."""
         sweeps = work.passes or (_SWEEPS if self.max_iter == "auto" else int(self.max_iter))
         bcd, rows = BCD(passes=sweeps, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
-        solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.counts)
+        solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.row_weights)
         if solution.status == "stopped":
             raise KeyboardInterrupt
         self._keep(solution.weights, solution.history, len(solution.history) - 1)
@@ -268,8 +270,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """Rows to train on, and rows for validation."""
         labels = work.y.numpy() if self.stratified else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
-        counts = None if work.counts is None else work.counts[kept]
-        train = replace(work, x=work.x.take(kept), y=work.y[kept], counts=counts)
+        row_weights = None if work.row_weights is None else work.row_weights[kept]
+        train = replace(work, x=work.x.take(kept), y=work.y[kept], row_weights=row_weights)
         return train, (work.x.take(back).tensor(self.device), work.y[back])
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:

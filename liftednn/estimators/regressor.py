@@ -175,7 +175,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             options = {"multi_output": True, "y_numeric": True, "reset": passes is None or first}
             rows, responses = validate_data(self, x, y, **options)
             if first:
-                self._standardise(responses, self._counts(sample_weight, rows))
+                self._standardise(responses, self._checked_weights(sample_weight, rows))
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
@@ -195,7 +195,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         loss = self._loss()
         return loss.q if isinstance(loss, Quantile) and isinstance(loss.q, tuple) and y.size == len(y) else ()
 
-    def _standardise(self, y: Array, counts: Array | None) -> None:
+    def _standardise(self, y: Array, row_weights: Array | None) -> None:
         """Keep the mean and the spread of the responses."""
         columns = y.reshape(len(y), -1).astype(np.float64)
         loss, levels = self._loss(), self._levels_for(y)
@@ -203,10 +203,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         columns = columns.repeat(max(len(levels), 1), axis=1)
         self.n_outputs_ = columns.shape[1]
         units = Scaling.robust if isinstance(loss, Bounded) else Scaling.of
-        self._responses = units(columns, counts) if loss.invariant else Scaling.none(self.n_outputs_)
+        self._responses = units(columns, row_weights) if loss.invariant else Scaling.none(self.n_outputs_)
         self._units = 1.0
         if self._penalties()[-1].scale_sensitive:
-            self._units = spread(columns, counts)
+            self._units = spread(columns, row_weights)
             self._responses = self._responses.shift
 
     def _encode(self, y: Array, dtype: np.dtype) -> Array:

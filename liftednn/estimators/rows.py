@@ -69,9 +69,12 @@ class Rows:
         """All rows as a tensor, which must not be written to: it may share the memory of X."""
         return as_tensor(self[:], "X").to(device or "cpu")
 
-    def source(self, y: Tensor, counts: Array | None, device: str | None) -> Source:
+    def source(self, y: Tensor, row_weights: Array | None, device: str | None) -> Source:
         """The source for a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""
-        each, size = None if counts is None else torch.as_tensor(counts), self.dtype.itemsize * math.prod(self.shape)
+        each, size = (
+            None if row_weights is None else torch.as_tensor(row_weights),
+            self.dtype.itemsize * math.prod(self.shape),
+        )
         if _is_mapped(self.x) and size > _SMALL:
             return weighted(Mapped(self, y.numpy()), each)
         spare = math.inf if str(device).startswith("cuda") else max(_SMALL, _SHARE * size)

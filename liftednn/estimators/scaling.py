@@ -32,19 +32,19 @@ class Scaling:
     scale: Array
 
     @classmethod
-    def of(cls, a: Any, counts: Array | None = None) -> Scaling:
-        """To mean 0 and variance 1, rows counting as `counts` says; a column that does not vary, or so little that weights on it would
+    def of(cls, a: Any, row_weights: Array | None = None) -> Scaling:
+        """To mean 0 and variance 1, rows weighted by `row_weights`; a column that does not vary, or so little that weights on it would
         overflow, is only shifted. A column of zeros and one other number is an indicator, with that number as its unit: divided by its
         spread, a rare one would become the largest of all inputs.
 
         `a` is an array, or gives rows for slices. It is read in blocks, and summed in float64 in an order that does not depend on the
         memory layout.
         """
-        weight, shape = float(len(a) if counts is None else counts.sum()), a.shape[1]
+        weight, shape = float(len(a) if row_weights is None else row_weights.sum()), a.shape[1]
         mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for rows, count in _blocks(a, counts):
+        for rows, weights in _blocks(a, row_weights):
             with np.errstate(over="ignore", invalid="ignore"):
-                mean += _total(rows, count) / weight
+                mean += _total(rows, weights) / weight
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         if not np.isfinite(mean).all():
             raise ValueError(
@@ -52,8 +52,8 @@ class Scaling:
             )
         mark, indicates = low + high, (low == 0) | (high == 0)
         unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
-        for rows, count in _blocks(a, counts):
-            squares += _total(((rows - mean) / unit) ** 2, count)
+        for rows, weights in _blocks(a, row_weights):
+            squares += _total(((rows - mean) / unit) ** 2, weights)
             indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
         spread, precision = (
             unit * np.sqrt(squares / weight),
@@ -63,10 +63,12 @@ class Scaling:
         return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), np.maximum(spread, 1.0)))
 
     @classmethod
-    def robust(cls, a: Array, counts: Array | None = None) -> Scaling:
+    def robust(cls, a: Array, row_weights: Array | None = None) -> Scaling:
         """To median 0 and the interquartile range of a standard normal, which outliers do not change."""
         rows = torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64))
-        centre, spread = median_and_spread(rows, None if counts is None else torch.as_tensor(counts, dtype=rows.dtype))
+        centre, spread = median_and_spread(
+            rows, None if row_weights is None else torch.as_tensor(row_weights, dtype=rows.dtype)
+        )
         return cls(centre.numpy(), spread.numpy())
 
     @classmethod
@@ -108,12 +110,12 @@ class Scaling:
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
 
 
-def _blocks(a: Any, counts: Array | None) -> Iterator[tuple[Array, Array | None]]:
+def _blocks(a: Any, row_weights: Array | None) -> Iterator[tuple[Array, Array | None]]:
     for start in range(0, len(a), _ROWS):
         rows = slice(start, start + _ROWS)
-        yield np.ascontiguousarray(a[rows], np.float64), None if counts is None else counts[rows]
+        yield np.ascontiguousarray(a[rows], np.float64), None if row_weights is None else row_weights[rows]
 
 
-def _total(rows: Array, counts: Array | None) -> Array:
-    total: Array = (rows if counts is None else rows * counts[:, None]).sum(axis=0)
+def _total(rows: Array, row_weights: Array | None) -> Array:
+    total: Array = (rows if row_weights is None else rows * row_weights[:, None]).sum(axis=0)
     return total

@@ -34,7 +34,7 @@ class Structured:
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
-    _asked: Activation
+    _given_activation: Activation
     _inputs: Scaling
 
     def _activations(self, widths: list[int], resumes: bool) -> list[Activation]:
@@ -44,18 +44,18 @@ class Structured:
         given = activations.named(name, self.divergence) if isinstance(name, str) else name
         resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
         chosen = self._left(given) if resumes else [given] * len(widths)
-        self._asked = given
+        self._given_activation = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
     def _left(self, given: Activation) -> list[Activation]:
         """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
-        if given == self._asked:
+        if given == self._given_activation:
             return before
-        if any(each != self._asked for each in before):
+        if any(each != self._given_activation for each in before):
             raise ValueError(
-                f"the last fit had the activation {self._asked!r} and learned {before}, which warm_start would keep, but now {given!r} is "
-                "given: give activation and divergence as they were, or fit again with warm_start=False"
+                f"the last fit had the activation {self._given_activation!r} and learned {before}, which warm_start would keep, but now "
+                f"{given!r} is given: give activation and divergence as they were, or fit again with warm_start=False"
             )
         return [given] * len(before)
 
@@ -63,12 +63,12 @@ class Structured:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
 
-    def _scaling(self, x: Rows, counts: Array | None) -> Scaling:
+    def _scaling(self, x: Rows, row_weights: Array | None) -> Scaling:
         """To mean 0 and variance 1, that of the uncertainty included: a column that is mostly noise must not be scaled up. Under a penalty
         on the size of weights, columns are only shifted, so that `coefs_`, for X as it is given, obeys the constraint too."""
         if self.divergence == "euclidean":
             return x.scaling
-        scaling, noise = Scaling.of(x, counts), uncertainty_of(self.robust)
+        scaling, noise = Scaling.of(x, row_weights), uncertainty_of(self.robust)
         if self._penalties()[0].scale_sensitive:
             return scaling.shift
         if noise is None:

@@ -1,6 +1,6 @@
 """Mathematical functions of tensors, without state. All act row by row or entry by entry, except quantiles and sums over rows."""
 
-from liftednn.functional.parameters import as_given, grain, largest, like, positive, spread, totals, within
+from liftednn.functional.parameters import as_given, granularity, largest, like, positive, spread, totals, within
 from liftednn.functional.tensors import (
     barrier,
     box_barrier,
@@ -28,7 +28,7 @@ __all__ = [
     "clip",
     "conjugate_softplus",
     "entropy_prox",
-    "grain",
+    "granularity",
     "largest",
     "like",
     "log_omega",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Grain
+from liftednn.base import Granularity
 
-__all__ = ["as_given", "grain", "largest", "like", "positive", "spread", "totals", "within"]
+__all__ = ["as_given", "granularity", "largest", "like", "positive", "spread", "totals", "within"]
 
 
 def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
@@ -20,10 +20,10 @@ def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
     return parameter.to(other) if isinstance(parameter, Tensor) else parameter
 
 
-def grain(parameter: Tensor | float, per: Grain) -> Grain:
+def granularity(parameter: Tensor | float, per: Granularity) -> Granularity:
     """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer".
 
-    >>> lnn.functional.grain(torch.tensor([0.1, 0.2]), per="layer")
+    >>> lnn.functional.granularity(torch.tensor([0.1, 0.2]), per="layer")
     'unit'
     """
     return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
@@ -67,7 +67,7 @@ def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
     return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
 
 
-def totals(entries: Tensor, sample_weight: Tensor | None, per: Grain) -> Tensor:
+def totals(entries: Tensor, sample_weight: Tensor | None, per: Granularity) -> Tensor:
     """Sums of entries in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer".
 
     sample_weight (n,) is how much each row counts; None for 1.

@@ -137,31 +137,31 @@ def simplex_projection(v: Tensor) -> Tensor:
     return (v - threshold).clamp(min=0)
 
 
-def quantile(y: Tensor, level: Tensor | float, counts: Tensor | None = None) -> Tensor:
+def quantile(y: Tensor, level: Tensor | float, row_weights: Tensor | None = None) -> Tensor:
     """For each column of y (n, p), the smallest entry that at least a share `level` of the rows does not exceed, (p,): a minimiser of
-    the pinball loss. Row i counts `counts[i]` times.
+    the pinball loss. Rows are weighted by `row_weights`.
 
     >>> lnn.functional.quantile(torch.tensor([[1.0], [2.0], [6.0]]), 0.5)
     tensor([2.])
     """
     ordered, order = y.sort(0)
-    weights = torch.ones_like(order, dtype=torch.float64) if counts is None else counts.double()[order]
+    weights = torch.ones_like(order, dtype=torch.float64) if row_weights is None else row_weights.double()[order]
     share = weights.cumsum(0) / weights.sum(0)
     levels = torch.as_tensor(level, dtype=torch.float64, device=y.device).expand(y.shape[1])
     found = torch.searchsorted(share.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
     return ordered.gather(0, found.T)[0]
 
 
-def median_and_spread(y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For each column of y (n, p): the median, and the interquartile range / 1.349, which is the standard deviation of normal data.
-    Where that range is 0, the standard deviation; 1 where the column is constant. Row i counts `counts[i]` times.
+    Where that range is 0, the standard deviation; 1 where the column is constant. Rows are weighted by `row_weights`.
 
     >>> centre, spread = lnn.functional.median_and_spread(torch.tensor([[1.0], [2.0], [2.0], [7.0]]))
     >>> centre.tolist(), round(float(spread), 2)
     ([2.0], 0.74)
     """
-    low, centre, high = (quantile(y, level, counts) for level in (0.25, 0.5, 0.75))
-    deviation = reduce.mean_and_variance(y, counts)[1].sqrt().to(y)
+    low, centre, high = (quantile(y, level, row_weights) for level in (0.25, 0.5, 0.75))
+    deviation = reduce.mean_and_variance(y, row_weights)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
     constant = smallest == greatest
     spread = torch.where(high > low, (high - low) / 1.349, deviation)

@@ -66,7 +66,7 @@ class CrossEntropy(Loss):
     """
 
     curvature, classes, link = torch.inf, True, Identity()
-    refusal = (
+    why_not_trainable = (
         "CrossEntropy takes probabilities, and over affine scores it has no lower bound: use Split(CrossEntropy(), Simplex()) "
         "or SoftmaxCrossEntropy()"
     )

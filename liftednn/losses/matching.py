@@ -53,8 +53,8 @@ class Matching(Loss):
         return self.activation.curvature
 
     @property
-    def refusal(self) -> str:
-        return self.activation.refusal
+    def why_not_trainable(self) -> str:
+        return self.activation.why_not_trainable
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.activation(u)

@@ -87,11 +87,11 @@ class Bounded(Loss):
         # At the kink the prox is exactly z; `moved` would differ from it by rounding.
         return moved if self.softness else torch.where(lean.abs() < self.half, z, moved)
 
-    def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
+    def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
         """The mean of min(1/s, half / |r - s tilt|), the curvature of the parabola that touches L at r and lies above it."""
         off = (u - z - self.softness * self.tilt(u)).abs()
-        met = (self.half / off.clamp(min=max(self.half * self.softness, torch.finfo(u.dtype).eps))).mean(-1)
-        return float(reduce.mean(met, counts))
+        curvature = (self.half / off.clamp(min=max(self.half * self.softness, torch.finfo(u.dtype).eps))).mean(-1)
+        return float(reduce.mean(curvature, row_weights))
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return real_responses(y, width)
@@ -169,7 +169,7 @@ class Huber(Bounded):
     def tilt(self, like: Tensor) -> float:
         return 0.0
 
-    def curvature_met(self, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
+    def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
         """Twice the curvature, which most residuals reach: a loss of linear growth rises too slowly for divergence to be detected, so steps
         are half as long."""
         return 2 * self.curvature

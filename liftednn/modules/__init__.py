@@ -7,7 +7,7 @@ torch's activations to those of liftednn. writing.py converts back to torch.
 from __future__ import annotations
 
 from liftednn.modules.building import Graph, Use
-from liftednn.modules.calls import Step, refusal
+from liftednn.modules.calls import Step, unsupported
 from liftednn.modules.convert import from_module, network_of, precision, weights_of
 from liftednn.modules.feedforward import FeedForward, Rule, State
 from liftednn.modules.reading import read
@@ -24,7 +24,7 @@ __all__ = [
     "network_of",
     "precision",
     "read",
-    "refusal",
     "to_module",
+    "unsupported",
     "weights_of",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from liftednn.modules.calls import Step, refusal
+from liftednn.modules.calls import Step, unsupported
 from liftednn.modules.parameters import check_parameters
 
 __all__ = ["Builder", "Graph", "Use", "Value"]
@@ -138,7 +138,7 @@ class Builder:
         outputs, inputs = reversed(weight.shape) if transposed else weight.shape
         self._input.width = self._input.width or inputs  # only the input can be read before its width is known
         if states[0].width != inputs:
-            raise refusal(step, f"takes {inputs} inputs, but the layer before it gives {states[0].width}")
+            raise unsupported(step, f"takes {inputs} inputs, but the layer before it gives {states[0].width}")
         product = _Product(outputs, step=step, weight=weight, transposed=transposed, bias=bias, enters=states)
         self._products.append(product)
         return Value(next(self._numbers), (), product)
@@ -184,7 +184,7 @@ class Builder:
                 if given.product is None
                 else "follows a tensor that a Linear reads too, so that it is a state already: put a Linear before it"
             )
-            raise refusal(step, why)
+            raise unsupported(step, why)
         return self._closed(value, value.product, step, next(self._numbers))
 
     def state(self, value: Value) -> Value:
@@ -208,7 +208,7 @@ class Builder:
             return value
         rest = tuple(state for state in value.states if state not in product.added)
         if not product.plain or len(rest) + len(product.added) != len(value.states):
-            raise refusal(
+            raise unsupported(
                 product.step,
                 "has an output that is used twice, with different sums or activations after it: call it once for each, since a layer "
                 "has one",
@@ -224,7 +224,7 @@ class Builder:
         read = {state for layer in layers for state in (*layer.enters, *layer.added)}
         for layer in layers:
             if (not layer.closed or layer not in read) and layer not in last:
-                raise refusal(layer.step, "has an output that is not used: leave it out of the forward")
+                raise unsupported(layer.step, "has an output that is not used: leave it out of the forward")
         if last != (layers[-1],):
             raise ValueError(
                 "the module ends in a sum of activated tensors, or in its input: end it with a Linear, to whose output "

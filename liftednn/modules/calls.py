@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "refusal"]
+__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "unsupported"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Flatten, nn.Identity, nn.Dropout),
@@ -23,7 +23,7 @@ class Step(NamedTuple):
     layer: nn.Module
 
 
-def refusal(step: Step, why: str) -> ValueError:
+def unsupported(step: Step, why: str) -> ValueError:
     """The error for a layer, in one line: its path, its repr (or class, if it contains layers) and why."""
     what = type(step.layer).__name__ if any(step.layer.children()) else repr(step.layer)
     return ValueError(f"{step.path}: {what} {why}")

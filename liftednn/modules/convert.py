@@ -13,7 +13,7 @@ from liftednn.activations import Identity
 from liftednn.base import Affine, Divergence, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
 from liftednn.modules.building import Graph
-from liftednn.modules.calls import Step, refusal
+from liftednn.modules.calls import Step, unsupported
 from liftednn.modules.criteria import CRITERIA, loss_of
 from liftednn.modules.layers import fenchel, joint, same_phi
 from liftednn.modules.reading import read
@@ -58,7 +58,7 @@ def network_of(graph: Graph, loss: str | Loss | nn.Module | None = None, diverge
     after = [use.after for use in graph.uses]
     for step in after[:-1]:
         if step is not None and isinstance(step.layer, nn.LogSoftmax):
-            raise refusal(step, "has a lifted form at the end of a module only")
+            raise unsupported(step, "has a lifted form at the end of a module only")
     meaning = fenchel if divergence == "fenchel" else joint
     hidden = [Identity() if step is None else meaning(step) for step in after[:-1]]
     divergences = [*hidden, _loss(graph, loss)]
@@ -101,7 +101,7 @@ def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
 def _check_link(step: Step | None, loss: Loss) -> None:
     """The activation that the module ends in, if any, must be the link of its loss."""
     if step is not None and not (loss.link and same_phi(loss.link, fenchel(step))):
-        raise refusal(
+        raise unsupported(
             step, f"ends the module, but the link of {loss!r} is another: leave loss=None, or remove that layer"
         )
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from liftednn import activations as act
 from liftednn.base import Activation
 from liftednn.functional import largest
-from liftednn.modules.calls import Step, refusal
+from liftednn.modules.calls import Step, unsupported
 
 __all__ = ["fenchel", "joint", "layer_of", "same_phi"]
 
@@ -38,7 +38,7 @@ def fenchel(step: Step) -> Activation:
 
 def _leaky(step: Step, slope: float) -> Activation:
     if not 0 <= slope < float("inf"):
-        raise refusal(step, f"has the slope {slope:g} below 0: only increasing activations have a lifted form")
+        raise unsupported(step, f"has the slope {slope:g} below 0: only increasing activations have a lifted form")
     return act.FenchelLeakyReLU(slope) if slope else act.FenchelReLU()
 
 
@@ -47,7 +47,7 @@ def _learned(step: Step, slopes: Tensor) -> Activation:
     if bool((slopes == 0).all()):
         return act.FenchelReLU()
     if not bool(((slopes > 0) & slopes.isfinite()).all()):
-        raise refusal(
+        raise unsupported(
             step,
             f"has slopes from {float(slopes.min()):g} to {float(slopes.max()):g}: only slopes above 0, or all 0, have a lifted form",
         )
@@ -58,11 +58,11 @@ def _smooth(step: Step) -> Activation:
     match step.layer:
         case nn.Softplus(beta=beta, threshold=threshold):
             if beta != 1 or threshold < _THRESHOLD:
-                raise refusal(step, f"has a lifted form for beta=1 and a threshold of at least {_THRESHOLD} only")
+                raise unsupported(step, f"has a lifted form for beta=1 and a threshold of at least {_THRESHOLD} only")
             return act.Softplus()
         case nn.Softmax(dim=dim) | nn.LogSoftmax(dim=dim):
             if dim not in (None, 1, -1):
-                raise refusal(step, "must be taken over each row: give dim=1")
+                raise unsupported(step, "must be taken over each row: give dim=1")
             return act.Softmax()
     raise AssertionError(f"no activation for {step.layer!r}")
 
@@ -78,7 +78,7 @@ def joint(step: Step) -> Activation:
             return act.HardTanh()
         case act.FenchelHardSigmoid():
             return act.HardSigmoid()
-    raise refusal(step, "has no jointly convex divergence: give divergence='fenchel'")
+    raise unsupported(step, "has no jointly convex divergence: give divergence='fenchel'")
 
 
 def _one_slope(alpha: Tensor | float) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from liftednn.modules.calls import Step, refusal
+from liftednn.modules.calls import Step, unsupported
 
 __all__ = ["check_parameters"]
 
@@ -18,13 +18,15 @@ def check_parameters(step: Step, parts: Sequence[Tensor], seen: Sequence[Tensor]
     """A parameter may be used again, but must not share memory with another one."""
     for part in parts:
         if part.dtype not in _REAL:
-            raise refusal(step, f"has weights of {part.dtype}: convert it to float32 or float64, or to a 16-bit float")
+            raise unsupported(
+                step, f"has weights of {part.dtype}: convert it to float32 or float64, or to a 16-bit float"
+            )
         if part.layout != torch.strided or any(
             n > 1 and not stride for n, stride in zip(part.shape, part.stride(), strict=True)
         ):
-            raise refusal(step, "has weights that are sparse or expanded, so that some share memory: copy them")
+            raise unsupported(step, "has weights that are sparse or expanded, so that some share memory: copy them")
         if any(part is not other and _overlap(part, other) for other in seen):
-            raise refusal(
+            raise unsupported(
                 step,
                 "has weights that share memory with another parameter: to share them, use one and the same parameter in both layers, "
                 "otherwise copy them",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from liftednn.modules.building import Builder, Graph, Value
-from liftednn.modules.calls import Step, known, refusal
+from liftednn.modules.calls import Step, known, unsupported
 from liftednn.modules.feedforward import State
 from liftednn.modules.tracing import traced
 
@@ -42,7 +42,9 @@ def _run(builder: Builder, step: Step, value: Value) -> Value:
     if known(layer):
         return _applied(builder, step, value)
     if type(layer).__module__.startswith("torch."):
-        raise refusal(step, "has no lifted form: a module is made of Linear, Flatten, Dropout, activations and sums")
+        raise unsupported(
+            step, "has no lifted form: a module is made of Linear, Flatten, Dropout, activations and sums"
+        )
     return traced(step, value, builder, partial(_run, builder))
 
 
@@ -50,11 +52,11 @@ def _applied(builder: Builder, step: Step, value: Value) -> Value:
     layer = step.layer
     if isinstance(layer, nn.Linear):
         if layer.weight is None or layer.weight.shape != (layer.out_features, layer.in_features):
-            raise refusal(step, "has a weight of another shape, or none")
+            raise unsupported(step, "has a weight of another shape, or none")
         return builder.linear(step, layer.weight, False, layer.bias, value)
     if isinstance(layer, nn.Flatten):
         if (layer.start_dim, layer.end_dim) != (1, -1):
-            raise refusal(step, "must flatten all but the first dimension: use Flatten()")
+            raise unsupported(step, "must flatten all but the first dimension: use Flatten()")
         return builder.flatten(value)
     if isinstance(layer, (nn.Identity, nn.Dropout)):
         return builder.state(value) if isinstance(layer, State) else value
@@ -65,10 +67,10 @@ def _check_plain(module: nn.Module) -> None:
     for name, part in module.named_modules():
         step = Step(f"module.{name}".rstrip("."), part)
         if "_orig_mod" in part._modules:  # so that torch's compiler need not be imported
-            raise refusal(step, f"is compiled: give the module before torch.compile: {step.path}._orig_mod")
+            raise unsupported(step, f"is compiled: give the module before torch.compile: {step.path}._orig_mod")
         if any(isinstance(each, nn.UninitializedParameter) for each in part.parameters(recurse=False)):
-            raise refusal(step, "has no weights yet: run the module on a batch first")
+            raise unsupported(step, "has no weights yet: run the module on a batch first")
         if is_parametrized(part):
-            raise refusal(step, "is parametrized, so its weights are computed: remove the parametrization first")
+            raise unsupported(step, "is parametrized, so its weights are computed: remove the parametrization first")
         if part._forward_hooks or part._forward_pre_hooks:
-            raise refusal(step, "has forward hooks, which may change what it computes: remove them first")
+            raise unsupported(step, "has forward hooks, which may change what it computes: remove them first")

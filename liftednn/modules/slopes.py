@@ -8,35 +8,35 @@ import torch
 from torch import Tensor, nn
 
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU
-from liftednn.base import Grain
+from liftednn.base import Granularity
 from liftednn.modules.building import Graph
 from liftednn.network import LiftedNetwork
 
-__all__ = ["found", "grains", "started"]
+__all__ = ["found", "granularities", "started"]
 
 # The initial value of a learned slope that is 0.
 _FIRST = 0.01
 
-Grains = list[Grain | None]
+Granularities = list[Granularity | None]
 
 
-def grains(graph: Graph, learn_activation: str | None) -> Grains:
+def granularities(graph: Graph, learn_activation: str | None) -> Granularities:
     """What is learned of each hidden layer; a PReLU that is used twice has one slope for two layers and is not learned."""
     if learn_activation not in ("auto", None):
         raise ValueError(
             f"learn_activation must be 'auto', to learn the slopes of PReLU layers, or None, got {learn_activation!r}"
         )
     layers = [use.after.layer if use.after else None for use in graph.uses]
-    return [_grain(layer) if learn_activation and layers.count(layer) == 1 else None for layer in layers[:-1]]
+    return [_granularity(layer) if learn_activation and layers.count(layer) == 1 else None for layer in layers[:-1]]
 
 
-def _grain(layer: nn.Module | None) -> Grain | None:
+def _granularity(layer: nn.Module | None) -> Granularity | None:
     if not isinstance(layer, nn.PReLU) or not layer.weight.requires_grad:
         return None
     return "unit" if layer.num_parameters > 1 else "layer"
 
 
-def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
+def started(network: LiftedNetwork, learned: Granularities) -> LiftedNetwork:
     """The network with an initial slope above 0 where one is learned."""
     layers = list(network.layers)
     for number, per in enumerate(learned):
@@ -45,7 +45,7 @@ def started(network: LiftedNetwork, learned: Grains) -> LiftedNetwork:
     return LiftedNetwork(layers)
 
 
-def found(graph: Graph, network: LiftedNetwork, learned: Grains) -> list[tuple[nn.Parameter, Tensor]]:
+def found(graph: Graph, network: LiftedNetwork, learned: Granularities) -> list[tuple[nn.Parameter, Tensor]]:
     """Each parameter that was learned, with its new values."""
     pairs = []
     for use, phi, per in zip(graph.uses, network.hidden, learned, strict=False):

@@ -76,8 +76,8 @@ class Layer:
                 f"an uncertainty needs a layer u = x w' + b that shares its w with no other, got {self.operator!r} with "
                 f"key={self.key!r}: leave uncertainty=None"
             )
-        if refusal := kind.refusal(self.divergence, self.penalty, (shape[0], shape[1])):
-            raise ValueError(refusal)
+        if reason := kind.why_not(self.divergence, self.penalty, (shape[0], shape[1])):
+            raise ValueError(reason)
 
     def _check_parameters(self) -> None:
         units = self.operator.out_width

@@ -116,7 +116,9 @@ class LiftedNetwork:
                 f"activation must be a name such as 'relu' or an Activation of liftednn, got {activation!r}"
             )
         lams = [*_one_each(lam, hidden, "lam"), 1.0]
-        operators = [Dense(p, d.fan(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
+        operators = [
+            Dense(p, d.preactivation_width(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)
+        ]
         return cls([Layer(a, d, L2(rho), x) for a, d, x in zip(operators, divergences, lams, strict=True)])
 
     def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:

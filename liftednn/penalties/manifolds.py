@@ -18,7 +18,7 @@ from liftednn.penalties.norms import check_strength
 
 __all__ = ["LowRank", "Orthogonal", "within"]
 
-# A relative violation up to this size counts as rounding, that of float32 weights, also where they are checked in float64.
+# A relative violation up to this size is taken as rounding, that of float32 weights, also where they are checked in float64.
 _SHARE = 1e-5
 
 

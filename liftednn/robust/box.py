@@ -54,7 +54,7 @@ class BoxBall(Uncertainty):
             if not isinstance(basis, Tensor) or basis.ndim != 2 or not bool(basis.isfinite().all()):
                 raise ValueError(f"basis must be a finite matrix (p, k), for rows x @ basis, got {self.basis!r}")
 
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if penalty.ridge is None:
             return f"BoxBall needs a squared norm as penalty, got {penalty!r}: use L2 or NoPenalty"
         if not isinstance(divergence, SoftmaxCrossEntropy) and (not divergence.uniform or divergence.capped):
@@ -132,7 +132,7 @@ class BoxBall(Uncertainty):
 
 
 class BoxTerm(RobustTerm):
-    """The gradient at the worst end of the interval; the reach gradient is the gradient in r, entry by entry.
+    """The gradient at the worst end of the interval; the radius gradient is the gradient in r, entry by entry.
 
     matrix      (in, in), an estimate of the curvature of r^2
     curvature   0-dim, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
@@ -152,13 +152,13 @@ class BoxTerm(RobustTerm):
         basis = self.kind.basis
         return torch.diag(diagonal) if basis is None else (basis.T * diagonal) @ basis
 
-    def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         seen = self.kind.seen(self.divergence, w)
         signs = seen.signs(u, z)
-        pull = self.divergence.grad(torch.addcmul(u, signs, seen.reach), z).mul_(self.lam)
-        return pull, signs * pull
+        u_gradient = self.divergence.grad(torch.addcmul(u, signs, seen.reach), z).mul_(self.lam)
+        return u_gradient, signs * u_gradient
 
-    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """While |g| is small, z stays where both ends have the same energy, and they get the weights (1 - m) / 2 and (1 + m) / 2 with
         m = clip(g / (c r), -1, 1); exact where phi has the slope c, or 0, between the two ends.
         """
@@ -170,11 +170,11 @@ class BoxTerm(RobustTerm):
         low = self.divergence.grad(u - reach, z).mul_(1 - m).mul_(self.lam / 2)
         return z, high + low, high - low
 
-    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
-        assert reach_gradient is not None
+    def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:
+        assert radius_gradient is not None
         on_x = self.kind.on_x(w)
         moved = (
-            reduce.mean(reach_gradient).to(reach_gradient)[:, None]
+            reduce.mean(radius_gradient).to(radius_gradient)[:, None]
             * self.kind.widths(on_x)
             * on_x
             * (on_x.square() + self.near.square()).rsqrt()
@@ -184,13 +184,15 @@ class BoxTerm(RobustTerm):
     def added_curvature(self) -> Tensor:
         return self.lam * self.curvature * self.matrix + self._on_inputs(self.bend)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
         self.curvature.fill_(self.divergence.curvature)
-        if reach_gradient is not None:
+        if radius_gradient is not None:
             on_x = self.kind.on_x(w)
             self.near.copy_((_NEAR * on_x.square().mean(0).sqrt()).clamp(min=torch.finfo(w.dtype).eps))
             self.bend.copy_(
-                reduce.mean(reach_gradient).to(reach_gradient).abs().mean() * self.kind.widths(on_x) / self.near
+                reduce.mean(radius_gradient).to(radius_gradient).abs().mean() * self.kind.widths(on_x) / self.near
             )
 
     def state(self) -> dict[str, Tensor]:

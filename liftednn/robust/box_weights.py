@@ -54,7 +54,7 @@ class _Boxed:
     def adjoint(self, u: Tensor) -> Tensor:
         first, reach = u.chunk(2, 1)
         w, c = self.data.pull(first)
-        mean = reduce.mean(reach, self.data.counts).to(u)
+        mean = reduce.mean(reach, self.data.row_weights).to(u)
         return torch.cat([w, c[:, None], mean[:, None] * self.eps], 1)
 
     def solve(self, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class _Boxed:
         """The objective itself, at v = |w|."""
         w, c, _ = self._parts(x)
         rows = self.layer.seen(w).value(self.data.image([w, c])[0], self.z).double()
-        mean = reduce.mean(rows, self.data.counts)
+        mean = reduce.mean(rows, self.data.row_weights)
         return self.layer.lam * mean + self.layer.penalty.value(w)
 
     def retract(self, x: Tensor) -> Tensor:

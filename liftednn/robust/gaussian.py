@@ -12,12 +12,12 @@ from liftednn.blocks import WeightProblem, WeightStep
 from liftednn.robust.sizes import (
     check_covariance,
     check_sizes,
-    curvature_refusal,
     misfit,
     one_each,
     per_column,
     quadratic_form,
     read,
+    why_not_smooth,
 )
 from liftednn.robust.terms import NoiseTerm
 
@@ -60,8 +60,8 @@ class Noise(Uncertainty):
         deviations = one_each("sigma", self.sigma, width, like)
         return torch.diag(deviations.square())
 
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
-        return curvature_refusal("noise", divergence) or misfit("sigma", self.sigma, shape)
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+        return why_not_smooth("noise", divergence) or misfit("sigma", self.sigma, shape)
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean + curvature / 2 * quadratic_form(w, self.covariance(w.shape[1], w.double()))

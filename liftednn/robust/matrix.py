@@ -12,7 +12,7 @@ from torch import Tensor
 from liftednn import reduce
 from liftednn.base import Divergence, Penalty, Uncertainty
 from liftednn.blocks import WeightProblem, WeightStep
-from liftednn.robust.sizes import check_covariance, curvature_refusal, quadratic_form, read
+from liftednn.robust.sizes import check_covariance, quadratic_form, read, why_not_smooth
 from liftednn.robust.spectrum import ball_weights
 from liftednn.robust.terms import CurvatureTerm
 
@@ -53,10 +53,10 @@ class FrobeniusBall(Uncertainty):
             object.__setattr__(self, "metric", metric := torch.as_tensor(read("metric", self.metric)))
             check_covariance("a metric", metric)
 
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         if self.metric is not None and self.metric.shape != (shape[1], shape[1]):
             return f"metric has shape {tuple(self.metric.shape)}, and the layer has {shape[1]} inputs: give ({shape[1]}, {shape[1]})"
-        return curvature_refusal("a ball", divergence)
+        return why_not_smooth("a ball", divergence)
 
     def squared_norm(self, curvature: float, w: Tensor) -> float:
         """b^2."""
@@ -142,8 +142,10 @@ class BallTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix / (1 - self.share)
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
-        curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), counts))
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
+        curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), row_weights))
         self.curvature.fill_(curvature)
         self.share.fill_(self.kind.share(mean, curvature, w))
 

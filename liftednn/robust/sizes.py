@@ -16,12 +16,12 @@ __all__ = [
     "as_sizes",
     "check_covariance",
     "check_sizes",
-    "curvature_refusal",
     "misfit",
     "one_each",
     "per_column",
     "quadratic_form",
     "read",
+    "why_not_smooth",
 ]
 
 Sizes = float | Tensor
@@ -62,7 +62,7 @@ def check_covariance(what: str, given: Tensor) -> None:
         raise ValueError(f"{what} must have no negative eigenvalues, got {lowest:g}: give a positive semi-definite one")
 
 
-def curvature_refusal(what: str, divergence: Divergence) -> str:
+def why_not_smooth(what: str, divergence: Divergence) -> str:
     """Why the curvature of a divergence gives no useful bound on the energy that noise adds; empty if it does."""
     if isinstance(divergence, AbsoluteError | Quantile):
         return (
@@ -102,17 +102,17 @@ def as_sizes(sizes: Sizes, like: Tensor) -> Tensor:
 
 def one_each(name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
     """As many sizes as there are inputs, (count,)."""
-    refusal = misfit(name, sizes, (0, count))
-    if refusal:
-        raise ValueError(refusal)
+    reason = misfit(name, sizes, (0, count))
+    if reason:
+        raise ValueError(reason)
     return as_sizes(sizes, like).expand(count)
 
 
 def per_column(name: str, sizes: Sizes, factors: Tensor) -> Sizes:
     """sizes * factors, a covariance on both sides; still one number where that is the same for all columns."""
-    refusal = misfit(name, sizes, (0, len(factors)))
-    if refusal:
-        raise ValueError(refusal)
+    reason = misfit(name, sizes, (0, len(factors)))
+    if reason:
+        raise ValueError(reason)
     if not isinstance(sizes, Tensor) and bool((factors == factors[0]).all()):
         return sizes * float(factors[0])
     matrix = isinstance(sizes, Tensor) and sizes.ndim == 2

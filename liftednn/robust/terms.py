@@ -26,15 +26,15 @@ class CurvatureTerm(RobustTerm):
     def noise(self) -> Tensor:
         """Sigma, (in, in)."""
 
-    def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, None]:
+    def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, None]:
         return self.divergence.grad(u, z).mul_(self.lam).div_(self.share), None
 
-    def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
         assert isinstance(self.divergence, Activation)
         z = self.divergence.tilted(u, g * self.share)
-        return z, *self.pull(w, u, z)
+        return z, *self.gradients(w, u, z)
 
-    def push(self, w: Tensor, reach_gradient: Tensor | None) -> Tensor:
+    def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:
         return w @ self.added_curvature()
 
     def added_curvature(self) -> Tensor:
@@ -51,7 +51,9 @@ class NoiseTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix
 
-    def renew(self, w: Tensor, u: Tensor, z: Tensor, reach_gradient: Tensor | None, counts: Tensor | None) -> None:
+    def renew(
+        self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
+    ) -> None:
         self.curvature.fill_(self.divergence.curvature)
 
     def state(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from liftednn.checks import check_count, check_number, check_tensors
 
 __all__ = ["Composite", "ProxResult", "gradient_scale", "prox_gradient"]
 
-# Steps between two checks of F and of the residual, and the checks without progress after which a solve counts as stalled.
+# Steps between two checks of F and of the residual, and the checks without progress after which a solve is taken as stalled.
 _CHECK, _PATIENCE = 4, 8
 
 Point = list[Tensor]

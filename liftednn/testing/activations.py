@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Divergence, Grain
+from liftednn.base import Activation, Divergence, Granularity
 from liftednn.functional import box_prox
 from liftednn.testing.common import (
     SLACK,
@@ -37,9 +37,9 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
 
     >>> lnn.testing.check_activation(lnn.activations.ReLU())
     """
-    p = activation.fan(width)
+    p = activation.preactivation_width(width)
     assert activation.width(p) == width, (
-        f"fan({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
+        f"preactivation_width({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"
     )
     u, other = (3 * draw for draw in draws(seed, 2, p))
     z = activation(u)
@@ -62,11 +62,11 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
     _check_prox(activation, u, other, seed)
     if activation.boxed:
         _check_box(activation, u, activation.prox(z.flip(0), u, 0.5))
-    if activation.joint and not activation.refusal:
+    if activation.joint and not activation.why_not_trainable:
         _check_prox_joint(activation, u, reached, seed)
     if activation.capped:
         _check_cap(activation, inside, below_cap(activation, other, reached), reached)
-    if activation.curvature < torch.inf and not activation.refusal:
+    if activation.curvature < torch.inf and not activation.why_not_trainable:
         _check_tilted(activation, u, activation(other), seed)
     _check_refit(activation, inside, reached)
     if activation.homogeneous:
@@ -187,8 +187,10 @@ def _check_restrict(activation: Activation, u: Tensor) -> None:
 
 
 def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
-    grains: tuple[Grain, ...] = ("layer", "unit") if activation.learned and activation.unitwise else ("layer",)
-    for per in grains:
+    granularities: tuple[Granularity, ...] = (
+        ("layer", "unit") if activation.learned and activation.unitwise else ("layer",)
+    )
+    for per in granularities:
         _check_lower(activation, u, z, per)
     if activation.learned:
         _check_rows(activation, u, z)
@@ -213,29 +215,29 @@ def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
         )
 
 
-def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Grain) -> None:
-    counts = torch.arange(len(u)) % 3 + 0.5
-    found = activation.refit(u, z, counts, per)
+def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Granularity) -> None:
+    row_weights = torch.arange(len(u)) % 3 + 0.5
+    found = activation.refit(u, z, row_weights, per)
     assert activation.learned or found is activation, "refit gives another activation: name what it learns in `learned`"
-    before, after = (float(each.value(u, z) @ counts.to(u)) for each in (activation, found))
+    before, after = (float(each.value(u, z) @ row_weights.to(u)) for each in (activation, found))
     assert after <= before + SLACK * (1 + abs(before)), f"refit raises the sum of D from {before:.6g} to {after:.6g}"
     shapes = {name: tuple(each.shape) for name, each in _parameters(found).items()}
     assert per == "layer" or set(shapes.values()) <= {u.shape[1:]}, (
         f"refit per unit must give one entry each, got {shapes}"
     )
-    _check_least(activation, found, u, z, counts.to(u))
+    _check_least(activation, found, u, z, row_weights.to(u))
 
 
-def _check_least(activation: Activation, found: Activation, u: Tensor, z: Tensor, counts: Tensor) -> None:
+def _check_least(activation: Activation, found: Activation, u: Tensor, z: Tensor, row_weights: Tensor) -> None:
     """The learned parameters lie within the limits, and none close by is better."""
-    least = float(found.value(u, z) @ counts)
+    least = float(found.value(u, z) @ row_weights)
     for name, now in _parameters(found).items():
         given = _parameters(activation)[name]
         lower, upper = min(activation.limits[0], float(given.min())), max(activation.limits[1], float(given.max()))
         inside = (now >= lower - SLACK) & (now <= upper + SLACK)
         assert bool(inside.all()), f"refit leaves `limits`: {name} is {now}"
         for factor in (0.9, 0.99, 1.01, 1.1):
-            energy = _energy(found, name, (now * factor).clamp(lower, upper), u, z) @ counts
+            energy = _energy(found, name, (now * factor).clamp(lower, upper), u, z) @ row_weights
             assert bool(energy >= least - SLACK * (1 + abs(least))), (
                 f"refit is not the minimiser: another {name} is better"
             )

@@ -38,7 +38,7 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
             _check_prox(loss, u, encoded, step, seed)
     _check_responses(loss, u, width)
     _check_link(loss, u)
-    _check_met(loss, u, encoded)
+    _check_effective_curvature(loss, u, encoded)
     check_units(loss, u, encoded)
     if loss.invariant:
         shifted = loss.value(u + 0.7, loss.encode(y + 0.7, width))
@@ -83,10 +83,10 @@ def _check_link(loss: Loss, u: Tensor) -> None:
         close(phi, loss.decode(u), "loss(u) is not decode(u)")
 
 
-def _check_met(loss: Loss, u: Tensor, encoded: Tensor) -> None:
+def _check_effective_curvature(loss: Loss, u: Tensor, encoded: Tensor) -> None:
     """A row of weight 3 is the same as three rows."""
-    counts = torch.arange(N) % 3 + 1
-    met = loss.curvature_met(u, encoded, counts.to(u))
-    assert met > 0, f"curvature_met must be positive, got {met}"
-    many = loss.curvature_met(*(part.repeat_interleave(counts, 0) for part in (u, encoded)))
-    close(torch.tensor(met), torch.tensor(many), "curvature_met does not weight rows by counts")
+    row_weights = torch.arange(N) % 3 + 1
+    curvature = loss.effective_curvature(u, encoded, row_weights.to(u))
+    assert curvature > 0, f"effective_curvature must be positive, got {curvature}"
+    many = loss.effective_curvature(*(part.repeat_interleave(row_weights, 0) for part in (u, encoded)))
+    close(torch.tensor(curvature), torch.tensor(many), "effective_curvature does not weight rows by row_weights")

@@ -29,7 +29,7 @@ def check_uncertainty(
 ) -> None:
     """A term that is convex in the weights, above the one without uncertainty, larger where that is, the same in other coordinates.
 
-    And on that term: `update_weights` minimises it, `slope` bounds it, and `pull`, `respond` and `push` of `batch_term` are its gradients.
+    And on that term: `update_weights` minimises it, `slope` bounds it, and the gradients of `batch_term` are its own.
 
     kind         an object of your class, for rows of `width` inputs
     divergence   of the layer that it is checked in; None for SquaredError()
@@ -40,8 +40,8 @@ def check_uncertainty(
     >>> lnn.testing.check_uncertainty(lnn.robust.Noise(0.3))
     """
     divergence = SquaredError() if divergence is None else divergence
-    refusal = kind.refusal(divergence, NoPenalty(), (_OUTPUTS, width))
-    assert not refusal, f"a layer refuses it: {refusal}"
+    reason = kind.why_not(divergence, NoPenalty(), (_OUTPUTS, width))
+    assert not reason, f"a layer refuses it: {reason}"
     x, z = draws(seed, 2, width)
     at = _Point(kind, divergence, x, divergence(z[:, :_OUTPUTS]), draws(seed + 1, 1, width)[0][:_OUTPUTS])
     _check_term(at, seed)
@@ -50,7 +50,7 @@ def check_uncertainty(
     _check_weights(at, seed)
     if divergence.curvature < torch.inf:
         _check_batch_term(at, seed)
-        _check_answer(replace(at, divergence=Identity()), seed)
+        _check_x_step(replace(at, divergence=Identity()), seed)
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,34 @@ def _check_weights(at: _Point, seed: int) -> None:
 
 
 def _check_batch_term(at: _Point, seed: int) -> None:
-    (u, along), (push_along,) = (d[:, :_OUTPUTS] for d in draws(seed + 3, 2, WIDTH)), draws(seed + 4, 1, at.w.shape[1])
-    push_along, term = push_along[:_OUTPUTS], at.batch_term(u)
-    pull, reach_gradient = term.pull(at.w, u, at.z)
+    (u, along), (w_along,) = (d[:, :_OUTPUTS] for d in draws(seed + 3, 2, WIDTH)), draws(seed + 4, 1, at.w.shape[1])
+    w_along, term = w_along[:_OUTPUTS], at.batch_term(u)
+    u_gradient, radius_gradient = term.gradients(at.w, u, at.z)
     expected = _slope_of(lambda step: _LAM * at.term(u + step * along))
-    _same(float((pull * along).sum() / len(u)), expected, "pull is not the gradient of the term in u", _SHARE)
-    expected = _slope_of(lambda step: _LAM * replace(at, w=at.w + step * push_along).term(u))
-    push = term.push(at.w, reach_gradient)
-    _same(float((push * push_along).sum()), expected, "push is not the gradient of the term in w at fixed u", _SHARE)
+    _same(
+        float((u_gradient * along).sum() / len(u)),
+        expected,
+        "gradients[0] is not the gradient of the term in u",
+        _SHARE,
+    )
+    expected = _slope_of(lambda step: _LAM * replace(at, w=at.w + step * w_along).term(u))
+    w_gradient = term.w_gradient(at.w, radius_gradient)
+    _same(
+        float((w_gradient * w_along).sum()),
+        expected,
+        "w_gradient is not the gradient of the term in w at fixed u",
+        _SHARE,
+    )
     added_curvature = term.added_curvature()
     close(added_curvature, added_curvature.T, "added_curvature is not symmetric")
     assert float(torch.linalg.eigvalsh(added_curvature)[0]) >= -SLACK, "added_curvature has a negative eigenvalue"
     other: RobustTerm = at.kind.batch_term(at.divergence, _LAM, at.w)
     other.load(term.state())
-    close(other.pull(at.w, u, at.z)[0], pull, "state and load must bring back what renew wrote: another pull")
+    close(
+        other.gradients(at.w, u, at.z)[0],
+        u_gradient,
+        "state and load must bring back what renew wrote: other gradients",
+    )
     close(
         other.added_curvature(),
         added_curvature,
@@ -159,29 +173,29 @@ def _check_batch_term(at: _Point, seed: int) -> None:
     )
 
 
-def _check_answer(at: _Point, seed: int) -> None:
-    """For the identity, where every kind can be exact: z is the minimiser, and the pull the gradient of the minimum in u."""
+def _check_x_step(at: _Point, seed: int) -> None:
+    """For the identity, where every kind can be exact: z is the minimiser, and the gradient that of the minimum in u."""
     u, g, along = (d[:, :_OUTPUTS] for d in draws(seed + 5, 3, WIDTH))
     term, seen = at.batch_term(u), at.kind.seen(at.divergence, at.w)
 
     def energy(u: Tensor, z: Tensor) -> Tensor:
         return seen.value(u, z) / term.share + (g * z).sum(-1)
 
-    z, pull, _ = term.respond(at.w, u, g)
+    z, u_gradient, _ = term.x_step(at.w, u, g)
     least = energy(u, z)
     for rival in rivals(z, seed, lambda v: torch.lerp(z, v, 0.5)):
         assert bool((energy(u, rival) >= least - SLACK * (1 + least.abs())).all()), (
-            "respond does not return the argmin over z"
+            "x_step does not return the argmin over z"
         )
 
     def lowest(step: float) -> float:
         moved = u + step * along
-        return _LAM * float(energy(moved, term.respond(at.w, moved, g)[0]).sum())
+        return _LAM * float(energy(moved, term.x_step(at.w, moved, g)[0]).sum())
 
     _same(
-        float((pull * along).sum()),
+        float((u_gradient * along).sum()),
         _slope_of(lowest),
-        "the pull of respond is not the gradient of the minimum in u",
+        "the gradient that x_step returns is not that of the minimum in u",
         _SHARE,
     )
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks import (
     Design,
-    Grains,
+    Granularities,
     designs_of,
-    grains_of,
-    joint_refusal,
+    granularities_of,
     plain_layer,
     state_problem,
     update_activation,
@@ -28,9 +27,10 @@ from liftednn.blocks import (
     update_layer,
     update_shared,
     update_state,
+    why_not_joint,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
-from liftednn.data.validation import check_trainable, inputs, matrix_shapes, responses, row_weights
+from liftednn.data.validation import check_trainable, checked_row_weights, inputs, matrix_shapes, responses
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.runtime.precision import plain_arithmetic
@@ -89,7 +89,7 @@ class BCD:
     seed: int = 0
     block_tol: float = 1e-3
     block_iter: int = 200
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
     def __post_init__(self) -> None:
         check_count("passes", self.passes)
@@ -114,7 +114,7 @@ class BCD:
         x, y            rows, and what the loss takes: labels are integers, (n,), real responses (n,) or (n, outputs)
         weights         where to start; None for random features with a fitted head
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
-        sample_weight   (n,), how much each row counts: means over rows become weighted ones. Each row has states of its own,
+        sample_weight   (n,), the weight of each row: means over rows become weighted ones. Each row has states of its own,
                         so the X-step does not depend on them
         """
         started = time.perf_counter()
@@ -149,17 +149,19 @@ class BCD:
         network, x, y, weights and sample_weight are those of `run`, and are checked here.
         """
         check_trainable(network)
-        if self.joint and joint_refusal(network):
-            raise ValueError(f"joint=True is not possible: {joint_refusal(network)}")
-        grains_of(network, self.learn_activation)
+        if self.joint and why_not_joint(network):
+            raise ValueError(f"joint=True is not possible: {why_not_joint(network)}")
+        granularities_of(network, self.learn_activation)
         x = inputs(network, x)
         y = responses(network, y, x)
-        counts = row_weights(sample_weight, x)
+        row_weights = checked_row_weights(sample_weight, x)
         check_memory(matrix_shapes(network), x, len(x))
         start = (
-            random_weights(network, self.seed, x, y, counts) if weights is None else given_weights(network, weights, x)
+            random_weights(network, self.seed, x, y, row_weights)
+            if weights is None
+            else given_weights(network, weights, x)
         )
-        state = State(start, [*network.propagate(start, x), y], {}, counts)
+        state = State(start, [*network.propagate(start, x), y], {}, row_weights)
         last = len(network.layers) - 1
         if weights is None and network.connections.alone(last):
             head = self._update_weights(network, state, last)
@@ -181,7 +183,7 @@ class BCD:
         for number in range(hidden + 1):
             if network.connections.owners[number] == number:
                 yield self._update_weights(network, state, number)
-            if number < hidden and grains_of(network, self.learn_activation)[number]:
+            if number < hidden and granularities_of(network, self.learn_activation)[number]:
                 yield self._update_activation(network, state, number)
                 network = state.network or network
 
@@ -208,7 +210,7 @@ class BCD:
 
     def _update_activation(self, network: LiftedNetwork, state: State, number: int) -> Block:
         u = network.preactivation(number, state.weights, state.states)
-        per = grains_of(network, self.learn_activation)[number] or "layer"
+        per = granularities_of(network, self.learn_activation)[number] or "layer"
         w, z = state.weights[number].w, state.states[number + 1]
         step = update_activation(network, number, w, u, z, state.sample_weight, per)
         state.network = step.network

@@ -16,7 +16,7 @@ from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import designs_of, update_layer
 from liftednn.blocks.regressions import repeated
 from liftednn.data.sources import Once, Source, source_of
-from liftednn.data.validation import check_network, inputs, responses, row_weights
+from liftednn.data.validation import check_network, checked_row_weights, inputs, responses
 from liftednn.functional import median_and_spread
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
@@ -99,7 +99,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     (`unit_of`); columns in different units should be standardised first. Responses may have any units: where the loss does not
     change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
     lam_l = 100 times the mean curvature of the loss in u_l, through the layers after it.
-    A loss with a kink is `smoothed`; for rho, one of bounded slope counts as the squared error.
+    A loss with a kink is `smoothed`; for rho, one of bounded slope is taken as the squared error.
 
     network         a `LiftedNetwork`
     x, y            rows (n, inputs) and responses, or x alone, an iterable of batches, as for `MiniBatch.run`
@@ -122,16 +122,16 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 
 def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
-    raw_x, raw_y, raw_counts = source.sample(_ROWS, seed)
+    raw_x, raw_y, raw_weights = source.sample(_ROWS, seed)
     x = inputs(network, raw_x)
-    y, counts = responses(network, raw_y, x), row_weights(raw_counts, x)
-    network = with_loss(network, smoothed(network.loss, y, counts))
-    weights = random_weights(network, seed, x, y, counts, unit_of(network, x, counts))
-    scales = _scales(network, weights, x, counts)
+    y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
+    network = with_loss(network, smoothed(network.loss, y, row_weights))
+    weights = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
+    scales = _scales(network, weights, x, row_weights)
     loss_curvature = (
         2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
     )
-    units, head = _units(network.loss, y, counts)
+    units, head = _units(network.loss, y, row_weights)
     sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
     rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
     layers = [
@@ -139,29 +139,29 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
         for layer, owner in zip(network.layers, network.connections.owners, strict=True)
     ]
     chosen = LiftedNetwork(layers)
-    weights = fitted_head(chosen, weights, x, y, counts)
-    lams = [_LAM_FACTOR * c for c in _limit_curvatures(chosen, weights, x, y, counts, seed, units)[:-1]]
+    weights = fitted_head(chosen, weights, x, y, row_weights)
+    lams = [_LAM_FACTOR * c for c in _limit_curvatures(chosen, weights, x, y, row_weights, seed, units)[:-1]]
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
-def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, counts: Tensor | None) -> list[float]:
+def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, row_weights: Tensor | None) -> list[float]:
     """For each layer, the variance of its rows, summed over columns and the rows of a sample; for a w that layers share, their sum."""
     states, found = network.propagate(weights, x), []
     for number, layer in enumerate(network.layers):
         rows, t = layer.operator.rows(network.read(number, states)), layer.operator.positions
-        found.append(t * _variance(rows, repeated(counts, t)))
+        found.append(t * _variance(rows, repeated(row_weights, t)))
     owners = network.connections.owners
     return [sum(scale for scale, other in zip(found, owners, strict=True) if other == owner) for owner in owners]
 
 
-def smoothed(loss: Loss, y: Tensor, counts: Tensor | None = None) -> Loss:
+def smoothed(loss: Loss, y: Tensor, row_weights: Tensor | None = None) -> Loss:
     """The loss for mini-batches, from encoded responses y (n, p): a kink is rounded off over 1% of the least spread of a response."""
     if not isinstance(loss, Bounded) or loss.curvature < torch.inf:
         return loss
-    return loss.smoothed(_SMOOTHING * _spread(y, counts))
+    return loss.smoothed(_SMOOTHING * _spread(y, row_weights))
 
 
-def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
+def _units(loss: Loss, y: Tensor, row_weights: Tensor | None) -> tuple[float, float]:
     """What rho of the hidden layers and of the head are multiplied by, for responses of spread s instead of 1.
 
     Scores of spread s need a head s times as large and hidden weights as before. The loss is then s^2 times as large if it is the squared
@@ -169,12 +169,12 @@ def _units(loss: Loss, y: Tensor, counts: Tensor | None) -> tuple[float, float]:
     """
     if not loss.invariant or not (loss.homogeneous or isinstance(loss, Bounded)):
         return 1.0, 1.0
-    s = _size(loss, y.double(), counts)
+    s = _size(loss, y.double(), row_weights)
     size = s * loss.half / loss.scaled(1 / s).half if isinstance(loss, Bounded) else s**2
     return size, size / s**2
 
 
-def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
+def _size(loss: Loss, y: Tensor, row_weights: Tensor | None) -> float:
     """The spread of the responses that vary, to the next power of two: rho need not be more exact, and a sample of
     standardised responses then gives exactly 1. Also 1 for responses that do not vary."""
     smallest, greatest = reduce.ends(y)
@@ -182,14 +182,14 @@ def _size(loss: Loss, y: Tensor, counts: Tensor | None) -> float:
     if not varying.numel():
         return 1.0
     if isinstance(loss, Bounded):
-        found = float(median_and_spread(varying, counts)[1].mean())
+        found = float(median_and_spread(varying, row_weights)[1].mean())
     else:
-        found = math.sqrt(_variance(varying, counts) / varying.shape[1])
+        found = math.sqrt(_variance(varying, row_weights) / varying.shape[1])
     return 2.0 ** round(math.log2(found)) if 0 < found < math.inf else 1.0
 
 
-def _spread(y: Tensor, counts: Tensor | None) -> float:
-    return float(median_and_spread(y, counts)[1].min())
+def _spread(y: Tensor, row_weights: Tensor | None) -> float:
+    return float(median_and_spread(y, row_weights)[1].min())
 
 
 def with_loss(network: LiftedNetwork, loss: Loss) -> LiftedNetwork:
@@ -213,9 +213,9 @@ def with_input_uncertainty(
     return LiftedNetwork([replace(first, uncertainty=uncertainty.scaled(size)), *others])
 
 
-def _variance(state: Tensor, counts: Tensor | None) -> float:
+def _variance(state: Tensor, row_weights: Tensor | None) -> float:
     """Summed over units; at least the rounding error of states that do not vary."""
-    mean, variances = reduce.mean_and_variance(state, counts)
+    mean, variances = reduce.mean_and_variance(state, row_weights)
     return float(variances.sum() + torch.finfo(state.dtype).eps * mean.square().sum())
 
 
@@ -224,30 +224,30 @@ def random_features(
     seed: int,
     x: Tensor,
     y: Tensor,
-    counts: Tensor | None,
+    row_weights: Tensor | None,
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed."""
-    start = with_fixed(random_weights(network, seed, x, y, counts, unit_of(network, x, counts)), fixed)
+    start = with_fixed(random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights)), fixed)
     weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights
-    few = None if counts is None else counts[:_ROWS]
+    few = None if row_weights is None else row_weights[:_ROWS]
     return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)
 
 
 def fitted_head(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None = None
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, row_weights: Tensor | None = None
 ) -> list[Affine]:
     """The weights with the last layer fitted to a loose tolerance, in a few steps; for these a loss with a kink is smoothed more."""
     last, loss = replace(network.layers[-1], uncertainty=None), network.loss  # a start needs no robustness
     if isinstance(loss, Bounded):
-        last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, counts))))
+        last = replace(last, divergence=loss.smoothed(max(loss.softness, _LOOSE * _spread(y, row_weights))))
     number = len(network.layers) - 1
     if not network.connections.alone(number):  # another layer has the same w
         return weights
     xs = network.read(number, network.propagate(weights, x))
-    step = update_layer(last, designs_of(last, xs, counts), xs, y, weights[-1], 1e-2, 12)
+    step = update_layer(last, designs_of(last, xs, row_weights), xs, y, weights[-1], 1e-2, 12)
     return [*weights[:-1], step.weights]
 
 
@@ -262,7 +262,13 @@ def probes(like: Tensor, seed: int) -> Tensor:
 
 
 def _limit_curvatures(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None, seed: int, units: float
+    network: LiftedNetwork,
+    weights: list[Affine],
+    x: Tensor,
+    y: Tensor,
+    row_weights: Tensor | None,
+    seed: int,
+    units: float,
 ) -> list[float]:
     """The curvatures in the limit of large lam, in units of the loss, where probes act linearly: in float64, since it is a difference of
     nearly equal numbers."""
@@ -271,7 +277,7 @@ def _limit_curvatures(
     )
     precise = [Affine(w.double(), b.double()) for w, b in weights]
     _, preactivations = recursion(limit, precise, x.double())
-    counts = None if counts is None else counts.double()
-    found = curvatures(limit, precise, preactivations, probes(preactivations[-1], seed), counts, y.double())
+    row_weights = None if row_weights is None else row_weights.double()
+    found = curvatures(limit, precise, preactivations, probes(preactivations[-1], seed), row_weights, y.double())
     neutral = float(found[-1])  # for a layer that no gradient reaches yet
     return [float(c) if math.isfinite(c) else neutral for c in found]

@@ -1,9 +1,9 @@
 """One step on a batch: the X-step once for every layer (batch.py), then the W-step once.
 
 With c the curvature in u of what comes after a layer, a step on W is one step of the ridge regression with the quadratic bound
-(c/2)|u - t|^2, pseudo-target t = u - pull / c, on running moments of the layer's inputs:
+(c/2)|u - t|^2, pseudo-target t = u - g / c with g the gradient in u, on running moments of the layer's inputs:
 
-    W <- W - rate * (pull' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1,   with momentum
+    W <- W - rate * (g' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1,   with momentum
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from liftednn.blocks.regressions import repeated
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.training.geometry import Geometry
-from liftednn.training.model import LiftedModel, Model, Seen
+from liftednn.training.model import BatchGradients, LiftedModel, Model
 
 __all__ = ["Descent", "reach_of"]
 
 # The share of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
-# A row whose squared norm is more than this many times the mean one counts for less.
+# A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _REACH = 10.0
 
 
-def reach_of(x: Tensor, counts: Tensor | None) -> Tensor | None:
-    """The squared norm beyond which a row of whitened inputs (n, p) counts for less; None where all are 0."""
-    reach = _REACH * x.shape[1] * reduce.mean_square(x, counts)
+def reach_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
+    """The squared norm beyond which a row of whitened inputs (n, p) gets a smaller weight; None where all are 0."""
+    reach = _REACH * x.shape[1] * reduce.mean_square(x, row_weights)
     return reach if float(reach) > 0 else None
 
 
@@ -40,9 +40,9 @@ class Descent:
     layers share is in it once.
 
     geometries   one for every w, in the order of the layers that own it
-    reach        rows of whitened inputs with a squared norm beyond it count for less, in proportion: one far-off row would otherwise
+    reach        rows of whitened inputs with a squared norm beyond it get a smaller weight, in proportion: one outlier would otherwise
                  move the weights by more than its own residual
-    model        gives rows, pulls and curvatures; None for the lifted network itself
+    model        gives rows, gradients and curvatures; None for the lifted network itself
     """
 
     def __init__(
@@ -87,28 +87,28 @@ class Descent:
                 found[each] = Affine(w.T if self.network.layers[each].transposed else w, b)
         return [found[number] for number in range(len(found))]
 
-    def step(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Nesterov's momentum on the preconditioned direction, all layers at once; row i counts `counts[i]` times. Returns the scores
+    def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
         before the step."""
-        seen = self.see(x, y, counts)
-        moves = [part for at in range(len(self.members)) for part in self._direction(at, seen)]
+        batch = self.gradients(x, y, row_weights)
+        moves = [part for at in range(len(self.members)) for part in self._direction(at, batch)]
         move = torch.cat([part.reshape(-1) for part in moves])
         before = [w.clone() for w, *_ in self._parts(self.values)] if self.proxed else []
         self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
         self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
         for at in self.proxed:
             self._prox(at, before[at])
-        return seen.scores
+        return batch.scores
 
-    def see(self, x: Tensor, y: Tensor, counts: Tensor | None = None) -> Seen:
-        """Rows and pulls of every layer on a batch."""
-        return self.model.see(self.weights, x, y, counts, self._row_weights(x))
+    def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
+        """Rows and gradients of every layer on a batch."""
+        return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x))
 
-    def _direction(self, at: int, seen: Seen) -> list[Tensor]:
+    def _direction(self, at: int, batch: BatchGradients) -> list[Tensor]:
         layers = self.members[at]
-        rows, pulls = [seen.rows[each] for each in layers], [seen.pulls[each] for each in layers]
-        push = self.model.push(layers[0], self.weights, seen)
-        return self.geometries[at].direction(self.weights[layers[0]].w, rows, pulls, push)
+        rows, u_gradients = [batch.rows[each] for each in layers], [batch.u_gradients[each] for each in layers]
+        w_gradient = self.model.w_gradient(layers[0], self.weights, batch)
+        return self.geometries[at].direction(self.weights[layers[0]].w, rows, u_gradients, w_gradient)
 
     def _prox(self, at: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
@@ -117,39 +117,43 @@ class Descent:
         w.copy_(geometry.layer.penalty_prox(w, step))
         self._parts(self.velocity)[at][0].copy_(w - before)
 
-    def drop_row_weights(self, x: Tensor) -> None:
-        """Weight no rows from now on, if all rows of x, the whole data, lie within `reach`."""
+    def drop_outlier_weights(self, x: Tensor) -> None:
+        """Give all rows the same weight from now on, if all rows of x, the whole data, lie within `reach`."""
         if self.reach is not None and bool((x.square().sum(1) <= self.reach).all()):
             self.reach = None
 
-    def _row_weights(self, x: Tensor) -> Tensor | None:
+    def _outlier_weights(self, x: Tensor) -> Tensor | None:
         return None if self.reach is None else (self.reach / x.square().sum(1)).clamp_(max=1)
 
-    def refresh(self, x: Tensor, y: Tensor, probes: Tensor, counts: Tensor | None = None) -> None:
+    def refresh(self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None) -> None:
         """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a share of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
         """
-        seen = self.see(x, y, counts)
-        found, extra = self.model.probe(self.weights, seen, y, probes, counts)
+        batch = self.gradients(x, y, row_weights)
+        found, extra = self.model.probe(self.weights, batch, y, probes, row_weights)
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
-            rows = [seen.rows[each] for each in layers]
-            geometry.absorb(rows, [repeated(counts, self._positions(each)) for each in layers])
+            rows = [batch.rows[each] for each in layers]
+            geometry.absorb(rows, [repeated(row_weights, self._positions(each)) for each in layers])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
-            w, *intercepts = self._direction(at, seen)
-            excess = max(self._excess(each, w, b, seen, counts) for each, b in zip(layers, intercepts, strict=True))
+            w, *intercepts = self._direction(at, batch)
+            excess = max(
+                self._excess(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)
+            )
             if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
                 geometry.shorten(excess)
 
     def _positions(self, number: int) -> int:
         return self.network.layers[number].operator.positions
 
-    def _excess(self, number: int, w: Tensor, b: Tensor, seen: Seen, counts: Tensor | None) -> float:
+    def _excess(self, number: int, w: Tensor, b: Tensor, batch: BatchGradients, row_weights: Tensor | None) -> float:
         """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
         w = w.T if self.network.layers[number].transposed else w
-        motion = reduce.mean_square(regress(seen.rows[number], Affine(w, b)), repeated(counts, self._positions(number)))
-        return float((motion / reduce.mean_square(seen.images[number], counts)).sqrt()) / _TRUST
+        motion = reduce.mean_square(
+            regress(batch.rows[number], Affine(w, b)), repeated(row_weights, self._positions(number))
+        )
+        return float((motion / reduce.mean_square(batch.preactivations[number], row_weights)).sqrt()) / _TRUST
 
     def restore(self, values: Tensor) -> None:
         """Set the weights to earlier values, with zero velocity."""

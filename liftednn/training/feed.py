@@ -33,21 +33,21 @@ class Feed:
     weighted: bool = False
     like: Tensor | None = None  # gives the precision of all batches, that of the sample
 
-    def checked(self, x: Any, y: Any, counts: Any = None, like: Tensor | None = None) -> Batch:
-        """Rows, encoded responses and counts, on the device of training; with the dtype and device of `like`, if given."""
+    def checked(self, x: Any, y: Any, row_weights: Any = None, like: Tensor | None = None) -> Batch:
+        """Rows, encoded responses and row weights, on the device of training; with the dtype and device of `like`, if given."""
         rows = inputs(self.network, x)
         rows = rows.to(self.device) if self.device else rows
         rows = rows if like is None else rows.to(like)
-        if counts is not None:
-            counts = as_tensor(counts, "sample_weight").to(rows)
-            check_weights(counts, len(rows))
-        return rows, responses(self.network, y, rows), counts
+        if row_weights is not None:
+            row_weights = as_tensor(row_weights, "sample_weight").to(rows)
+            check_weights(row_weights, len(rows))
+        return rows, responses(self.network, y, rows), row_weights
 
     def sample(self, count: int, seed: int) -> Batch:
         """At most `count` rows to prepare training with, not whitened."""
-        x, y, counts = self.checked(*self.source.sample(count, seed))
-        self.weighted, self.like = counts is not None, x[:0]
-        return x, y, counts
+        x, y, row_weights = self.checked(*self.source.sample(count, seed))
+        self.weighted, self.like = row_weights is not None, x[:0]
+        return x, y, row_weights
 
     def enter(self, coordinates: Coordinates) -> None:
         """Give rows in these coordinates from now on. Data in memory is converted once, unless the copy would be too large."""
@@ -55,8 +55,8 @@ class Feed:
         if isinstance(self.source, Gathered):
             self._gather(self.source, coordinates)
         elif isinstance(self.source, Memory):
-            x, y, counts = self.checked(self.source.x, self.source.y, self.source.counts)
-            self.source = replace(self.source, x=coordinates.inward(x), y=y, counts=counts)
+            x, y, row_weights = self.checked(self.source.x, self.source.y, self.source.row_weights)
+            self.source = replace(self.source, x=coordinates.whiten(x), y=y, row_weights=row_weights)
 
     def _gather(self, source: Gathered, coordinates: Coordinates) -> None:
         """A copy of all rows, made block by block, if it takes no more than `source.spare` bytes."""
@@ -70,8 +70,8 @@ class Feed:
             return
         whole: list[Tensor] = []
         for chosen in torch.split(torch.arange(len(source.x)), _ROWS):
-            x, y, counts = self.checked(*source.at(chosen))
-            parts = [part for part in (coordinates.inward(x), y, counts) if part is not None]
+            x, y, row_weights = self.checked(*source.at(chosen))
+            parts = [part for part in (coordinates.whiten(x), y, row_weights) if part is not None]
             whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
             for buffer, part in zip(whole, parts, strict=True):
                 buffer[chosen[0] : chosen[-1] + 1] = part
@@ -84,11 +84,11 @@ class Feed:
 
     def _streamed(self, batches: Iterator[Any]) -> Iterator[Batch]:
         assert self.coordinates is not None
-        for x, y, counts in batches:
-            if (counts is not None) != self.weighted:
+        for x, y, row_weights in batches:
+            if (row_weights is not None) != self.weighted:
                 raise ValueError(
                     "some batches come with sample_weight and some without: give it with all, or with none"
                 )
-            if counts is None or bool((counts != 0).any()):  # a batch whose weights are all 0 is skipped
-                rows, targets, checked = self.checked(x, y, counts, self.like)
-                yield self.coordinates.inward(rows), targets, checked
+            if row_weights is None or bool((row_weights != 0).any()):  # a batch whose weights are all 0 is skipped
+                rows, targets, checked = self.checked(x, y, row_weights, self.like)
+                yield self.coordinates.whiten(rows), targets, checked

@@ -32,7 +32,7 @@ class Geometry(Protocol):
     @property
     def proxed(self) -> bool: ...
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
@@ -45,9 +45,13 @@ class Geometry(Protocol):
         """The mean length of a step of rate 1 along the gradient in w."""
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from w and from the intercept of every layer."""
+        """What a step of rate 1 subtracts from w and from the intercept of every layer.
+
+        u_gradients   of every layer, the gradient in the outputs of its regression
+        w_gradient    a further gradient in w, at fixed outputs
+        """
 
     def state(self) -> dict[str, Tensor]: ...
 
@@ -60,7 +64,7 @@ def geometries_of(
     states: States,
     damping: float,
     scale: Tensor | None = None,
-    counts: Tensor | None = None,
+    row_weights: Tensor | None = None,
     free: Sequence[Free] | None = None,
 ) -> list[Geometry]:
     """One for every w of a network, from the states of some samples.
@@ -76,7 +80,7 @@ def geometries_of(
             _Member(
                 layers[number],
                 network.layers[number].operator.rows(network.read(number, states)),
-                repeated(counts, layers[number].operator.positions),
+                repeated(row_weights, layers[number].operator.positions),
                 (moves, free[number][1]),
             )
             for number in numbers
@@ -86,11 +90,11 @@ def geometries_of(
 
 
 class _Member(NamedTuple):
-    """A layer that has a w, its rows and how much each counts, and whether w and b may move."""
+    """A layer that has a w, its rows and their weights, and whether w and b may move."""
 
     layer: Layer
     rows: Tensor
-    counts: Tensor | None
+    row_weights: Tensor | None
     free: Free
 
 
@@ -105,7 +109,7 @@ def _geometry(members: Sequence[_Member], damping: float, scale: Tensor | None) 
 
 
 def _metric(members: Sequence[_Member], damping: float, scale: Tensor | None) -> Metric | SharedMetric:
-    metrics = [Metric.of(each.layer, each.rows, damping, scale, each.counts, each.free) for each in members]
+    metrics = [Metric.of(each.layer, each.rows, damping, scale, each.row_weights, each.free) for each in members]
     return metrics[0] if len(metrics) == 1 else SharedMetric(metrics)
 
 
@@ -122,9 +126,9 @@ class Grouped:
     def _cut(self, parts: Sequence[Tensor], width: int) -> list[tuple[Tensor, ...]]:
         return list(zip(*(torch.split(part, width, 1) for part in parts), strict=True))
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         for group, part in zip(self.groups, self._cut(rows, self.shape[-1]), strict=True):
-            group.absorb(part, counts)
+            group.absorb(part, row_weights)
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         for group in self.groups:
@@ -138,10 +142,12 @@ class Grouped:
         return sum(group.reach() for group in self.groups) / len(self.groups)
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        parts = zip(self.groups, w, self._cut(rows, self.shape[-1]), self._cut(pulls, self.shape[-2]), strict=True)
-        moves = [group.direction(own, x, pull) for group, own, x, pull in parts]
+        parts = zip(
+            self.groups, w, self._cut(rows, self.shape[-1]), self._cut(u_gradients, self.shape[-2]), strict=True
+        )
+        moves = [group.direction(own, x, g) for group, own, x, g in parts]
         intercepts = [torch.cat(each) for each in list(zip(*moves, strict=True))[1:]]
         return [torch.stack([move[0] for move in moves]), *intercepts]
 
@@ -175,9 +181,9 @@ class SharedMetric:
     def proxed(self) -> bool:
         return self.metrics[0].proxed
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
-        for metric, x, count in zip(self.metrics, rows, counts, strict=True):
-            metric.absorb([x], [count])
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+        for metric, x, weights in zip(self.metrics, rows, row_weights, strict=True):
+            metric.absorb([x], [weights])
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """A layer that no gradient reaches adds no curvature; where none is reached, w stays."""
@@ -224,14 +230,14 @@ class SharedMetric:
         return float(self.inverse.mean())
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
         rho = 2 * (self.layer.penalty.ridge or 0.0)
         gradient, intercepts = rho * w, []
-        for metric, flip, x, pull in zip(self.metrics, self.flips, rows, pulls, strict=True):
-            t, share = metric.layer.operator.positions, 1 / len(x)
-            b = reduce.product(pull, x.new_full((len(x),), share)) if metric.free[1] else pull.new_zeros(pull.shape[1])
-            part = torch.addr(reduce.product(pull, x, share), b, metric.mean, alpha=-1) * t
+        for metric, flip, x, g in zip(self.metrics, self.flips, rows, u_gradients, strict=True):
+            t, scale = metric.layer.operator.positions, 1 / len(x)
+            b = reduce.product(g, x.new_full((len(x),), scale)) if metric.free[1] else g.new_zeros(g.shape[1])
+            part = torch.addr(reduce.product(g, x, scale), b, metric.mean, alpha=-1) * t
             gradient = gradient + (part.T if flip else part)
             intercepts.append(b / metric.curvature)
         move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)

@@ -86,7 +86,7 @@ def pairs_of(given: Any, name: str) -> list[tuple[Any, Any]]:
 
 
 def random_weights(
-    network: LiftedNetwork, seed: int, x: Tensor, y: Tensor, counts: Tensor | None = None, unit: float = 1.0
+    network: LiftedNetwork, seed: int, x: Tensor, y: Tensor, row_weights: Tensor | None = None, unit: float = 1.0
 ) -> list[Affine]:
     """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
 
@@ -108,12 +108,14 @@ def random_weights(
             w = w / unit  # a w that other layers share too is not scaled to the inputs
         w = w / sums**0.5 if layer.operator.skips else w  # each sum adds to the variance of the states
         weights.append(Affine(layer.penalty_prox(w.to(x), 0.0), b))
-    return [*weights, _first_head(network, weights, x, y, counts)]
+    return [*weights, _first_head(network, weights, x, y, row_weights)]
 
 
-def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, counts: Tensor | None) -> Affine:
+def _first_head(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, row_weights: Tensor | None
+) -> Affine:
     last, head = len(network.layers) - 1, network.layers[-1].operator
-    mean = reduce.mean(y, counts).to(y)
+    mean = reduce.mean(y, row_weights).to(y)
     mean = head.targets(mean[None]).mean(0) if head.positions > 1 else mean
     b = mean if head.bias else torch.zeros_like(mean)
     if network.connections.owners[last] < last:
@@ -121,14 +123,14 @@ def _first_head(network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Ten
     return Affine(network.layers[-1].penalty_prox(x.new_zeros(head.weight_shape), 0.0), b)
 
 
-def unit_of(network: LiftedNetwork, x: Tensor, counts: Tensor | None = None) -> float:
+def unit_of(network: LiftedNetwork, x: Tensor, row_weights: Tensor | None = None) -> float:
     """The unit of x (n, p), which the first layer's initial weights are divided by: the root of the mean variance of its columns,
     divided by 0.3 where the layer's activation is homogeneous.
 
-    Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Row i counts
-    `counts[i]` times; 1 where nothing varies, to the precision of x.
+    Pre-activations then begin with a standard deviation of sqrt(2), or 0.3 sqrt(2), whatever the units of x as a whole. Rows are
+    weighted by `row_weights`; 1 where nothing varies, to the precision of x.
     """
-    mean, variances = reduce.mean_and_variance(x, counts)
+    mean, variances = reduce.mean_and_variance(x, row_weights)
     variance = float(variances.mean())
     varies = variance > (torch.finfo(x.dtype).eps * float(mean.abs().max())) ** 2
     spread = _SPREAD if network.layers[0].divergence.homogeneous else 1.0

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Activation
-from liftednn.blocks import Grains, grains_of, parameters, with_activation
+from liftednn.blocks import Granularities, granularities_of, parameters, with_activation
 from liftednn.functional import within
 from liftednn.network import LiftedNetwork
-from liftednn.training.batch import Answer
+from liftednn.training.batch import XStep
 from liftednn.training.descent import Descent
 
 __all__ = ["Learner", "as_tensors", "named_parameters", "snapshot", "with_parameters"]
@@ -36,9 +36,9 @@ _KEEP = 0.9
 _TRUST, _PROBE = 1.25, 0.05
 
 
-def as_tensors(network: LiftedNetwork, learned: Grains, like: Tensor) -> LiftedNetwork:
+def as_tensors(network: LiftedNetwork, learned: Granularities, like: Tensor) -> LiftedNetwork:
     """The network with learned parameters as new tensors: one entry per unit, or the shape that was given; 0-dim for a number."""
-    for number, per in enumerate(grains_of(network, learned)):
+    for number, per in enumerate(granularities_of(network, learned)):
         activation = network.hidden[number]
         if per is None:
             continue
@@ -76,25 +76,25 @@ def snapshot(network: LiftedNetwork, device: str | None = None) -> LiftedNetwork
 class Learner:
     """Moves the learned parameters of a descent's network, every few steps."""
 
-    def __init__(self, descent: Descent, learned: Grains) -> None:
-        self.descent, self.grains = descent, grains_of(descent.network, learned)
-        self.means = descent.values.new_zeros(len(self.grains), 2, dtype=torch.float64)  # g and c |J d|^2
+    def __init__(self, descent: Descent, learned: Granularities) -> None:
+        self.descent, self.granularities = descent, granularities_of(descent.network, learned)
+        self.means = descent.values.new_zeros(len(self.granularities), 2, dtype=torch.float64)  # g and c |J d|^2
         self.good = self._kept()
 
-    def step(self, x: Tensor, y: Tensor, counts: Tensor | None, taken: int) -> None:
+    def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None, taken: int) -> None:
         """Every few steps (`taken` so far), move every layer's parameters towards the refit on a batch."""
-        if taken % _EVERY or not any(self.grains):
+        if taken % _EVERY or not any(self.granularities):
             return
-        seen = self.descent.see(x, y, counts).answer
-        assert seen is not None
-        for number, per in enumerate(self.grains):
+        step = self.descent.gradients(x, y, row_weights).x_step
+        assert step is not None
+        for number, per in enumerate(self.granularities):
             if per is not None:
-                self._move(number, seen, y, counts)
+                self._move(number, step, y, row_weights)
 
-    def _move(self, number: int, seen: Answer, y: Tensor, counts: Tensor | None) -> None:
-        now, per = self.descent.network.hidden[number], self.grains[number] or "layer"
-        u, z = seen.preactivations[number].double(), seen.states[number].double()
-        found = now.refit(u, z, counts, per)
+    def _move(self, number: int, step: XStep, y: Tensor, row_weights: Tensor | None) -> None:
+        now, per = self.descent.network.hidden[number], self.granularities[number] or "layer"
+        u, z = step.preactivations[number].double(), step.states[number].double()
+        found = now.refit(u, z, row_weights, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
         share = (torch.as_tensor(target, dtype=u.dtype, device=u.device) - given) / given
@@ -105,9 +105,9 @@ class Learner:
         probe = replace(now, **{now.learned[0]: given * (1 + reach * share).to(given)})  # type: ignore[type-var]
         lam, change = (
             self.descent.network.layers[number].lam,
-            self._score_change(number, seen, probe, y, counts) / reach**2,
+            self._score_change(number, step, probe, y, row_weights) / reach**2,
         )
-        gain = lam * (reduce.mean(now.value(u, z), counts) - reduce.mean(found.value(u, z), counts))
+        gain = lam * (reduce.mean(now.value(u, z), row_weights) - reduce.mean(found.value(u, z), row_weights))
         fresh = torch.stack([gain, change])
         if not bool(fresh.isfinite().all()):
             return  # the run diverges, and the trainer will roll it back
@@ -116,30 +116,32 @@ class Learner:
         factor = 1 + self.descent.rate * _EVERY * 2 * gain / change * share
         given.copy_(within(given * factor.clamp(1 / _TRUST, _TRUST).to(given), given, now.limits))
 
-    def _score_change(self, number: int, seen: Answer, probe: Activation, y: Tensor, counts: Tensor | None) -> Tensor:
+    def _score_change(
+        self, number: int, step: XStep, probe: Activation, y: Tensor, row_weights: Tensor | None
+    ) -> Tensor:
         """c mean |change of the scores|^2 where a layer has `probe` as its activation."""
         network, weights, states, last = (
             self.descent.network,
             self.descent.weights,
-            list(seen.forward),
-            len(seen.forward) - 1,
+            list(step.forward),
+            len(step.forward) - 1,
         )
         changed = {number + 1}
-        states[number + 1] = probe(seen.preactivations[number])
+        states[number + 1] = probe(step.preactivations[number])
         for later in range(number + 1, last):
             if changed & set(network.connections.reads[later]):
                 states[later + 1] = network.hidden[later](network.preactivation(later, weights, states))
                 changed.add(later + 1)
-        moved = network.preactivation(last, weights, states) - seen.preactivations[-1]
-        met = network.loss.curvature_met(seen.preactivations[-1], y, counts)
-        return network.layers[-1].lam * met * reduce.mean(moved.double().square().sum(1), counts)
+        moved = network.preactivation(last, weights, states) - step.preactivations[-1]
+        curvature = network.loss.effective_curvature(step.preactivations[-1], y, row_weights)
+        return network.layers[-1].lam * curvature * reduce.mean(moved.double().square().sum(1), row_weights)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next refit depends on, by name."""
         return self._now() | {f"good.{name}": tensor for name, tensor in self.good.items()}
 
     def _now(self) -> dict[str, Tensor]:
-        hidden = [(number, phi) for number, phi in enumerate(self.descent.network.hidden) if self.grains[number]]
+        hidden = [(number, phi) for number, phi in enumerate(self.descent.network.hidden) if self.granularities[number]]
         named = {f"phi.{number}.{name}": part for number, phi in hidden for name, part in parameters(phi).items()}
         tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
         return tensors and {"phi.means": self.means, **tensors}

@@ -45,7 +45,7 @@ class Metric:
         x: Tensor,
         damping: float,
         scale: Tensor | None = None,
-        counts: Tensor | None = None,
+        row_weights: Tensor | None = None,
         free: tuple[bool, bool] = (True, True),
     ) -> Metric:
         """From rows x (n, p); with `scale`, of whitened rows, whose Gram matrix is not updated."""
@@ -58,15 +58,15 @@ class Metric:
         shape = (p, p) if shape and layer.uncertainty is not None else shape
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
-        metric.absorb([x], [counts])
+        metric.absorb([x], [row_weights])
         return metric
 
-    def absorb(self, rows: Sequence[Tensor], counts: Sequence[Tensor | None]) -> None:
+    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add rows to the running moments, and reduce the weight of older rows."""
         if self.white:
             return
-        (x,), (count,) = rows, counts
-        fresh = Moments.of(x, x[:, :0], count)
+        (x,), (weights,) = rows, row_weights
+        fresh = Moments.of(x, x[:, :0], weights)
         fresh = fresh if self.free[1] else fresh.about_zero()
         self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
         self.mean.copy_(self.moments.mean_x)
@@ -99,7 +99,7 @@ class Metric:
     def damped(self, gram: Tensor) -> float:
         """The damping d of a Gram matrix."""
         assert self.moments is not None
-        # For inputs that do not vary, pull' x - b mean is rounding error, about eps times the mean: it must not become a large step.
+        # For inputs that do not vary, the gradient g' x - b mean is rounding error, about eps times the mean: no large step may follow
         floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
         return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
 
@@ -132,18 +132,18 @@ class Metric:
         return float(mean) / self.layer.operator.positions
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], pulls: Sequence[Tensor], push: Tensor | None = None
+        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from (w, b), given the layer's rows, its pull, and a further gradient `push` in w."""
-        (x,), (pull,) = rows, pulls
-        b = reduce.product(pull, x.new_full((len(x),), 1 / len(x))) if self.free[1] else pull.new_zeros(pull.shape[1])
+        """What a step of rate 1 subtracts from (w, b), given the layer's rows, the gradient in its outputs, and a further one in w."""
+        (x,), (g,) = rows, u_gradients
+        b = reduce.product(g, x.new_full((len(x),), 1 / len(x))) if self.free[1] else g.new_zeros(g.shape[1])
         if not self.free[0]:
             return [torch.zeros_like(w), b / self.curvature]
-        w = reduce.product(pull, x, 1 / len(x), self.shrinkage * w)
+        w = reduce.product(g, x, 1 / len(x), self.shrinkage * w)
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
-        if push is not None:
-            w.add_(push)
+        if w_gradient is not None:
+            w.add_(w_gradient)
         w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
         b = b / self.curvature
         return [w, b if self.white or not self.free[1] else b - w @ self.mean]

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from liftednn.blocks import Grains
+from liftednn.blocks import Granularities
 from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
 from liftednn.data.sources import source_of
 from liftednn.data.validation import check_device, check_network
@@ -69,7 +69,7 @@ class MiniBatch:
     patience: int | None = None
     seed: int = 0
     device: str | None = None
-    learn_activation: Grains = None
+    learn_activation: Granularities = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -111,7 +111,7 @@ class MiniBatch:
         validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
         checkpoint      a file to write to, and to resume from if all other arguments are the same
-        sample_weight   (n,), how much each row counts; those in an iterable's batches should be 1 on average
+        sample_weight   (n,), the weight of each row; those in an iterable's batches should be 1 on average
         fixed           for every layer, w and b that must stay as they are, None for what is trained
         moments         of the inputs, where they are known from more rows than these
         """
@@ -144,7 +144,7 @@ class MiniBatch:
                     run.save()
         ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
-        weights, final = run.monitor.best or run.outward(), run.monitor.best_network or snapshot(run.network)
+        weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
         wrong = () if interrupted else shortcomings(final, weights, *run.judged, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

@@ -36,8 +36,8 @@ class Tally:
     kept: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     size: int = 0
 
-    def add(self, scores: Tensor, y: Tensor, counts: Tensor | None) -> None:
-        self.kept.append((scores, y, counts))
+    def add(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
+        self.kept.append((scores, y, row_weights))
         self.size += scores.numel()
         if self.size >= _KEPT:
             self._evaluate()
@@ -51,16 +51,16 @@ class Tally:
     def _evaluate(self) -> None:
         if not self.kept:
             return
-        scores, y, counts = self._together()
+        scores, y, row_weights = self._together()
         values, rows = self.loss.value(scores, y), len(scores)
-        total, weight = float(reduce.total(values, counts)), float(reduce.count(values, counts))
+        total, weight = float(reduce.total(values, row_weights)), float(reduce.count(values, row_weights))
         fresh = total, weight, self.loss.score(scores, y) * rows, rows
         a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
         self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
 
     def _together(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        scores, y, counts = zip(*self.kept, strict=True)
-        return torch.cat(scores), torch.cat(y), None if counts[0] is None else torch.cat(counts)
+        scores, y, row_weights = zip(*self.kept, strict=True)
+        return torch.cat(scores), torch.cat(y), None if row_weights[0] is None else torch.cat(row_weights)
 
     def state(self) -> dict[str, Tensor]:
         """The batches not evaluated yet, by name."""
@@ -71,11 +71,11 @@ class Tally:
 
     def load(self, sums: Sequence[float], tensors: dict[str, Tensor], like: Tensor) -> None:
         a, b, c, d = sums
-        scores, y, counts = (tensors.get(f"pass.{name}") for name in ("scores", "y", "counts"))
+        scores, y, row_weights = (tensors.get(f"pass.{name}") for name in ("scores", "y", "counts"))
         self.sums = (a, b, c, int(d))
         if scores is not None and y is not None:
             self.size = scores.numel()
-            self.kept = [(scores.to(like), y.to(like), None if counts is None else counts.to(like))]
+            self.kept = [(scores.to(like), y.to(like), None if row_weights is None else row_weights.to(like))]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
-from liftednn.training.batch import answer, descent_refusal
+from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.descent import Descent, reach_of
 from liftednn.training.feed import Feed
@@ -61,8 +61,8 @@ class Run:
     ) -> None:
         started = time.perf_counter()
         check_trainable(network)
-        if refusal := descent_refusal(network):
-            raise ValueError(refusal)
+        if reason := why_not_minibatch(network):
+            raise ValueError(reason)
         self.settings, self.network, self.checkpoint = settings, network, checkpoint
         self.feed = Feed(network, source, settings.device)
         if isinstance(source, Once) and settings.passes > 1:
@@ -73,7 +73,7 @@ class Run:
         self.size = settings.batch_size or choices.batch_size(source.rows)
         self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
         count = max(_ROWS, 8 * network.in_width)
-        x, y, counts = self.feed.sample(count, settings.seed)
+        x, y, row_weights = self.feed.sample(count, settings.seed)
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
         )
@@ -82,12 +82,12 @@ class Run:
             self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
         self.network = as_tensors(network, settings.learn_activation, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
-        self._prepare(x, y, counts, weights, moments, stored[0] if stored else {})
+        self._prepare(x, y, row_weights, weights, moments, stored[0] if stored else {})
         held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
         self.monitor = Monitor(self.network, held, Tally(self.network.loss))
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
-            self.descent.drop_row_weights(self.feed.source.x)
+            self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
@@ -102,22 +102,22 @@ class Run:
         self,
         x: Tensor,
         y: Tensor,
-        counts: Tensor | None,
+        row_weights: Tensor | None,
         given: Sequence[tuple[Tensor, Tensor]] | None,
         moments: Moments | None,
         stored: dict[str, Tensor],
     ) -> None:
         """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
-        few = None if counts is None else counts[:_FEW]
+        few = None if row_weights is None else row_weights[:_FEW]
         if given is None:
-            weights = choices.random_features(self.network, self.settings.seed, x, y, counts, self.fixed)
+            weights = choices.random_features(self.network, self.settings.seed, x, y, row_weights, self.fixed)
         else:
             weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
         damping = self.damping if moments is None else self._damping(int(moments.weight))
-        self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, counts)
-        inner, start, rows = there.network, there.start(weights), there.inward(x[:_FEW])
+        self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, row_weights)
+        inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:_FEW])
         self.judged = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
@@ -158,32 +158,32 @@ class Run:
             self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
-        record = self.monitor.record(self.outward(), steps, rate, self.halved, self.seconds)
+        record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
         self.save()
         return record
 
-    def _advance(self, x: Tensor, y: Tensor, counts: Tensor | None, within: int) -> None:
+    def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
-            self._refresh(x, y, counts)
+            self._refresh(x, y, row_weights)
         looks, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 or within * looks >= len(self.monitor.looks) * expected:
-            self._look(x, y, counts)
+            self._look(x, y, row_weights)
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
-        self.learner.step(x, y, counts, self.taken)
-        self.monitor.tally.add(self.step(x, y, counts), y, counts)
+        self.learner.step(x, y, row_weights, self.taken)
+        self.monitor.tally.add(self.step(x, y, row_weights), y, row_weights)
         self.taken += 1
 
-    def _look(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
+    def _look(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Evaluate a batch for the objective and the gaps of its pass."""
         inner, weights = self.descent.network, self.descent.weights
-        states = answer(inner, weights, x, y, None, self.descent.terms).states
-        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], counts))
+        states = x_step(inner, weights, x, y, None, self.descent.terms).states
+        self.monitor.looks.append(inner.evaluate(weights, [x, *states, y], row_weights))
 
-    def _refresh(self, x: Tensor, y: Tensor, counts: Tensor | None) -> None:
+    def _refresh(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Roll back to the last good weights and activations if the run diverges, and renew the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
@@ -195,7 +195,7 @@ class Run:
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
-        self.descent.refresh(x, y, choices.probes(y, self.taken), counts)
+        self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
 
     def _roll_back(self, loss: float) -> None:
         self._restore()
@@ -215,9 +215,9 @@ class Run:
         if not bool(self.descent.values.square().sum().isfinite()):
             self._restore()
 
-    def outward(self) -> list[Affine]:
+    def unwhitened_weights(self) -> list[Affine]:
         """The present weights, for the inputs as given, not whitened."""
-        return with_fixed(self.coordinates.outward(self.descent.weights), self.fixed)
+        return with_fixed(self.coordinates.from_whitened(self.descent.weights), self.fixed)
 
     def save(self) -> None:
         if self.checkpoint is None:

@@ -32,12 +32,12 @@ def shortcomings(
     x: Tensor,
     white: Tensor,
     y: Tensor,
-    counts: Tensor | None,
+    row_weights: Tensor | None,
     halved: int,
 ) -> tuple[str, ...]:
     """Sentences that say what happened and what to try; none where all is well.
 
-    x, y, counts   some of the rows trained on, encoded responses, and how much rows count
+    x, y, row_weights   some of the rows trained on, encoded responses, and the weights of the rows
     white          the same rows in the coordinates of training, for a linear model
     halved         how often the step was halved
     """
@@ -48,7 +48,7 @@ def shortcomings(
             "larger batches or a larger penalty"
         )
     if len(x) >= _FEWEST and bool((x != x[0]).any()):
-        found += [*_constant_units(network, weights, x), *_comparisons(network, weights, x, white, y, counts)]
+        found += [*_constant_units(network, weights, x), *_comparisons(network, weights, x, white, y, row_weights)]
     return tuple(found)
 
 
@@ -68,12 +68,12 @@ def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor
 
 
 def _comparisons(
-    network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, white: Tensor, y: Tensor, counts: Tensor | None
+    network: LiftedNetwork, weights: Sequence[Affine], x: Tensor, white: Tensor, y: Tensor, row_weights: Tensor | None
 ) -> Iterator[str]:
     """Compare with the best constant, and with a linear model that is fitted to one half of the rows and judged on the other."""
     ours = network.loss.value(network.scores(weights, x), y)
-    constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, counts, len(x))
-    ours, constant = (_counted(part, counts) for part in (ours, constant))
+    constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, row_weights, len(x))
+    ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
     if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
@@ -85,7 +85,7 @@ def _comparisons(
     if not _is_plain(network):
         return
     half = len(x) // 2
-    linear = _counted(_heads_loss(network, white, y, counts, half), counts)[half:]
+    linear = _weighted(_heads_loss(network, white, y, row_weights, half), row_weights)[half:]
     worse = ours[half:] - linear
     excess, variance = reduce.mean_and_variance(worse)
     theirs, own = (float(reduce.mean(part)) for part in (linear, ours[half:]))
@@ -104,16 +104,16 @@ def _is_plain(network: LiftedNetwork) -> bool:
     return free and len(layers) > 1
 
 
-def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, counts: Tensor | None, fitted: int) -> Tensor:
+def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, row_weights: Tensor | None, fitted: int) -> Tensor:
     """The loss of each row, (n,), of a head on inputs x that is fitted to the first rows."""
     last = network.layers[-1]
     head = LiftedNetwork([Layer(Dense(x.shape[1], last.operator.out_width), last.divergence, L2(_RHO), last.lam)])
-    few = None if counts is None else counts[:fitted]
+    few = None if row_weights is None else row_weights[:fitted]
     mean = reduce.mean(y[:fitted], few).to(y)
     start = [Affine(x.new_zeros(len(mean), x.shape[1]), mean)]
     return head.loss.value(head.scores(fitted_head(head, start, x[:fitted], y[:fitted], few), x), y)
 
 
-def _counted(values: Tensor, counts: Tensor | None) -> Tensor:
-    """In float64, times how much each row counts."""
-    return values.double() if counts is None else values.double() * counts
+def _weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:
+    """In float64, times the row weights."""
+    return values.double() if row_weights is None else values.double() * row_weights

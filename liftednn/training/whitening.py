@@ -52,11 +52,11 @@ class Whitening:
         return cls._from(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps, damping, keep, like)
 
     @classmethod
-    def of_rows(cls, x: Tensor, counts: Tensor | None, damping: float, keep: float) -> Whitening:
-        """The same from rows x (n, p), row i counting `counts[i]` times, for n < p: the singular values of an (n, p) matrix take n^2 p
+    def of_rows(cls, x: Tensor, row_weights: Tensor | None, damping: float, keep: float) -> Whitening:
+        """The same from rows x (n, p), rows weighted by `row_weights`, for n < p: the singular values of an (n, p) matrix take n^2 p
         operations, the eigenvalues of the (p, p) Gram matrix p^3."""
-        mean = reduce.mean(x, counts)
-        share = x.new_ones(len(x)).double() if counts is None else counts.double()
+        mean = reduce.mean(x, row_weights)
+        share = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
         centred = (x.double() - mean) * (share / share.sum()).sqrt()[:, None]
         _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
         return cls._from(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps, damping, keep, x)
@@ -89,11 +89,11 @@ class Whitening:
             return torch.addmm(-(self.mean @ basis), x, basis)
         return torch.cat([(rows - self.mean) @ basis for rows in torch.split(x, _ROWS)])
 
-    def inward(self, weights: Affine) -> Affine:
+    def to_whitened(self, weights: Affine) -> Affine:
         """The weights on x' that give what `weights` gives on x, up to what lies outside the kept directions."""
         return Affine(weights.w @ self.basis / self.scale, weights.b + weights.w @ self.mean)
 
-    def outward(self, weights: Affine) -> Affine:
+    def from_whitened(self, weights: Affine) -> Affine:
         """The weights on x that give what `weights` gives on x'."""
         w = (weights.w * self.scale) @ self.basis.T
         return Affine(w, weights.b - w @ self.mean)
@@ -116,9 +116,9 @@ class Coordinates:
         keep: float,
         free: tuple[bool, bool] = (True, True),
         stored: dict[str, Tensor] | None = None,
-        counts: Tensor | None = None,
+        row_weights: Tensor | None = None,
     ) -> Coordinates:
-        """From the moments of the inputs where they are given, otherwise from rows x, row i counting `counts[i]` times; or from the
+        """From the moments of the inputs where they are given, otherwise from rows x, rows weighted by `row_weights`; or from the
         `state()` of earlier coordinates.
 
         Only a first layer u = x w' + b under a squared norm, that alone reads the inputs and has its w alone, is the same problem in
@@ -134,7 +134,7 @@ class Coordinates:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
-            whitening = _whitening(x, counts, moments, damping, keep)
+            whitening = _whitening(x, row_weights, moments, damping, keep)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
@@ -147,22 +147,24 @@ class Coordinates:
         parts = {"mean": self.whitening.mean, "basis": self.whitening.basis, "scale": self.whitening.scale}
         return {f"white.{name}": part for name, part in (parts | {"far": torch.tensor(self.whitening.far)}).items()}
 
-    def inward(self, x: Tensor) -> Tensor:
+    def whiten(self, x: Tensor) -> Tensor:
         return x if self.whitening is None else self.whitening(x)
 
-    def start(self, weights: Sequence[Affine]) -> list[Affine]:
+    def to_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
         """The weights, for whitened inputs."""
-        first = weights[0] if self.whitening is None else self.whitening.inward(weights[0])
+        first = weights[0] if self.whitening is None else self.whitening.to_whitened(weights[0])
         return [first, *weights[1:]]
 
-    def outward(self, weights: Sequence[Affine]) -> list[Affine]:
+    def from_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
         """Copies of the weights, for the inputs as they are given."""
-        first = weights[0] if self.whitening is None else self.whitening.outward(weights[0])
+        first = weights[0] if self.whitening is None else self.whitening.from_whitened(weights[0])
         return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
 
 
-def _whitening(x: Tensor, counts: Tensor | None, moments: Moments | None, damping: float, keep: float) -> Whitening:
+def _whitening(
+    x: Tensor, row_weights: Tensor | None, moments: Moments | None, damping: float, keep: float
+) -> Whitening:
     """From the moments that are given, or from those of rows x."""
     if moments is None and len(x) < x.shape[1]:
-        return Whitening.of_rows(x, counts, damping, keep)
-    return Whitening.of(Moments.of(x, x[:, :0], counts) if moments is None else moments, damping, keep, x)
+        return Whitening.of_rows(x, row_weights, damping, keep)
+    return Whitening.of(Moments.of(x, x[:, :0], row_weights) if moments is None else moments, damping, keep, x)

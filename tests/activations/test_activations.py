@@ -175,8 +175,8 @@ def test_energy_is_infinite_outside_the_domain(case: Scalar) -> None:
 
 @pytest.mark.parametrize("activation", [a for a in EVERY if a.curvature < INF], ids=label)
 def test_gradient_is_that_of_the_value(activation: Activation) -> None:
-    u = 2 * rows(20, activation.fan(6), seed=3)
-    z = activation(2 * rows(20, activation.fan(6), seed=4))
+    u = 2 * rows(20, activation.preactivation_width(6), seed=3)
+    z = activation(2 * rows(20, activation.preactivation_width(6), seed=4))
     gradient, step = activation.grad(u, z), 1e-5
     for i in range(u.shape[1]):
         move = torch.zeros_like(u)
@@ -330,7 +330,7 @@ def test_monotone_entropy_is_the_integral_of_the_inverse() -> None:
 
 @pytest.mark.parametrize("activation", EVERY, ids=label)
 def test_float32_stays_finite_for_large_pre_activations(activation: Activation) -> None:
-    p = activation.fan(6)
+    p = activation.preactivation_width(6)
     sizes = torch.tensor([1e-4, 1.0, 30.0, 100.0, 1e3, 1e4])
     u = torch.cat([(size * rows(20, p, seed=2).float()).clamp(-1e4, 1e4) for size in sizes])
     z = activation(u)
@@ -359,7 +359,7 @@ def test_float32_stays_finite_for_large_pre_activations(activation: Activation) 
         (lambda: MaxPool(2, form="mean"), "form must be 'projection' or 'paper', got 'mean'"),
         (lambda: MaxPool(2, form="paper", c=1.0), "c must lie strictly between 0 and 1, got 1.0"),
         (lambda: MaxPool(3)(torch.zeros(1, 4)), "do not divide 4 pre-activations"),
-        (lambda: MaxPool((2, 3)).fan(3), "gives 2 states, not 3"),
+        (lambda: MaxPool((2, 3)).preactivation_width(3), "gives 2 states, not 3"),
         (lambda: Monotone(torch.sin, torch.arcsin), "phi must be increasing"),
         (lambda: Monotone(lambda u: 2 * u, lambda z: z / 2), "pass a larger one"),
         (lambda: Monotone(torch.tanh, torch.sinh), "inverse must be the inverse of phi"),
@@ -379,9 +379,9 @@ def test_asking_for_what_is_not_declared_is_refused_with_a_sentence() -> None:
 
 
 def test_only_the_paper_form_of_pooling_refuses_to_train() -> None:
-    refusing = [label(a) for a in EVERY if a.refusal]
+    refusing = [label(a) for a in EVERY if a.why_not_trainable]
     assert refusing == [repr(MaxPool(3, form="paper"))]
-    assert "use form='projection'" in MaxPool(3, form="paper").refusal
+    assert "use form='projection'" in MaxPool(3, form="paper").why_not_trainable
 
 
 def test_the_paper_form_of_pooling_has_no_lower_bound() -> None:

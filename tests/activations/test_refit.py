@@ -77,16 +77,16 @@ def name_of(activation: Activation) -> str:
     return repr(activation)[:70]
 
 
-def energy(activation: Activation, u: Tensor, z: Tensor, counts: Tensor | None = None) -> float:
+def energy(activation: Activation, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
     rows = activation.value(u, z)
-    return float(rows.sum() if counts is None else rows @ counts)
+    return float(rows.sum() if row_weights is None else rows @ row_weights)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("activation", SUMMED, ids=name_of)
 def test_one_for_the_layer_is_what_a_scalar_search_finds(activation: Activation, weighted: bool) -> None:
-    u, z, counts = data(activation)
-    given = counts if weighted else None
+    u, z, row_weights = data(activation)
+    given = row_weights if weighted else None
     found, (name,) = activation.refit(u, z, given), activation.learned
     search = minimize_scalar(
         lambda t: energy(replace(activation, **{name: float(np.exp(t))}), u, z, given),  # type: ignore[type-var]
@@ -101,11 +101,11 @@ def test_one_for_the_layer_is_what_a_scalar_search_finds(activation: Activation,
 @pytest.mark.parametrize("activation", SUMMED, ids=name_of)
 @pytest.mark.thin(2)
 def test_one_for_each_unit_is_each_column_s_own(activation: Activation) -> None:
-    u, z, counts = data(activation)
-    found, (name,) = activation.refit(u, z, counts, "unit"), activation.learned
-    alone = [getattr(activation.refit(u[:, [k]], z[:, [k]], counts), name) for k in range(6)]
+    u, z, row_weights = data(activation)
+    found, (name,) = activation.refit(u, z, row_weights, "unit"), activation.learned
+    alone = [getattr(activation.refit(u[:, [k]], z[:, [k]], row_weights), name) for k in range(6)]
     assert getattr(found, name).tolist() == pytest.approx(alone, rel=1e-8)
-    assert energy(found, u, z, counts) <= energy(activation.refit(u, z, counts), u, z, counts)
+    assert energy(found, u, z, row_weights) <= energy(activation.refit(u, z, row_weights), u, z, row_weights)
 
 
 @pytest.mark.parametrize("per", ["layer", "unit"])
@@ -146,12 +146,15 @@ def test_slopes_stay_in_their_range_and_where_nothing_is_known() -> None:
 @pytest.mark.parametrize("per", ["layer", "unit"])
 @pytest.mark.parametrize("activation", BOUNDED, ids=name_of)
 def test_no_pair_of_bounds_on_a_grid_does_better(activation: Activation, per: str) -> None:
-    u, z, counts = data(activation, p=2)
-    z[counts == 0] = activation(torch.full_like(z[counts == 0], 50.0))  # rows that count for nothing
-    found = activation.refit(u, z, counts, per)
+    u, z, row_weights = data(activation, p=2)
+    z[row_weights == 0] = activation(torch.full_like(z[row_weights == 0], 50.0))  # rows that count for nothing
+    found = activation.refit(u, z, row_weights, per)
     assert isinstance(found, FenchelClip)
-    kept = counts > 0
-    least, now = energy(found, u[kept], z[kept], counts[kept]), energy(activation, u[kept], z[kept], counts[kept])
+    kept = row_weights > 0
+    least, now = (
+        energy(found, u[kept], z[kept], row_weights[kept]),
+        energy(activation, u[kept], z[kept], row_weights[kept]),
+    )
     assert least < now
     lower, upper = torch.as_tensor(found.lower).min(), torch.as_tensor(found.upper).max()
     for low in torch.linspace(float(lower) - 0.3, float(lower) + 0.3, 13).tolist():
@@ -159,9 +162,9 @@ def test_no_pair_of_bounds_on_a_grid_does_better(activation: Activation, per: st
             if low < high:
                 rival = replace(found, lower=low, upper=high)
                 assert (
-                    energy(rival, u[kept], z[kept], counts[kept]) >= least - 1e-5
+                    energy(rival, u[kept], z[kept], row_weights[kept]) >= least - 1e-5
                 )  # a state may lie outside by rounding
-    again = found.refit(u, z, counts, per)
+    again = found.refit(u, z, row_weights, per)
     assert torch.equal(torch.as_tensor(again.upper), torch.as_tensor(found.upper))
 
 

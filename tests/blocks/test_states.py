@@ -11,7 +11,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
-from liftednn.blocks import joint_refusal, update_all_states
+from liftednn.blocks import update_all_states, why_not_joint
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.solvers import select
 from tests.chains import Link, update_state
@@ -113,7 +113,7 @@ FOLLOWING = [SquaredError(), SoftmaxCrossEntropy(), act.FenchelReLU(), act.Tanh(
 @pytest.mark.thin(3)
 def test_no_sample_ends_higher_and_rivals_do_not_beat_it(name: str, following: lnn.Divergence) -> None:
     activation = getattr(act, name)()
-    u = 2 * draw(N, activation.fan(P), seed=2)
+    u = 2 * draw(N, activation.preactivation_width(P), seed=2)
     block, start, after = link(activation, following), activation(u), following(draw(N, Q, seed=4))
 
     def energy(z: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def test_all_states_at_once_against_a_conic_solver() -> None:
 )
 def test_states_that_cannot_be_updated_at_once_are_refused_in_words(activation: str, sentence: str) -> None:
     net = network(activation)
-    assert sentence in joint_refusal(net)
+    assert sentence in why_not_joint(net)
     with pytest.raises(ValueError, match=sentence):
         lnn.BCD(joint=True).run(net, draw(5, 3), draw(5, 2))
 

@@ -117,12 +117,12 @@ def assert_optimal(z: Tensor, x: Tensor, y: Tensor, lam: float) -> None:
     assert bool((z >= 0).all())
     assert float((z.sum(-1) - 1).abs().max()) <= 1e-10
     assert bool((z > 0)[y > 0].all())
-    pull = torch.where(y > 0, y / (2 * lam) / z, torch.zeros_like(z))
-    stationary = z - pull - x
+    linear = torch.where(y > 0, y / (2 * lam) / z, torch.zeros_like(z))
+    stationary = z - linear - x
     support = z > 0
     top = stationary.masked_fill(~support, -torch.inf).amax(-1)
     bottom = stationary.masked_fill(~support, torch.inf).amin(-1)
-    size = 1 + x.abs().amax(-1) + pull.amax(-1)
+    size = 1 + x.abs().amax(-1) + linear.amax(-1)
     assert bool((top - bottom <= 1e-9 * size).all())
     assert bool((torch.where(support, -torch.inf, (x + bottom[:, None])).amax(-1) <= 1e-9 * size).all())
 
@@ -298,8 +298,8 @@ def test_named_gives_the_two_usual_losses() -> None:
 
 
 def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> None:
-    assert [loss for loss in EVERY if loss.refusal] == [CrossEntropy()]
-    assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().refusal
+    assert [loss for loss in EVERY if loss.why_not_trainable] == [CrossEntropy()]
+    assert "use Split(CrossEntropy(), Simplex()) or SoftmaxCrossEntropy()" in CrossEntropy().why_not_trainable
 
 
 @pytest.mark.parametrize("step", [0.01, 1.0, 100.0])

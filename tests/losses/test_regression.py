@@ -175,14 +175,16 @@ def test_no_block_raises_the_objective(loss: Bounded, activation: str, joint: bo
     assert before < start
 
 
-def test_the_curvature_met_lies_between_that_of_far_residuals_and_the_bound() -> None:
+def test_the_effective_curvature_lies_between_that_of_far_residuals_and_the_bound() -> None:
     u, y = rows(400, 1), torch.zeros(400, 1).double()
-    met = [AbsoluteError(s).curvature_met(u, y) for s in (1e-3, 1e-2, 10.0)]
-    assert 1 < met[1] < met[0] < 20
-    assert met[2] == pytest.approx(0.1)
-    counts = torch.ones(400).double()
-    assert AbsoluteError(0.1).curvature_met(u, y, counts) == pytest.approx(AbsoluteError(0.1).curvature_met(u, y))
-    assert Huber().curvature_met(u, y) == 2 * Huber().curvature == 4
+    curvature = [AbsoluteError(s).effective_curvature(u, y) for s in (1e-3, 1e-2, 10.0)]
+    assert 1 < curvature[1] < curvature[0] < 20
+    assert curvature[2] == pytest.approx(0.1)
+    row_weights = torch.ones(400).double()
+    assert AbsoluteError(0.1).effective_curvature(u, y, row_weights) == pytest.approx(
+        AbsoluteError(0.1).effective_curvature(u, y)
+    )
+    assert Huber().effective_curvature(u, y) == 2 * Huber().curvature == 4
 
 
 @pytest.mark.parametrize("loss", [AbsoluteError(0.1), Huber(), Quantile(0.2, 0.1)], ids=repr)

@@ -22,7 +22,7 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
-from liftednn.training.batch import answer
+from liftednn.training.batch import x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.choices import with_input_uncertainty
 from liftednn.training.descent import Descent
@@ -76,7 +76,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
     run._look(rows, responses, None)
     inner, weights, terms = run.descent.network, run.descent.weights, run.descent.terms
     found = [
-        inner.objective(weights, [rows, *answer(inner, weights, rows, responses, None, given).states, responses])
+        inner.objective(weights, [rows, *x_step(inner, weights, rows, responses, None, given).states, responses])
         for given in (terms, ())
     ]
     assert run.monitor.looks[-1].objective == pytest.approx(found[0], rel=1e-12)

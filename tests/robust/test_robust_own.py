@@ -23,7 +23,7 @@ class ColumnNoise(Uncertainty):
 
     root: Tensor
 
-    def refusal(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
+    def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         return "" if len(self.root) == shape[1] else f"root is for {len(self.root)} inputs"
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:

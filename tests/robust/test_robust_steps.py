@@ -47,11 +47,11 @@ def begun(network: LiftedNetwork, x: Tensor, y: Tensor) -> Descent:
 
 def gradient(descent: Descent, number: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """What the layer's step is a preconditioned form of."""
-    seen, weights = descent.see(x, y), descent.weights[number]
-    push = descent.model.push(number, descent.weights, seen)
-    assert push is not None
-    w = seen.pulls[number].T @ seen.rows[number] / len(x) + push
-    return w + 2 * (descent.network.layers[number].penalty.ridge or 0.0) * weights.w, seen.pulls[number].mean(0)
+    batch, weights = descent.gradients(x, y), descent.weights[number]
+    w_gradient = descent.model.w_gradient(number, descent.weights, batch)
+    assert w_gradient is not None
+    w = batch.u_gradients[number].T @ batch.rows[number] / len(x) + w_gradient
+    return w + 2 * (descent.network.layers[number].penalty.ridge or 0.0) * weights.w, batch.u_gradients[number].mean(0)
 
 
 @pytest.mark.parametrize("loss", [SquaredError(), SoftmaxCrossEntropy()], ids=["squared", "softmax"])
@@ -90,8 +90,8 @@ def objective(layer: Layer, w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("activation", [Identity(), FenchelReLU()], ids=lambda a: type(a).__name__)
-def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activation: Activation) -> None:
-    """E(u, r) = min_z lam worst(u, z; r) + <g, z>: the pull is dE/du and the reach_gradient dE/dr, away from the bends of phi."""
+def test_the_x_step_of_a_hidden_layer_in_a_box_minimises_over_its_state(activation: Activation) -> None:
+    """E(u, r) = min_z lam worst(u, z; r) + <g, z>: the returned gradients are dE/du and dE/dr, away from the kinks of phi."""
     u, g = 3 + draw(40, 3), 2 * draw(40, 3, seed=1)
     u[::2] -= 6  # as far off on the side where a ReLU is 0
     layer = Layer(Dense(3, 3), activation, L2(0.0), 2.0, BoxBall(0.2))
@@ -103,8 +103,8 @@ def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activatio
     kind = layer.uncertainty
     assert isinstance(kind, BoxBall)
     reach = kind.reach(weights.w)
-    _, pull, reach_gradient = term.respond(weights.w, u, g / 2)
-    assert reach_gradient is not None
+    _, u_gradient, radius_gradient = term.x_step(weights.w, u, g / 2)
+    assert radius_gradient is not None
     away = ((u - reach).abs() > 0.5) & ((u + reach).abs() > 0.5) & ((u - reach) * (u + reach) > 0)
 
     def energy(u: Tensor, reach: Tensor) -> Tensor:
@@ -118,31 +118,33 @@ def test_a_hidden_layer_in_a_box_answers_by_the_minimum_over_its_state(activatio
     step = 1e-5
     slope_u = (energy(u + step, reach) - energy(u - step, reach)) / (2 * step)
     slope_r = (energy(u, reach + step) - energy(u, reach - step)) / (2 * step)
-    torch.testing.assert_close(pull[away], slope_u[away], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(reach_gradient[away], slope_r[away], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(u_gradient[away], slope_u[away], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(radius_gradient[away], slope_r[away], rtol=1e-3, atol=1e-3)
     assert int(away.sum()) > 40
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
-def test_whitened_inputs_have_the_same_robust_objective_and_push(kind: Uncertainty) -> None:
+def test_whitened_inputs_have_the_same_robust_objective_and_gradient(kind: Uncertainty) -> None:
     x, y = draw(50, 4) * torch.tensor([1.0, 3.0, 0.2, 1.0]), draw(50, 2, seed=1)
     network = LiftedNetwork([Layer(Dense(4, 2), SquaredError(), L2(0.0), uncertainty=kind)])
     there = Coordinates.of(network, x, Moments.of(x, x[:, :0]), 0.1, 1.0)
     assert there.whitening is not None
     weights = [lnn.Affine(draw(2, 4, seed=2), draw(2, seed=3))]
-    inner = there.start(weights)
-    white = there.inward(x)
+    inner = there.to_whitened(weights)
+    white = there.whiten(x)
     assert there.network.objective(inner, [white, y]) == pytest.approx(network.objective(weights, [x, y]))
     descents = [
         Descent(net, w, [Metric.of(net.layers[0], rows, 0.1)], 0.9)
         for net, w, rows in ((network, weights, x), (there.network, inner, white))
     ]
     for descent, rows in zip(descents, (x, white), strict=True):
-        term, seen = descent.terms[0], descent.see(rows, y).answer
+        term, step = descent.terms[0], descent.gradients(rows, y).x_step
         assert term is not None
-        assert seen is not None
-        term.renew(descent.weights[0].w, seen.preactivations[0], y, seen.reach_gradients[0], None)
-    plain, carried = (d.model.push(0, d.weights, d.see(rows, y)) for d, rows in zip(descents, (x, white), strict=True))
+        assert step is not None
+        term.renew(descent.weights[0].w, step.preactivations[0], y, step.radius_gradients[0], None)
+    plain, carried = (
+        d.model.w_gradient(0, d.weights, d.gradients(rows, y)) for d, rows in zip(descents, (x, white), strict=True)
+    )
     assert plain is not None
     assert carried is not None
     torch.testing.assert_close(plain @ (there.whitening.basis * there.whitening.scale), carried, rtol=1e-6, atol=1e-8)
@@ -163,7 +165,7 @@ def test_mini_batches_come_near_the_full_batch_minimum(kind: Uncertainty) -> Non
     assert network.objective(plain.weights, [x, y]) > network.objective(fit.weights, [x, y])
 
 
-def test_guarded_sizes_are_as_the_loss_feels_them() -> None:
+def test_the_uncertainty_is_scaled_to_its_weight_at_the_loss() -> None:
     network = LiftedNetwork.mlp([4, 3, 2], "fenchel_relu")
     first = with_input_uncertainty(network, Noise(0.5)).layers[0].uncertainty
     assert isinstance(first, Noise)
@@ -175,7 +177,7 @@ def test_guarded_sizes_are_as_the_loss_feels_them() -> None:
 
 
 @pytest.mark.parametrize("words", ["noise:0.3", "ball:0.5", "box:0.05"])
-def test_a_robust_run_goes_on_from_a_checkpoint(words: str, tmp_path: Path) -> None:
+def test_a_robust_run_resumes_from_a_checkpoint(words: str, tmp_path: Path) -> None:
     x, y = draw(200, 4).float(), torch.arange(200) % 3
     network = with_input_uncertainty(LiftedNetwork.mlp([4, 5, 3], "fenchel_relu"), parse(words))
     trainer = lnn.MiniBatch(passes=3, batch_size=20)

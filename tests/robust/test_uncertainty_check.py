@@ -42,7 +42,7 @@ class BallAtHalf(FrobeniusBall):
         return problem.solve(self.covariance(0.5, problem.width, problem.gram), 2 * problem.layer.lam)
 
 
-class StaysWhereItIs(BoxBall):
+class DoesNotMove(BoxBall):
     def update_weights(self, problem: WeightProblem) -> WeightStep:
         return WeightStep(problem.current, 0.0, 0, "none")
 
@@ -57,22 +57,22 @@ class SlopeTooLarge(Noise):
         return 1.01
 
 
-class PullsAtTheMiddle(BoxBall):
+class GradientAtTheMiddle(BoxBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
         class Term(BoxTerm):
-            def pull(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-                reach_gradient = super().pull(w, u, z)[1]
-                return self.lam * self.divergence.grad(u, z), reach_gradient
+            def gradients(self, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+                radius_gradient = super().gradients(w, u, z)[1]
+                return self.lam * self.divergence.grad(u, z), radius_gradient
 
         return Term(self, divergence, lam, self.widths(w))
 
 
-class PushesTwice(Noise):
+class GradientOfTwiceTheNoise(Noise):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
         return NoiseTerm(divergence, lam, 2 * self.covariance(w.shape[1], w))
 
 
-class NegativeStiffness(BoxBall):
+class NegativeCurvature(BoxBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BoxTerm:
         class Term(BoxTerm):
             def added_curvature(self) -> Tensor:
@@ -81,7 +81,7 @@ class NegativeStiffness(BoxBall):
         return Term(self, divergence, lam, self.widths(w))
 
 
-class ForgetsItsShare(FrobeniusBall):
+class StateWithoutItsShare(FrobeniusBall):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> BallTerm:
         class Term(BallTerm):
             def state(self) -> dict[str, Tensor]:
@@ -90,22 +90,22 @@ class ForgetsItsShare(FrobeniusBall):
         return Term(self, divergence, lam, w)
 
 
-class AnswersWithoutPull(Noise):
+class StepIgnoresTheGradient(Noise):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
         class Term(NoiseTerm):
-            def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+            def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
                 z = self.divergence(u)
-                return z, *self.pull(w, u, z)
+                return z, *self.gradients(w, u, z)
 
         return Term(divergence, lam, self.covariance(w.shape[1], w))
 
 
-class AnswersWithAnotherPull(Noise):
+class StepWithAnotherGradient(Noise):
     def batch_term(self, divergence: Divergence, lam: float, w: Tensor) -> NoiseTerm:
         class Term(NoiseTerm):
-            def respond(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
-                z, pull, _ = super().respond(w, u, g)
-                return z, 1.1 * pull, None
+            def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
+                z, u_gradient, _ = super().x_step(w, u, g)
+                return z, 1.1 * u_gradient, None
 
         return Term(divergence, lam, self.covariance(w.shape[1], w))
 
@@ -115,18 +115,18 @@ class AnswersWithAnotherPull(Noise):
     [
         (NothingAdded(0.3), "must be larger"),
         (WrongColumns(0.3), "the same in other units"),
-        (WrongTerm(0.5), "push is not the gradient"),
+        (WrongTerm(0.5), "w_gradient is not the gradient"),
         (IgnoresItself(0.5), "must minimise"),
         (BallAtHalf(0.3), "must minimise"),
-        (StaysWhereItIs(0.1), "must minimise"),
+        (DoesNotMove(0.1), "must minimise"),
         (SlopeOfOne(0.3), "must not be below the term"),
         (SlopeTooLarge(0.3), "must not be below the term"),
-        (PullsAtTheMiddle(0.1), "pull is not the gradient of the term in u"),
-        (PushesTwice(0.3), "push is not the gradient"),
-        (NegativeStiffness(0.1), "negative eigenvalue"),
-        (ForgetsItsShare(0.3), "bring back what renew wrote"),
-        (AnswersWithoutPull(0.3), "does not return the argmin over z"),
-        (AnswersWithAnotherPull(0.3), "not the gradient of the minimum"),
+        (GradientAtTheMiddle(0.1), r"gradients\[0\] is not the gradient of the term in u"),
+        (GradientOfTwiceTheNoise(0.3), "w_gradient is not the gradient"),
+        (NegativeCurvature(0.1), "negative eigenvalue"),
+        (StateWithoutItsShare(0.3), "bring back what renew wrote"),
+        (StepIgnoresTheGradient(0.3), "does not return the argmin over z"),
+        (StepWithAnotherGradient(0.3), "not that of the minimum in u"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, Uncertainty) else "",
 )

@@ -101,7 +101,7 @@ def names(value: object) -> str:
 @pytest.mark.parametrize(("smooth", "penalty", "method"), WEIGHT_RULES, ids=names)
 def test_what_is_selected_solves_the_weight_step(smooth: Divergence, penalty: Penalty, method: Method) -> None:
     """No weights nearby are better; where the problem is convex, no others are then."""
-    p, q = 3, smooth.fan(4)
+    p, q = 3, smooth.preactivation_width(4)
     layer = lnn.Layer(lnn.operators.Dense(p, q), smooth, penalty, 1.3)
     x, start = draw(20, p), lnn.Affine(penalty.prox(draw(q, p, seed=1), 1.0), draw(q, seed=2))
     z = smooth(x @ start.w.T + start.b + draw(20, q, seed=3).abs())
@@ -121,9 +121,9 @@ def test_what_is_selected_solves_the_weight_step(smooth: Divergence, penalty: Pe
 
 @pytest.mark.parametrize(("smooth", "activation", "method"), STATE_RULES, ids=names)
 def test_what_is_selected_solves_the_state_step(smooth: Divergence, activation: Activation, method: Method) -> None:
-    p, q = 5, smooth.fan(4)
-    weights, u = lnn.Affine(draw(q, p), draw(q, seed=1)), 2 * draw(6, activation.fan(p), seed=2)
-    before = lnn.Layer(lnn.operators.Dense(3, activation.fan(p)), activation, lam=0.7)
+    p, q = 5, smooth.preactivation_width(4)
+    weights, u = lnn.Affine(draw(q, p), draw(q, seed=1)), 2 * draw(6, activation.preactivation_width(p), seed=2)
+    before = lnn.Layer(lnn.operators.Dense(3, activation.preactivation_width(p)), activation, lam=0.7)
     link = Link(before, lnn.Layer(lnn.operators.Dense(p, q), smooth, lam=1.3), weights)
     start = activation(u)
     after = smooth(start @ weights.w.T + weights.b + draw(6, q, seed=4).abs())

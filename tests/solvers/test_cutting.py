@@ -91,8 +91,8 @@ class Logistic:
         return loss.sum(1) + sum(part.abs().sum(1) for part in x) / 10
 
     def gradient(self, x: Point, image: Point) -> Point:
-        pull = (torch.sigmoid(image[0]) - self.y) @ self.a
-        return list(pull.split([part.shape[1] for part in x], 1))
+        gradient = (torch.sigmoid(image[0]) - self.y) @ self.a
+        return list(gradient.split([part.shape[1] for part in x], 1))
 
     def prox(self, x: Point, step: float) -> Point:
         return [torch.nn.functional.softshrink(part, step / 10) for part in x]

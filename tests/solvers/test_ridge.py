@@ -53,7 +53,7 @@ def test_ridge_equals_sklearn_with_sample_weights() -> None:
     np.testing.assert_allclose(found.b.numpy(), expected.intercept_, rtol=1e-8)
 
 
-def test_an_anchor_is_what_rho_pulls_towards() -> None:
+def test_rho_shrinks_towards_the_anchor() -> None:
     (x, z), anchor = data(), torch.linspace(-4, 4, 10, dtype=torch.float64).reshape(2, 5)
     found = ridge(Moments.of(x, z), 1.5, 0.7, anchor)
     shifted = Ridge(alpha=0.7 * len(x) / 1.5).fit(x.numpy(), (z - x @ anchor.T).numpy())
@@ -63,7 +63,7 @@ def test_an_anchor_is_what_rho_pulls_towards() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("rho", [1e-2, 1e-8])
-def test_an_anchor_survives_in_directions_that_the_data_do_not_see(rho: float, dtype: torch.dtype) -> None:
+def test_the_anchor_stays_in_directions_without_variance(rho: float, dtype: torch.dtype) -> None:
     x, z = data(n=50, p=3)
     x = torch.cat([x, x[:, :1]], 1)  # the first and the last weight may be traded for each other
     anchor = torch.tensor([[3.0, 0.0, 0.0, -3.0], [-1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)

@@ -51,8 +51,8 @@ class Column:
     categories: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, table: Table, name: str, counts: NDArray[np.float64] | None = None) -> Column:
-        """Learn it from a table; `counts` says how much each row counts for mean and scale."""
+    def of(cls, table: Table, name: str, row_weights: NDArray[np.float64] | None = None) -> Column:
+        """Learn it from a table; mean and scale are weighted by `row_weights`."""
         present = ~table.missing(name)
         if not present.any():
             table.refuse(name, "has no values: remove it")
@@ -60,7 +60,7 @@ class Column:
         kind = kind_of(table, name)
         if kind == "number":
             found = numbers(table.present(name), name)
-            return cls(name, kind, *mean_and_scale(found, None if counts is None else counts[present]))
+            return cls(name, kind, *mean_and_scale(found, None if row_weights is None else row_weights[present]))
         categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
         if kind == "text" and len(categories) == table.rows > 1:
             table.refuse(
@@ -131,7 +131,7 @@ class Encoding:
         refused, or where `missing` is given, as it was to `read`, filled in."""
         if weight == target:
             raise ValueError(f"{target!r} cannot be both the target and the rows' weights: name two columns")
-        table, counts = _counted(table, weight)
+        table, row_weights = _weighted(table, weight)
         table.column(target)
         if missing is None:
             table.check_whole(table.columns)
@@ -139,8 +139,8 @@ class Encoding:
         kind = kind_of(table, target)
         chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as given by --task")
         classes = _classes(table, target, kind) if chosen == "classification" else ()
-        mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, counts)
-        columns = [Column.of(table, name, counts) for name in table.columns if name not in (target, weight)]
+        mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, row_weights)
+        columns = [Column.of(table, name, row_weights) for name in table.columns if name not in (target, weight)]
         used = _varying(table, columns, target, drop_constant)
         named = None if missing is None else tuple(missing)
         return cls(tuple(used), target, kind, chosen, why, classes, mean, scale, weight, named)
@@ -156,9 +156,9 @@ class Encoding:
         kinds = {column.name: column.kind for column in self.columns} | {self.target: self.kind}
         return [name for name, kind in kinds.items() if kind == "text"]
 
-    def counted(self, table: Table) -> tuple[Table, NDArray[np.float64] | None]:
-        """The rows to train on, and how much each counts; rows of weight 0 are left out."""
-        return _counted(table, self.weight)
+    def weighted(self, table: Table) -> tuple[Table, NDArray[np.float64] | None]:
+        """The rows to train on, and their weights; rows of weight 0 are left out."""
+        return _weighted(table, self.weight)
 
     def inputs(self, table: Table) -> NDArray[np.float32]:
         """(rows, width). Columns that training did not have are ignored."""
@@ -171,8 +171,8 @@ class Encoding:
 
     def filled(self, table: Table) -> dict[str, int]:
         """How many missing values of each column are filled in, where some are."""
-        counts = {column.name: int(table.missing(column.name).sum()) for column in self.columns}
-        return {name: count for name, count in counts.items() if count}
+        found = {column.name: int(table.missing(column.name).sum()) for column in self.columns}
+        return {name: count for name, count in found.items() if count}
 
     def targets(self, table: Table) -> NDArray[Any]:
         """Labels as 0, 1, ... or the standardised real target, (rows,)."""
@@ -235,11 +235,11 @@ def _wrong(encoding: Encoding) -> str:
     return "" if are_labels(encoding.kind, encoding.classes) else "the classes do not fit the kind of the target"
 
 
-def _counted(table: Table, weight: str | None) -> tuple[Table, NDArray[np.float64] | None]:
+def _weighted(table: Table, weight: str | None) -> tuple[Table, NDArray[np.float64] | None]:
     if weight is None:
         return table, None
-    counts = weights_of(table, weight)
-    return table.only(counts > 0), counts[counts > 0]
+    row_weights = weights_of(table, weight)
+    return table.only(row_weights > 0), row_weights[row_weights > 0]
 
 
 def _varying(table: Table, columns: Sequence[Column], target: str, drop_constant: bool) -> list[Column]:
@@ -275,10 +275,10 @@ def _classes(table: Table, target: str, kind: Kind) -> tuple[Any, ...]:
     return tuple(classes)
 
 
-def _real(table: Table, target: str, kind: Kind, counts: NDArray[np.float64] | None) -> tuple[float, float]:
+def _real(table: Table, target: str, kind: Kind, row_weights: NDArray[np.float64] | None) -> tuple[float, float]:
     if kind != "number":
         table.refuse(target, f"holds {WORDS[kind]}, and a regression needs numbers: give --task classification")
-    mean, scale = mean_and_scale(numbers(table, target), counts)
+    mean, scale = mean_and_scale(numbers(table, target), row_weights)
     if scale == 0:
         table.refuse(target, f"is {mean:g} in all rows: there is nothing to learn")
     return mean, scale

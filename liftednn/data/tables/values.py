@@ -161,23 +161,23 @@ def weights_of(table: Table, name: str) -> NDArray[np.float64]:
     kind = kind_of(table, name)
     if kind != "number":
         table.refuse(name, f"holds {WORDS[kind]}, and the weights of rows are numbers: name another column")
-    counts = numbers(table, name)
-    for wrong, what in ((counts < 0, "a negative weight"), (counts > _EXACT, "a weight beyond 2^53")):
+    row_weights = numbers(table, name)
+    for wrong, what in ((row_weights < 0, "a negative weight"), (row_weights > _EXACT, "a weight beyond 2^53")):
         if wrong.any():
             table.refuse(name, f"holds {what} in row {table.row(wrong)}: weights are from 0 to 2^53")
-    if not counts.any():
+    if not row_weights.any():
         table.refuse(name, "is 0 in all rows: some weight must be positive")
-    return counts
+    return row_weights
 
 
-def mean_and_scale(values: NDArray[np.float64], counts: NDArray[np.float64] | None = None) -> tuple[float, float]:
+def mean_and_scale(values: NDArray[np.float64], row_weights: NDArray[np.float64] | None = None) -> tuple[float, float]:
     """Mean and standard deviation, without overflow even for the largest doubles; the latter is 0 where all values are the same.
 
-    counts   the weight of each value; None: all the same
+    row_weights   the weight of each value; None: all the same
     """
     if values.min() == values.max():
         return float(values[0]), 0.0
     size = float(np.abs(values).max())
-    mean = np.average(values / size, weights=counts)
-    variance = np.average((values / size - mean) ** 2, weights=counts)
+    mean = np.average(values / size, weights=row_weights)
+    variance = np.average((values / size - mean) ** 2, weights=row_weights)
     return float(mean * size), float(np.sqrt(variance) * size)
