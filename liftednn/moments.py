@@ -25,9 +25,17 @@ _ROWS = 8192
 
 @dataclass(frozen=True)
 class Moments:
-    """Centred moments of rows x (n, p) and z (n, q), float64.
+    """Centred moments of rows x (n, p) and z (n, q), float64, from `Moments.of(x, z)`.
 
-    `eps` is the precision of the data: smaller relative eigenvalues are taken as 0.
+    weight           the number of rows, or the sum of their weights
+    mean_x, mean_z   (p,) and (q,)
+    xx, xz, zz       sums over rows of products of centred entries, (p, p), (p, q) and ()
+    eps              the precision of the data: smaller relative eigenvalues are taken as 0
+
+    >>> x = torch.tensor([[0.0], [2.0]])
+    >>> moments = lnn.Moments.of(x, 3 * x) + lnn.Moments.of(x, 3 * x)
+    >>> float(moments.weight), moments.gram.tolist(), moments.cross.tolist()
+    (4.0, [[1.0]], [[3.0]])
     """
 
     weight: Tensor
@@ -40,6 +48,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
+        """The moments of rows x (n, p) and z (n, q); sample_weight (n,) is how much each row counts."""
         check_tensors(x=x, z=z)
         if x.ndim != 2 or z.ndim != 2 or len(x) != len(z) or not x.numel():
             raise ValueError(

@@ -30,7 +30,15 @@ _ROWS = 8192
 
 @plain_arithmetic
 def feedforward(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Tensor:
-    """Scores (n, outputs) by the recursion (eq. 1); `network.loss.decode` turns them into responses."""
+    """Scores (n, outputs) by the recursion (eq. 1); `network.loss.decode` turns them into responses.
+
+    network, weights   a `LiftedNetwork`, and one `Affine` for each layer
+    x                  rows (n, inputs), a tensor or an array, converted to the precision and device of the weights
+
+    >>> network, weights = lnn.init.from_module(torch.nn.Linear(3, 2))
+    >>> lnn.predict.feedforward(network, weights, torch.ones(4, 3)).shape
+    torch.Size([4, 2])
+    """
     x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
     return torch.cat([network.scores(weights, rows) for rows in x.split(_ROWS)])
 
@@ -47,9 +55,15 @@ def lifted(
     end at a stationary point. For real responses the passes are cyclic always; where the domain couples u and z (LeakyReLU, MaxPool)
     they may stop above the optimum.
 
-    tol        relative KKT residual to which the states are solved, against the largest over all rows of a call, and the relative change
-               of each row's energy at which cyclic passes stop
-    max_iter   iterations at most in a block, and cyclic passes at most
+    network, weights, x   as for `feedforward`
+    tol                   relative KKT residual to which the states are solved, against the largest over all rows of a call, and the
+                          relative change of each row's energy at which cyclic passes stop
+    max_iter              iterations at most in a block, and cyclic passes at most
+
+    >>> module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    >>> network, weights = lnn.init.from_module(module)
+    >>> lnn.predict.lifted(network, weights, torch.ones(4, 3)).shape
+    torch.Size([4, 2])
     """
     x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
     rule = _by_class if network.loss.classes else _by_elimination

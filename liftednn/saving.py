@@ -51,7 +51,12 @@ _OWN: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds, as it was given to `save`; tensors are on the CPU."""
+    """What a file holds, as it was given to `save`: network, weights, states, history and notes; tensors are on the CPU.
+
+    >>> network, weights = lnn.init.from_module(torch.nn.Linear(3, 2))
+    >>> lnn.Saved(network, weights, states=None, history=[], notes={"rows": 100}).notes
+    {'rows': 100}
+    """
 
     network: LiftedNetwork
     weights: list[Affine]
@@ -74,6 +79,13 @@ def save(
     states    those of a full-batch solution, to resume from
     history   the records of a run
     notes     your own data, as JSON can store it; NaN, infinity and tuples are allowed
+
+    >>> from tempfile import TemporaryDirectory
+    >>> network, weights = lnn.init.from_module(torch.nn.Linear(3, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     lnn.save(f"{folder}/model.safetensors", network, weights, notes={"rows": 100})
+    ...     lnn.load(f"{folder}/model.safetensors").notes
+    {'rows': 100}
     """
     _check_weights(network, weights)
     tensors = {
@@ -106,7 +118,17 @@ def _metadata_of(
 
 
 def load(path: str | Path, classes: Sequence[type] = ()) -> Saved:
-    """Read what `save` wrote. `classes` are your own classes that the network uses."""
+    """Read what `save` wrote to `path`; returns a `Saved`. A damaged file, or one of another kind, is a ValueError.
+
+    classes   your own classes that the network uses, such as a penalty; those of liftednn are known
+
+    >>> from tempfile import TemporaryDirectory
+    >>> network, weights = lnn.init.from_module(torch.nn.Linear(3, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     lnn.save(f"{folder}/model.safetensors", network, weights)
+    ...     lnn.load(f"{folder}/model.safetensors").network == network
+    True
+    """
     known = _known(classes)
     metadata, tensors = read_tensors(path, "model file", _CURE, partial(_check_format, path))
     with rebuilding(path, _CURE):

@@ -1,4 +1,7 @@
-"""Activations as argmin maps (sec. 4): each is a divergence D(u, z) with argmin_z D(u, z) = phi(u)."""
+"""Activations as argmin maps (sec. 4): each is a divergence D(u, z) with argmin_z D(u, z) = phi(u).
+
+An activation is called on pre-activations (n, p) and returns states (n, p), `MaxPool` one for each group; `value` returns (n,).
+"""
 
 from __future__ import annotations
 

@@ -80,21 +80,33 @@ class _Bounded(_Clip):
 
 @dataclass(frozen=True)
 class FenchelReLU(_Clip):
-    """phi(u) = max(0, u);  Phi(z) = z^2/2 on z >= 0 (sec. 4, "Non-strictly monotone examples"); curvature 1."""
+    """phi(u) = max(0, u);  Phi(z) = z^2/2 on z >= 0 (sec. 4, "Non-strictly monotone examples"); curvature 1.
+
+    >>> lnn.activations.FenchelReLU()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[0.0, 0.5]]
+    """
 
     lower, upper, homogeneous = 0.0, torch.inf, True
 
 
 @dataclass(frozen=True)
 class FenchelHardTanh(_Bounded):
-    """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1."""
+    """phi(u) = clip(u, -1, 1);  Phi(z) = z^2/2 on |z| <= 1; curvature 1.
+
+    >>> lnn.activations.FenchelHardTanh()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[-1.0, 0.5]]
+    """
 
     lower, upper = -1.0, 1.0
 
 
 @dataclass(frozen=True)
 class FenchelHardSigmoid(_Bounded):
-    """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1."""
+    """phi(u) = clip(u, 0, 1);  Phi(z) = z^2/2 on 0 <= z <= 1; curvature 1.
+
+    >>> lnn.activations.FenchelHardSigmoid()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[0.0, 0.5]]
+    """
 
     lower, upper = 0.0, 1.0
 
@@ -104,6 +116,9 @@ class FenchelClip(_Bounded):
     """phi(u) = clip((u + shift) / weight, lower, upper);  Phi(z) = weight z^2/2 - shift z on lower <= z <= upper; curvature 1 / weight.
 
     (0, 6) is torch's ReLU6, (0, 1, 6, 3) its Hardsigmoid. Bounds may be tensors, one entry per unit.
+
+    >>> lnn.activations.FenchelClip(0.0, 6.0)(torch.tensor([[-2.0, 8.0]])).tolist()
+    [[0.0, 6.0]]
     """
 
     lower: Tensor | float = -1.0
@@ -125,6 +140,9 @@ class Sign(_Clip):
 
     The sign function of sec. 4 is the limit eps = 0, D(u, z) = |u| - uz, which is 0 for every z at u = 0: W = 0 then always solves
     the W-step. Use a positive eps for training.
+
+    >>> lnn.activations.Sign(eps=0.5)(torch.tensor([[-2.0, 0.25]])).tolist()
+    [[-1.0, 0.5]]
     """
 
     eps: float = 0.1

@@ -52,21 +52,33 @@ class _Clip(Activation):
 
 @dataclass(frozen=True)
 class Identity(_Clip):
-    """phi(u) = u;  D(u, z) = |u - z|^2 everywhere."""
+    """phi(u) = u;  D(u, z) = |u - z|^2 everywhere.
+
+    >>> lnn.activations.Identity()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[-2.0, 0.5]]
+    """
 
     lower, upper, homogeneous = -torch.inf, torch.inf, True
 
 
 @dataclass(frozen=True)
 class HardTanh(_Clip):
-    """phi(u) = clip(u, -1, 1);  D(u, z) = |u - z|^2 on |z| <= 1 (sec. 4, "piecewise" sigmoid)."""
+    """phi(u) = clip(u, -1, 1);  D(u, z) = |u - z|^2 on |z| <= 1 (sec. 4, "piecewise" sigmoid).
+
+    >>> lnn.activations.HardTanh()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[-1.0, 0.5]]
+    """
 
     lower, upper = -1.0, 1.0
 
 
 @dataclass(frozen=True)
 class HardSigmoid(_Clip):
-    """phi(u) = min(1, max(0, u));  D(u, z) = |u - z|^2 on 0 <= z <= 1 (sec. 4, the piece-wise sigmoid)."""
+    """phi(u) = min(1, max(0, u));  D(u, z) = |u - z|^2 on 0 <= z <= 1 (sec. 4, the piece-wise sigmoid).
+
+    >>> lnn.activations.HardSigmoid()(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[0.0, 0.5]]
+    """
 
     lower, upper = 0.0, 1.0
 
@@ -77,6 +89,10 @@ class ReLU(Activation):
 
     norm="l2": D(u, z) = |u - z|^2 on z >= 0, curvature 2; the paper's model.
     norm="l1": D(u, z) = |u - z|_1 on z >= 0, not smooth; the alternative in sec. 4.
+
+    >>> u, z = torch.tensor([[-2.0, 0.5]]), torch.tensor([[0.0, 0.5]])
+    >>> torch.equal(lnn.activations.ReLU()(u), z), lnn.activations.ReLU(norm="l1").value(u, z)
+    (True, tensor([2.]))
     """
 
     norm: Literal["l2", "l1"] = "l2"
@@ -132,6 +148,9 @@ class LeakyReLU(Activation):
 
     alpha < 1 is the usual leaky ReLU; alpha > 1 is the paper's max(x / a, x) with a = 1 / alpha. The domain couples u and z, so
     D has no finite curvature in u.
+
+    >>> lnn.activations.LeakyReLU(alpha=0.5)(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[-1.0, 0.5]]
     """
 
     alpha: float = 0.01
@@ -172,7 +191,11 @@ class LeakyReLU(Activation):
 
 @dataclass(frozen=True)
 class Simplex(Activation):
-    """phi(u) = the Euclidean projection on {z >= 0, 1'z = 1};  D(u, z) = |u - z|^2 there; curvature 2 (sec. 4)."""
+    """phi(u) = the Euclidean projection on {z >= 0, 1'z = 1};  D(u, z) = |u - z|^2 there; curvature 2 (sec. 4).
+
+    >>> lnn.activations.Simplex()(torch.tensor([[2.0, 0.5], [0.0, 0.0]])).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
 
     curvature, quadratic, joint = 2.0, True, True
 

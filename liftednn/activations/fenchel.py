@@ -96,6 +96,9 @@ class FenchelLeakyReLU(Fenchel):
 
     alpha is a number, or a tensor with one entry for the layer or one per unit. With z_- = min(z, 0),
     D(u, z) = z_-^2 / (2 alpha) + alpha u_-^2 / 2 + terms without alpha, so that `refit` gives alpha = sqrt(sum z_-^2 / sum u_-^2).
+
+    >>> lnn.activations.FenchelLeakyReLU(alpha=0.5)(torch.tensor([[-2.0, 0.5]])).tolist()
+    [[-1.0, 0.5]]
     """
 
     alpha: Tensor | float = 0.01
@@ -169,7 +172,11 @@ def _xlogx(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sigmoid(_Entropic):
-    """phi(u) = 1 / (1 + e^-u);  Phi(z) = z log z + (1-z) log(1-z) on [0, 1], Phi*(u) = softplus(u); curvature 1/4."""
+    """phi(u) = 1 / (1 + e^-u);  Phi(z) = z log z + (1-z) log(1-z) on [0, 1], Phi*(u) = softplus(u); curvature 1/4.
+
+    >>> lnn.activations.Sigmoid()(torch.tensor([[-200.0, 0.0]])).tolist()
+    [[0.0, 0.5]]
+    """
 
     curvature = 0.25
 
@@ -185,7 +192,11 @@ class Sigmoid(_Entropic):
 
 @dataclass(frozen=True)
 class Tanh(_Entropic):
-    """phi = tanh (printed as "arctanh" in sec. 4);  Phi(z) = ((1-z) log(1-z) + (1+z) log(1+z)) / 2 on [-1, 1]; curvature 1."""
+    """phi = tanh (printed as "arctanh" in sec. 4);  Phi(z) = ((1-z) log(1-z) + (1+z) log(1+z)) / 2 on [-1, 1]; curvature 1.
+
+    >>> lnn.activations.Tanh()(torch.tensor([[0.0, 100.0]])).tolist()
+    [[0.0, 1.0]]
+    """
 
     curvature = 1.0
 
@@ -201,7 +212,11 @@ class Tanh(_Entropic):
 
 @dataclass(frozen=True)
 class Softplus(_Entropic):
-    """phi(u) = log(1 + e^u);  Phi*(u) = -Li_2(-e^u), Phi(z) = uz - Phi*(u) at u = log(e^z - 1), z >= 0; curvature 1."""
+    """phi(u) = log(1 + e^u);  Phi*(u) = -Li_2(-e^u), Phi(z) = uz - Phi*(u) at u = log(e^z - 1), z >= 0; curvature 1.
+
+    >>> lnn.activations.Softplus()(torch.tensor([[-200.0, 100.0]])).tolist()
+    [[0.0, 100.0]]
+    """
 
     curvature = 1.0
 
@@ -219,7 +234,11 @@ class Softplus(_Entropic):
 
 @dataclass(frozen=True)
 class Sin(_Entropic):
-    """phi(u) = sin(clip(u, -pi/2, pi/2)), the monotone branch;  Phi(z) = z arcsin z + sqrt(1 - z^2) - 1 on [-1, 1]; curvature 1."""
+    """phi(u) = sin(clip(u, -pi/2, pi/2)), the monotone branch;  Phi(z) = z arcsin z + sqrt(1 - z^2) - 1 on [-1, 1]; curvature 1.
+
+    >>> lnn.activations.Sin()(torch.tensor([[0.0, 100.0]])).round(decimals=3).tolist()
+    [[0.0, 1.0]]
+    """
 
     curvature = 1.0
 
@@ -238,7 +257,11 @@ class Sin(_Entropic):
 
 @dataclass(frozen=True)
 class Softmax(Fenchel):
-    """phi = softmax;  Phi(z) = sum z log z on the simplex, Phi*(u) = logsumexp(u); curvature 1/2."""
+    """phi = softmax;  Phi(z) = sum z log z on the simplex, Phi*(u) = logsumexp(u); curvature 1/2.
+
+    >>> lnn.activations.Softmax()(torch.tensor([[1.0, 1.0]])).tolist()
+    [[0.5, 0.5]]
+    """
 
     curvature = 0.5
 
@@ -265,6 +288,10 @@ class Monotone(Fenchel):
 
     phi        increasing, entry by entry, Lipschitz with constant `curvature`; the default is arcsinh
     inverse    phi^-1 on range(phi); outside it, where D = +inf, any w with phi(w) != z
+
+    >>> phi = lnn.activations.Monotone(torch.nn.functional.elu, lambda z: torch.where(z < 0, torch.log1p(z), z))
+    >>> phi(torch.tensor([[-100.0, 2.0]])).tolist()
+    [[-1.0, 2.0]]
     """
 
     phi: Callable[[Tensor], Tensor] = torch.arcsinh

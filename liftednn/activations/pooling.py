@@ -17,13 +17,17 @@ __all__ = ["MaxPool"]
 
 @dataclass(frozen=True)
 class MaxPool(Activation):
-    """phi(u)_g = max of u over group g; D spreads each z_g over its group, (Dz)_i = z_g(i).
+    """phi(u)_g = max of u over group g, (n, p) -> (n, groups); D spreads each z_g over its group, (Dz)_i = z_g(i).
 
     form="projection": D(u, z) = |Dz - u|^2 on Dz >= u. Jointly convex, >= 0, its unique argmin the maximum: for training.
     form="paper":      D(u, z) = c 1'z + 1'(u - Dz)_+ with 0 < c < 1. The paper's c = 1 is constant between the two largest
                        entries. It is unbounded below over the states, so training refuses it.
 
     groups   an int k (consecutive groups of k) or the sizes of consecutive groups
+    c        the constant of form="paper"
+
+    >>> lnn.activations.MaxPool(groups=2)(torch.tensor([[1.0, 3.0, 5.0, 2.0]])).tolist()
+    [[3.0, 5.0]]
     """
 
     groups: int | tuple[int, ...] = 2

@@ -28,6 +28,10 @@ class Scaled(Fenchel):
         sum Phi(phi(s u)) = sum Phi(z),        Phi(z) = D(0, z) - Phi*(0),
 
     and the left side rises with s: a bracketed root.
+
+    >>> phi = lnn.activations.Scaled(lnn.activations.FenchelHardTanh(), scale=0.5)
+    >>> phi(torch.tensor([[-3.0, 1.0]])).tolist()
+    [[-1.0, 0.5]]
     """
 
     activation: Fenchel = field(default_factory=Tanh)

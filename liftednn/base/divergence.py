@@ -22,7 +22,15 @@ _STEPS_PER_ROOT, _MOST_STEPS = 28, 1000
 
 
 class Box(NamedTuple):
-    """The quadratic  1/2 weight z^2 - linear z  on  lower <= z <= upper, entry by entry; tensors or numbers, which broadcast."""
+    """The quadratic  1/2 weight z^2 - linear z  on  lower <= z <= upper, entry by entry; tensors or numbers, which broadcast.
+
+    lower, upper     bounds; infinite where there is none
+    weight, linear   coefficients of the quadratic
+
+    >>> box = lnn.Box(lower=0.0, upper=0.5, weight=2.0, linear=3.0)
+    >>> lnn.functional.box_prox(box, torch.zeros(1, 2), step=1.0).tolist()
+    [[0.5, 0.5]]
+    """
 
     lower: Tensor | float
     upper: Tensor | float
@@ -40,6 +48,13 @@ class Divergence(ABC):
     unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k); pruning needs it
     uniform      `unitwise`, with the same function for every unit and any number of units; robust.BoxBall needs it
     why_not_trainable   why no network can be trained with this divergence; empty if it can
+
+    u is (n, p), z is (n, width(p)); methods return one number or one row for each row.
+
+    >>> relu = lnn.activations.ReLU()
+    >>> u, z = torch.tensor([[-1.0, 2.0]]), torch.tensor([[0.0, 3.0]])
+    >>> relu.value(u, z), relu.grad(u, z)
+    (tensor([2.]), tensor([[-2., -2.]]))
     """
 
     quadratic: bool = False
@@ -109,6 +124,10 @@ class Activation(Divergence):
     learned names of the fields that `refit` re-estimates: numbers, or tensors with one entry or one per unit
     summed  `refit` uses the rows only through sums over them, so that a batch estimates what all rows give
     limits  the range of the learned fields, extended to the given value where that lies outside
+
+    >>> hardtanh = lnn.activations.HardTanh()
+    >>> hardtanh(torch.tensor([[-3.0, 0.5]])).tolist(), hardtanh.joint
+    ([[-1.0, 0.5]], True)
     """
 
     ridge: None = None
@@ -186,6 +205,11 @@ class Loss(Divergence):
     classes     responses are class labels, and `decode` returns integers; otherwise they are real
     invariant   L(y + c, u + c) = L(y, u): responses may be centred and scaled
     link        the activation that maps scores to `loss(u)`, such as Softmax(); None where liftednn.activations has none
+
+    >>> loss = lnn.losses.SoftmaxCrossEntropy()
+    >>> y = loss.encode(torch.tensor([2, 0]), width=3)
+    >>> y.tolist(), loss.decode(y).tolist()
+    ([[0, 0, 1], [1, 0, 0]], [2, 0])
     """
 
     invariant: bool = False

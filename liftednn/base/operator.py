@@ -21,7 +21,12 @@ _PRECISION, _STEPS = 1e-12, 1000
 
 
 class Affine(NamedTuple):
-    """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, or (groups, out, in), and `b` with one entry per output."""
+    """The weights of one layer: `w` of shape (out, in), as in torch.nn.Linear, or (groups, out, in), and `b` with one entry per output.
+
+    >>> weights = lnn.Affine(torch.ones(2, 3), torch.zeros(2))
+    >>> lnn.operators.Dense(3, 2).forward([torch.ones(1, 3)], weights).tolist()
+    [[3.0, 3.0]]
+    """
 
     w: Tensor
     b: Tensor
@@ -103,6 +108,10 @@ class Operator(ABC):
     bias           whether b may differ from 0; it has one entry for each column of the targets, not for each pre-activation
     plain          the operator is exactly x w' + b on a single state; `resized` then returns the same for other widths
     skips          `offset` is not 0
+
+    >>> operator = lnn.operators.Dense(3, 2)
+    >>> operator.in_shapes, operator.out_shape, operator.weight_shape
+    (((3,),), (2,), (2, 3))
     """
 
     in_shapes: tuple[Shape, ...]

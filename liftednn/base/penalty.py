@@ -13,13 +13,17 @@ __all__ = ["Penalty"]
 
 
 class Penalty(ABC):
-    """pi(w) on a weight matrix; the bias is never penalised.
+    """pi(w), a number, on a weight matrix w (out, in); the bias is never penalised.
 
     ridge            rho where pi(w) = rho |w|^2, otherwise None
     boxed            pi is quadratic on a box, given by `box()`
     convex           pi is convex; otherwise it is the indicator of a set such as the orthogonal matrices, and `prox` a nearest point of it
     scale_sensitive  rescaling rows or columns of w may leave the domain of pi: weights fitted on standardised data may violate the
                      constraint once they are converted to the original units
+
+    >>> w, penalty = torch.tensor([[3.0, -0.5]]), lnn.penalties.L1(rho=1.0)
+    >>> float(penalty.value(w)), penalty.prox(w, step=1.0).tolist()
+    (3.5, [[2.0, 0.0]])
     """
 
     boxed: bool = False

@@ -99,6 +99,14 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         Columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Their names, where X has some.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = lnn.LiftedClassifier(hidden_layer_sizes=10, max_iter=20, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9, model.predict_proba(X).shape
+    (True, (150, 3))
     """
 
     task_loss, stratified = "softmax", True
@@ -113,7 +121,22 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
             )
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """Train on rows X (n, features) and labels y (n,); row i has weight `sample_weight[i]`."""
+        """Train on rows and labels.
+
+        Parameters
+        ----------
+        X : array of shape (n, features)
+            Rows.
+        y : array of shape (n,)
+            Labels.
+        sample_weight : array of shape (n,) or None, default=None
+            How much each row counts.
+
+        Returns
+        -------
+        self
+            The estimator, with the attributes of the class set.
+        """
         self._check_parameters()
         with self._all_or_nothing():
             x, labels = validate_data(self, X, y)
@@ -132,7 +155,24 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """One pass over more rows; the first call must give all `classes`."""
+        """One pass over more rows.
+
+        Parameters
+        ----------
+        X : array of shape (n, features)
+            Rows.
+        y : array of shape (n,)
+            Labels.
+        classes : array of shape (n_classes,) or None, default=None
+            All labels; needed in the first call.
+        sample_weight : array of shape (n,) or None, default=None
+            How much each row counts.
+
+        Returns
+        -------
+        self
+            The estimator.
+        """
         self._check_parameters()
         first = not hasattr(self, "coefs_")
         if first and classes is None:
@@ -154,18 +194,21 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         return indices
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The label of each row, (n,)."""
+        """The label of each row of X (n, features), an array of shape (n,)."""
         scores = self._scores(X)
         labels: Array = self.classes_[scores.argmax(1).numpy()]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> Array:  # noqa: N803
-        """Probabilities (n, classes), in the order of `classes_`; by the lifted rule, the softmax of minus the energies."""
+        """The probabilities of each row of X (n, features), an array of shape (n, n_classes) in the order of `classes_`.
+
+        By the lifted rule they are the softmax of minus the energies.
+        """
         scores = self._scores(X)
         return (scores.softmax(1) if self.prediction == "lifted" else self.network_.loss(scores)).numpy()
 
     def predict_log_proba(self, X: ArrayLike) -> Array:  # noqa: N803
-        """Logarithms of `predict_proba`."""
+        """Logarithms of `predict_proba` for each row of X (n, features), an array of shape (n, n_classes)."""
         scores = self._scores(X)
         if self.prediction == "lifted" or isinstance(self.network_.loss, SoftmaxCrossEntropy):
             return scores.log_softmax(1).numpy()

@@ -310,7 +310,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return torch.cat([rule(self.network_, weights, rows).cpu() for rows in self._blocks(x)])
 
     def transform(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The states of the last hidden layer, (n, units): features for another model."""
+        """The states of the last hidden layer for rows X (n, features), an array of shape (n, units): features for another model."""
         check_is_fitted(self)
         network, weights = self.network_, self._weights()
         parts = (network.propagate(weights, network.check_rows(rows))[-1] for rows in self._blocks(X))

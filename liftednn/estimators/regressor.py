@@ -104,6 +104,14 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         Columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Their names, where X has some.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = lnn.LiftedRegressor(hidden_layer_sizes=10, max_iter=20, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.4, model.predict(X).shape
+    (True, (442,))
     """
 
     task_loss = "squared"
@@ -122,11 +130,41 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return loss.scaled(self._units) if isinstance(loss, Bounded) else loss
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """Train on rows X (n, features) and responses y, (n,) or (n, outputs); row i has weight `sample_weight[i]`."""
+        """Train on rows and responses.
+
+        Parameters
+        ----------
+        X : array of shape (n, features)
+            Rows.
+        y : array of shape (n,) or (n, outputs)
+            Responses.
+        sample_weight : array of shape (n,) or None, default=None
+            How much each row counts.
+
+        Returns
+        -------
+        self
+            The estimator, with the attributes of the class set.
+        """
         return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """One pass over more rows; X and y are standardised by the mean and spread of the first call."""
+        """One pass over more rows; X and y are standardised by the mean and spread of the first call.
+
+        Parameters
+        ----------
+        X : array of shape (n, features)
+            Rows.
+        y : array of shape (n,) or (n, outputs)
+            Responses.
+        sample_weight : array of shape (n,) or None, default=None
+            How much each row counts.
+
+        Returns
+        -------
+        self
+            The estimator.
+        """
         return self._fit_responses(X, y, sample_weight, not hasattr(self, "coefs_"), 1)
 
     def _fit_responses(
@@ -187,8 +225,11 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return [*hidden, self._responses.to_scaled_outputs(last)]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The response of each row, (n,) or (n, outputs); quantiles of one response are put in the order of their levels, which moves
-        them no farther from the true ones (Chernozhukov et al., 2010)."""
+        """The response of each row of X (n, features), an array of shape (n,) or (n, outputs).
+
+        Quantiles of one response are put in the order of their levels, which moves them no farther from the true ones (Chernozhukov et al.,
+        2010).
+        """
         scores = self._scores(X)
         found = self.network_.loss.decode(scores).numpy()
         if self._levels:
@@ -196,7 +237,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return found[:, 0] if self._flat else found
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:  # noqa: N803
-        """R^2, as scikit-learn's regressors have it; of several quantiles of one response, the mean of their D^2."""
+        """R^2 of the predictions for X (n, features) against y, (n,) or (n, outputs), as scikit-learn's regressors have it.
+
+        Of several quantiles of one response, the mean of their D^2. sample_weight (n,) is how much each row counts.
+        """
         found = self.predict(X)
         if not self._levels:
             return float(r2_score(y, found, sample_weight=sample_weight))

@@ -20,6 +20,10 @@ class SoftmaxCrossEntropy(Loss):
     """L(y, u) = logsumexp(u) - <u, y> + <y, log y>; curvature 1/2. The last term is 0 for one-hot y and makes L >= 0 for every y.
 
     Responses are labels 0 .. p-1, (n,), or rows of probabilities, (n, p).
+
+    >>> loss, u = lnn.losses.SoftmaxCrossEntropy(), torch.tensor([[200.0, 0.0], [0.0, 0.0]])
+    >>> loss(u).tolist(), loss.decode(u).tolist()
+    ([[1.0, 0.0], [0.5, 0.5]], [0, 0])
     """
 
     curvature, classes, link = 0.5, True, Softmax()
@@ -55,6 +59,10 @@ class CrossEntropy(Loss):
 
     Responses as for SoftmaxCrossEntropy. It cannot be the loss of a network by itself, since it is unbounded below over affine scores;
     eq. 15 puts a projection on the simplex before it, `Split(CrossEntropy(), Simplex())`.
+
+    >>> loss = lnn.losses.Split(lnn.losses.CrossEntropy(), lnn.activations.Simplex())
+    >>> loss(torch.tensor([[2.0, 0.0]])).tolist()
+    [[1.0, 0.0]]
     """
 
     curvature, classes, link = torch.inf, True, Identity()

@@ -24,8 +24,14 @@ __all__ = ["Matching"]
 class Matching(Loss):
     """L(y, u) = D(u, y) for a Fenchel divergence D of finite curvature; L has the same curvature.
 
+    activation   an activation with such a divergence, such as Sigmoid()
+
     With Sigmoid it is the binary cross-entropy of each output minus the entropy of its response; with Softmax, SoftmaxCrossEntropy
     on rows of probabilities. Responses are real, (n,) or (n, p), in the range of phi or at its ends.
+
+    >>> loss = lnn.losses.Matching(lnn.activations.Sigmoid())
+    >>> loss.decode(torch.zeros(1, 2)).tolist()
+    [[0.5, 0.5]]
     """
 
     activation: Activation = field(default_factory=Sigmoid)

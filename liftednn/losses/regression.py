@@ -116,6 +116,9 @@ class AbsoluteError(Bounded):
 
     With a smoothing s > 0: r^2 / (2s) for |r| <= s and |r| - s/2 beyond, curvature 1/s. It is below |r| by at most s/2, so its
     minimiser's exact loss is at most s/2 per output above the minimum.
+
+    >>> lnn.losses.AbsoluteError().value(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor([3.])
     """
 
     smoothing: float = 0.0
@@ -147,6 +150,9 @@ class Huber(Bounded):
 
     Equal to SquaredError() for large delta, and to twice torch's HuberLoss. Responses are real, (n,) or (n, p). A good
     delta is 1.345 standard deviations of the noise (95% efficiency for normal noise); 0.3 is that for responses of variance 1 and R^2 .95.
+
+    >>> lnn.losses.Huber(delta=1.0).value(torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1)).tolist()
+    [0.25, 5.0]
     """
 
     delta: float = 0.3
@@ -187,6 +193,9 @@ class Quantile(Bounded):
     q           the level, one for all outputs or one each; with one each, a single response, (n,) or (n, 1), is used for every output
     smoothing   s > 0 gives the Moreau envelope, curvature 1/s; below the pinball by at most s/2 max(q, 1 - q)^2 per output, so its
                 minimiser's exact loss is at most that much above the minimum
+
+    >>> lnn.losses.Quantile(0.75).value(torch.tensor([[2.0], [-2.0]]), torch.zeros(2, 1)).tolist()
+    [0.5, 1.5]
     """
 
     q: float | tuple[float, ...] = 0.5

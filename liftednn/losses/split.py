@@ -23,9 +23,16 @@ __all__ = ["Split", "entropic_projection"]
 class Split(Loss):
     """L(y, u) = min_z loss(z, y) + lam D(u, z) for an activation's divergence D; curvature lam times D's.
 
-    SquaredError can be combined with any jointly convex activation of finite curvature (eq. 14 for ReLU), CrossEntropy with Simplex
-    (eq. 15): joint convexity makes L convex. With z fixed at its present minimiser, the right side is a majorant of L that equals L at the
-    present u, so a step that lowers lam D(., z) lowers L.
+    loss, activation   SquaredError with any jointly convex activation of finite curvature (eq. 14 for ReLU), or CrossEntropy with Simplex
+                       (eq. 15): joint convexity makes L convex
+    lam                the weight of D, positive
+
+    With z fixed at its present minimiser, the right side is a majorant of L that equals L at the present u, so a step that lowers
+    lam D(., z) lowers L.
+
+    >>> loss = lnn.losses.Split(lnn.losses.SquaredError(), lnn.activations.ReLU(), lam=1.0)
+    >>> loss.value(torch.tensor([[1.0]]), torch.tensor([[3.0]]))  # at z = 2
+    tensor([2.])
     """
 
     loss: Loss = field(default_factory=SquaredError)

@@ -15,7 +15,12 @@ __all__ = ["SquaredError"]
 
 @dataclass(frozen=True)
 class SquaredError(Loss):
-    """L(y, u) = |u - y|^2; curvature 2, quadratic. Responses are real, (n,) or (n, p)."""
+    """L(y, u) = |u - y|^2; curvature 2, quadratic. Responses are real, (n,) or (n, p).
+
+    >>> loss = lnn.losses.SquaredError()
+    >>> loss.value(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 1.0]]))  # one number for each row
+    tensor([5.])
+    """
 
     curvature, quadratic, homogeneous, unitwise, invariant = 2.0, True, True, True, True
     classes, link = False, Identity()

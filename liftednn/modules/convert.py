@@ -41,6 +41,11 @@ def from_module(
 
     The activation that the module ends in is the loss's link, `network.loss(scores)`; a LogSoftmax is its logarithm. The weights are
     copies, all in the widest of the module's precisions and at least in float32; lam and rho are the defaults of `Layer`.
+
+    >>> module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    >>> network, weights = lnn.init.from_module(module)
+    >>> network.hidden, network.loss, [tuple(w.shape) for w, b in weights]
+    ([Tanh()], SquaredError(), [(5, 3), (1, 5)])
     """
     graph = read(module)
     return network_of(graph, loss, divergence), weights_of(graph)

@@ -26,6 +26,14 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
 
     The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
     a `Scaled` activation is multiplied into the weights before it.
+
+    network   of Dense layers, and sums with them
+    weights   one `Affine` for each layer
+
+    >>> module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    >>> again, x = lnn.init.to_module(*lnn.init.from_module(module)), torch.ones(2, 3)
+    >>> torch.equal(again(x), module(x))
+    True
     """
     operators = [_dense(number, layer) for number, layer in enumerate(network.layers)]
     network.check_shared(weights)

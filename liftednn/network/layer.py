@@ -22,10 +22,19 @@ _LARGEST = 1e38
 class Layer:
     """lam D(A(x; w, b), z) + pi(w): one term of the objective; with an uncertainty, the robust form of it (docs/robust.md).
 
+    operator     A, such as Dense(inputs, outputs)
+    divergence   D: an Activation, or a Loss for the last layer
+    penalty      pi, on w
+    lam          the weight of D in the objective, positive
+    uncertainty  how the true rows x may differ from the given ones, such as robust.Noise(0.3); None if they are exact
     name         name of the state z that the layer gives; empty for "x1", "x2", ... in the order of layers; "x0" is the data
     reads        names of the states that the operator reads; empty for the previous state
     key          layers with the same key share w, and each has its own b; empty for an own w
     transposed   the layer uses the transpose of the shared w
+
+    >>> layer = lnn.Layer(lnn.operators.Dense(3, 4), lnn.activations.ReLU(), lam=0.5)
+    >>> layer.width, layer.penalty
+    (4, L2(rho=0.001))
     """
 
     operator: Operator

@@ -56,6 +56,15 @@ class LiftedNetwork:
 
     `states` is always (X_0, X_1, ..., X_L, X_{L+1}): the data, the hidden states, the encoded responses, each (n, width). Layer l gives
     X_{l+1} and reads X_l, or the states in its `reads`. `weights` has one `Affine` for each layer; layers with the same key share w.
+
+    layers   the layers, the last of which has the loss
+
+    In methods `number` is the index of a layer, x is (n, inputs), and sample_weight (n,) is how much each row counts.
+
+    >>> network = lnn.LiftedNetwork.mlp([3, 5, 2], activation="relu", loss="softmax")
+    >>> weights = [lnn.Affine(torch.ones(5, 3), torch.zeros(5)), lnn.Affine(torch.ones(2, 5), torch.zeros(2))]
+    >>> network.scores(weights, torch.ones(4, 3)).shape
+    torch.Size([4, 2])
     """
 
     layers: tuple[Layer, ...]
@@ -91,6 +100,9 @@ class LiftedNetwork:
         loss         "softmax", "squared", "absolute", "huber", "quantile", or a Loss
         lam          the weight of the hidden divergences, one for all or one each; the loss has weight 1
         rho          the weight of |w|^2 in every layer
+
+        >>> [layer.width for layer in lnn.LiftedNetwork.mlp([3, 5, 2]).layers]
+        [5, 2]
         """
         sizes = _widths(sizes)
         hidden = len(sizes) - 2
@@ -115,7 +127,7 @@ class LiftedNetwork:
         return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
 
     def with_penalty(self, penalty: str | Penalty | Sequence[str | Penalty], rho: float | None = None) -> LiftedNetwork:
-        """The same network with other penalties, one for all or one for each layer; names and `rho` are those of `penalties.named`."""
+        """The same network with another `penalty`, one for all or one for each layer; names and `rho` are those of `penalties.named`."""
         chosen = one_each(penalty, len(self.layers), rho)
         return LiftedNetwork([replace(layer, penalty=each) for layer, each in zip(self.layers, chosen, strict=True)])
 
@@ -124,18 +136,26 @@ class LiftedNetwork:
 
         A unit whose weights are 0 is constant, and is absorbed by the bias of the next layer; a unit whose weights in the next layer are 0
         is removed. Needs dense layers and activations that act unit by unit.
+
+        >>> network = lnn.LiftedNetwork.mlp([3, 2, 1], loss="squared")
+        >>> w = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+        >>> smaller, _ = network.prune([lnn.Affine(w, torch.zeros(2)), lnn.Affine(torch.ones(1, 2), torch.zeros(1))])
+        >>> smaller.layers[0].operator
+        Dense(in_features=3, out_features=1, bias=True)
         """
         layers, smaller = pruned(self.layers, self.connections, weights)
         return LiftedNetwork(layers), smaller
 
     @property
     def loss(self) -> Loss:
+        """The last layer's divergence."""
         divergence = self.layers[-1].divergence
         assert isinstance(divergence, Loss)
         return divergence
 
     @property
     def hidden(self) -> list[Activation]:
+        """The activations of the hidden layers."""
         return [layer.divergence for layer in self.layers[:-1] if isinstance(layer.divergence, Activation)]
 
     @property
@@ -167,14 +187,14 @@ class LiftedNetwork:
         return self.layers[number].operator.forward(self.read(number, states), weights[number])
 
     def propagate(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        """X_0, ..., X_L by the recursion X_{l+1} = phi_l(A_l(X_l)) (eq. 2)."""
+        """X_0, ..., X_L, each (n, width), from x (n, inputs) and weights by the recursion X_{l+1} = phi_l(A_l(X_l)) (eq. 2)."""
         states = [x]
         for number, activation in enumerate(self.hidden):
             states.append(activation(self.preactivation(number, weights, states)))
         return states
 
     def scores(self, weights: Weights, x: Tensor) -> Tensor:
-        """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs)."""
+        """The feed-forward rule, up to the loss: A_L(X_L), (n, outputs), from x (n, inputs) and weights."""
         return self.preactivation(len(self.layers) - 1, weights, self.propagate(weights, x))
 
     def shared(self, number: int, weights: Weights) -> Tensor:
@@ -198,7 +218,7 @@ class LiftedNetwork:
         return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
-        """Objective, gaps and feed-forward score in one pass over the rows; sample_weight (n,) weights the means, not the score."""
+        """Objective, gaps and feed-forward score of weights and states; sample_weight (n,) weights the means, not the score."""
         robust = [layer.robust_divergence(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
         parts = [self._energies(weights, rows, robust) for rows in _blocks(states)]
         energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -229,7 +249,7 @@ class LiftedNetwork:
         return torch.stack([*energies, *lowest, self.loss.value(v, rows[-1])], 1), v
 
     def objective(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> float:
-        """F(W, b, X) (eq. 10), summed in float64."""
+        """F(W, b, X) (eq. 10) of weights and states, a number summed in float64; sample_weight (n,) weights the mean over rows."""
         return self.evaluate(weights, states, sample_weight).objective
 
     def gaps(self, weights: Weights, states: States) -> tuple[float, ...]:

@@ -16,7 +16,12 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True)
 class Dense(Operator):
-    """A(x; w, b) = x w' + b, x (n, in_features) -> (n, out_features). With bias=False, b stays 0."""
+    """A(x; w, b) = x w' + b, x (n, in_features) -> (n, out_features). With bias=False, b stays 0.
+
+    >>> weights = lnn.Affine(torch.ones(2, 3), torch.zeros(2))  # w (out_features, in_features), b (out_features,)
+    >>> lnn.operators.Dense(3, 2).forward([torch.ones(1, 3)], weights).tolist()
+    [[3.0, 3.0]]
+    """
 
     in_features: int = 1
     out_features: int = 1

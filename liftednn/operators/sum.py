@@ -24,6 +24,10 @@ class Sum(Operator):
     added      for each state read, whether it is added to the output; a state may do both
 
     The default reads two states: operator(x_0) + x_1.
+
+    >>> weights = lnn.Affine(torch.ones(2, 3), torch.zeros(2))
+    >>> lnn.operators.Sum(lnn.operators.Dense(3, 2)).forward([torch.ones(1, 3), torch.ones(1, 2)], weights).tolist()
+    [[4.0, 4.0]]
     """
 
     operator: Operator = field(default_factory=Dense)
@@ -91,5 +95,10 @@ class Sum(Operator):
 
 
 def Residual(operator: Operator | None = None) -> Sum:  # noqa: N802
-    """A(x; w, b) = operator(x; w, b) + x."""
+    """A(x; w, b) = operator(x; w, b) + x, a `Sum` that reads one state; operator=None is Dense(1, 1).
+
+    >>> weights = lnn.Affine(torch.zeros(2, 2), torch.ones(2))
+    >>> lnn.operators.Residual(lnn.operators.Dense(2, 2)).forward([torch.ones(1, 2)], weights).tolist()
+    [[2.0, 2.0]]
+    """
     return Sum(Dense() if operator is None else operator, (True,), (True,))

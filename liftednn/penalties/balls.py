@@ -21,6 +21,9 @@ class Ball(Penalty):
 
     norm   "frobenius": of all weights together; "spectral": the largest singular value, a bound on the layer's Lipschitz constant;
            "row": the largest 2-norm of a row, one row per unit ("max-norm"); "l1": the sum of |w_ij|, which gives sparse weights
+
+    >>> lnn.penalties.Ball(radius=1.0, norm="row").prox(torch.tensor([[0.0, 2.0], [0.5, 0.5]]), step=1.0).tolist()
+    [[0.0, 1.0], [0.5, 0.5]]
     """
 
     radius: float = 1.0

@@ -32,7 +32,11 @@ class _Boxed(Penalty):
 
 @dataclass(frozen=True)
 class NonNegative(_Boxed):
-    """pi(w) = rho |w|_F^2 on w >= 0."""
+    """pi(w) = rho |w|_F^2 on w >= 0.
+
+    >>> lnn.penalties.NonNegative().prox(torch.tensor([[-1.0, 2.0]]), step=1.0).tolist()
+    [[0.0, 2.0]]
+    """
 
     rho: float = 0.0
 
@@ -45,7 +49,11 @@ class NonNegative(_Boxed):
 
 @dataclass(frozen=True, eq=False)
 class Mask(_Boxed):
-    """pi(w) = rho |w|_F^2 where `mask` (out, in) is true, w = 0 elsewhere: a fixed sparsity pattern. mask=None leaves all weights free."""
+    """pi(w) = rho |w|_F^2 where `mask` (out, in) is true, w = 0 elsewhere: a fixed sparsity pattern. mask=None leaves all weights free.
+
+    >>> lnn.penalties.Mask(torch.tensor([[True, False]])).prox(torch.tensor([[3.0, 2.0]]), step=1.0).tolist()
+    [[3.0, 0.0]]
+    """
 
     mask: Tensor | None = None
     rho: float = 0.0

@@ -33,6 +33,10 @@ class Orthogonal(Penalty):
 
     prox is scale times the polar factor. The W-step of a quadratic divergence is Procrustes' problem, with the solution
     scale polar(cross') where w'w = scale^2 I, since tr(w G w') is then constant.
+
+    >>> w = lnn.penalties.Orthogonal().prox(torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), step=1.0)
+    >>> torch.allclose(w.T @ w, torch.eye(2))
+    True
     """
 
     scale: float = 1.0
@@ -60,6 +64,10 @@ class LowRank(Penalty):
 
     prox sets the smallest singular values to 0. The W-step of a quadratic divergence is reduced-rank regression: the ridge regression's
     w, projected on the leading eigenvectors of w cross (Izenman 1975).
+
+    >>> w = lnn.penalties.LowRank(rank=1).prox(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), step=1.0)
+    >>> int(torch.linalg.matrix_rank(w))
+    1
     """
 
     rank: int = 10

@@ -21,7 +21,11 @@ def check_strength(name: str, rho: float) -> None:
 
 @dataclass(frozen=True)
 class NoPenalty(Penalty):
-    """pi(w) = 0."""
+    """pi(w) = 0.
+
+    >>> float(lnn.penalties.NoPenalty().value(torch.ones(2, 3)))
+    0.0
+    """
 
     ridge = 0.0
 
@@ -34,7 +38,11 @@ class NoPenalty(Penalty):
 
 @dataclass(frozen=True)
 class L2(Penalty):
-    """pi(w) = rho |w|_F^2, the penalty of the paper."""
+    """pi(w) = rho |w|_F^2, the penalty of the paper.
+
+    >>> float(lnn.penalties.L2(rho=0.5).value(torch.ones(2, 3)))
+    3.0
+    """
 
     rho: float = 1e-3
 
@@ -54,7 +62,11 @@ class L2(Penalty):
 
 @dataclass(frozen=True)
 class L1(Penalty):
-    """pi(w) = rho |w|_1: sets single weights to 0."""
+    """pi(w) = rho |w|_1: sets single weights to 0.
+
+    >>> lnn.penalties.L1(rho=1.0).prox(torch.tensor([[3.0, -0.5]]), step=1.0).tolist()
+    [[2.0, 0.0]]
+    """
 
     rho: float = 1e-3
 
@@ -70,7 +82,11 @@ class L1(Penalty):
 
 @dataclass(frozen=True)
 class ElasticNet(Penalty):
-    """pi(w) = rho (l1_ratio |w|_1 + (1 - l1_ratio) |w|_F^2)."""
+    """pi(w) = rho (l1_ratio |w|_1 + (1 - l1_ratio) |w|_F^2).
+
+    >>> float(lnn.penalties.ElasticNet(rho=1.0, l1_ratio=0.5).value(torch.tensor([[2.0, 0.0]])))
+    3.0
+    """
 
     rho: float = 1e-3
     l1_ratio: float = 0.5
@@ -91,7 +107,11 @@ class ElasticNet(Penalty):
 
 @dataclass(frozen=True)
 class GroupL2(Penalty):
-    """pi(w) = rho sum_g |w_g|_2 over rows (by="output": sets whole units to 0) or columns (by="input": whole features)."""
+    """pi(w) = rho sum_g |w_g|_2 over rows (by="output": sets whole units to 0) or columns (by="input": whole features).
+
+    >>> lnn.penalties.GroupL2(rho=1.0).prox(torch.tensor([[0.0, 2.0], [0.5, 0.5]]), step=1.0).tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
 
     rho: float = 1e-3
     by: Literal["output", "input"] = "output"

@@ -35,6 +35,10 @@ class BoxBall(Uncertainty):
 
     eps     the half-width: a number for all inputs, or one for each, (p,)
     basis   (p, k) where the layer's rows are x @ basis, x in the box; None for the identity
+
+    >>> w = torch.tensor([[1.0, -2.0]])
+    >>> lnn.robust.BoxBall(eps=0.5).radius(w).tolist()
+    [1.5]
     """
 
     joint, per_unit = False, False

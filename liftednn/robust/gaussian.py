@@ -34,6 +34,10 @@ class Noise(Uncertainty):
 
     sigma   the standard deviation: a number for all inputs, or one for each, (p,); or Sigma itself, (p, p)
     Arrays and lists become tensors.
+
+    >>> layer = lnn.Layer(lnn.operators.Dense(2, 1), lnn.losses.SquaredError(), uncertainty=lnn.robust.Noise(sigma=0.5))
+    >>> round(layer.term(mean=1.0, w=torch.tensor([[0.6, 0.8]])), 4)
+    1.25
     """
 
     sigma: float | Tensor = 0.1

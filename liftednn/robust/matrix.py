@@ -34,7 +34,12 @@ class FrobeniusBall(Uncertainty):
     It is an upper bound on the worst case, and (a + b)^2 is the worst case itself for a quadratic D and one output. For q outputs |w|_F
     replaces the operator norm, and is at most sqrt(min(q, p)) times as large.
 
+    eps      the size, a number
     metric   (p, p): |w|^2 = tr(w metric w'); None for the identity
+
+    >>> w = torch.tensor([[0.6, 0.8]])
+    >>> round(lnn.robust.FrobeniusBall(eps=0.5).term(mean=1.0, curvature=2.0, w=w), 4)
+    2.25
     """
 
     eps: float = 0.1

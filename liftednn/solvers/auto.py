@@ -26,6 +26,9 @@ def select(smooth: Divergence, proxable: Penalty | Activation) -> Method:
     majorised      smooth + squared norm: a few ridge steps on updated pseudo-targets, with one factor for all
     projected      smooth + a non-convex set: the exact minimiser where a formula is known, or projected majorised steps
     prox_gradient  everything else
+
+    >>> lnn.solvers.select(lnn.losses.SquaredError(), lnn.penalties.L2())
+    'ridge'
     """
     if isinstance(proxable, Penalty) and not proxable.convex:
         if smooth.curvature == torch.inf:

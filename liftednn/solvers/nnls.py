@@ -48,10 +48,16 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class NNLSResult:
-    """Solution z (n, p), its residual kkt, the number of steps of the slowest row, and why the solve ended.
+    """What `nnls` returns.
 
-    status is "converged" (kkt <= tol), "max_iter", or "stalled": further steps do not help, because the residual is
-    at the rounding level of the dtype or because the objective has no minimum.
+    z        the solution, (n, p)
+    kkt      its residual, the largest of all rows
+    n_iter   the number of steps of the slowest row
+    status   "converged" (kkt <= tol), "max_iter", or "stalled": further steps do not help, because the residual is at the rounding
+             level of the dtype or because the objective has no minimum
+
+    >>> lnn.solvers.nnls(torch.eye(2), torch.ones(3, 2)).status
+    'converged'
     """
 
     z: Tensor
@@ -75,10 +81,19 @@ def nnls(
 ) -> NNLSResult:
     """Minimise 1/2 z h z' - q z' over lower <= z <= upper for every row of q (n, p); h (p, p) is shared and PSD.
 
-    lower and upper are numbers or tensors broadcastable to q, infinite where there is no bound. z0 (n, p) is a start,
-    clipped to the box. Rows are solved block_rows at a time: memory beyond q and z is a dozen (block_rows, p) arrays. The
-    solution of a row depends on the other rows only through max |q|, which residuals are relative to: where q holds only a
-    part of the rows, give `scale` = max |q| over all of them, and the solutions are those of one call for all.
+    z0             (n, p), a start, clipped to the box; None for 0
+    tol            the relative residual `kkt` at which a row is solved
+    max_iter       steps at most
+    lower, upper   numbers or tensors broadcastable to q, infinite where there is no bound; upper=None for none
+    block_rows     rows that are solved at a time: memory beyond q and z is a dozen (block_rows, p) arrays
+    scale          what residuals are relative to; None for max |q|. Other rows change the solution of a row only through it: where q
+                   holds only a part of the rows, give max |q| over all of them, and the solutions are those of one call for all
+
+    Returns an `NNLSResult`.
+
+    >>> h, q = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, -1.0]])
+    >>> lnn.solvers.nnls(h, q).z.round(decimals=3).tolist()
+    [[1.0, 0.0]]
     """
     check_problem(h, q, z0)
     check_options(tol, max_iter, block_rows, scale)

@@ -31,7 +31,20 @@ Status = Literal["converged", "max_iter", "stalled"]
 
 
 class Composite(Protocol):
-    """The problem, as the solver needs it."""
+    """The problem, as the solver needs it: f through `image` and `gradient`, g through `prox`, F through `value`.
+
+    >>> class Lasso:
+    ...     def image(self, x):
+    ...         return x
+    ...     def value(self, x, image):
+    ...         return (image[0] - 3).square().sum() / 2 + x[0].abs().sum()
+    ...     def gradient(self, x, image):
+    ...         return [image[0] - 3]
+    ...     def prox(self, x, step):
+    ...         return [lnn.functional.soft_threshold(x[0], step)]
+    >>> lnn.solvers.prox_gradient(Lasso(), [torch.zeros(2)], step=1.0).x[0].round(decimals=3)
+    tensor([2., 2.])
+    """
 
     def image(self, x: Point) -> Point:
         """A x, affine; where F separates, row by row too."""
@@ -48,10 +61,18 @@ class Composite(Protocol):
 
 @dataclass(frozen=True)
 class ProxResult:
-    """kkt = L max |x - prox(x - gradient / L, 1 / L)| / scale, the residual of the optimality condition at the returned point.
+    """What `prox_gradient` returns.
 
-    L = 1 / step is the curvature, so that the units of x do not matter; where the step is a metric, kkt = max |gradient| / scale. Where
-    F separates over rows, kkt and n_iter are the largest of all rows.
+    x        the minimiser, a list of tensors
+    kkt      L max |x - prox(x - gradient / L, 1 / L)| / scale, the residual of the optimality condition at x. L = 1 / step is the
+             curvature, so that the units of x do not matter; where the step is a metric, kkt = max |gradient| / scale
+    n_iter   the number of iterations
+    status   "converged" (kkt <= tol), "max_iter", or "stalled" where further steps do not help
+
+    Where F separates over rows, kkt and n_iter are the largest of all rows.
+
+    >>> lnn.solvers.ProxResult([torch.zeros(2)], kkt=1e-7, n_iter=8, status="converged").status
+    'converged'
     """
 
     x: Point
@@ -69,13 +90,27 @@ def prox_gradient(
     scale: float | None = None,
     convexity: float = 0.0,
 ) -> ProxResult:
-    """Minimise F from a start inside its domain.
+    """Minimise F from a start inside its domain; returns a `ProxResult`.
 
+    problem     a `Composite`
+    start       a list of tensors
     step        1 / (Lipschitz constant of the gradient), or a metric: a function that maps the gradient of a problem without prox to
                 the step of a quadratic upper bound (by a Cholesky factor, for example)
+    tol         the relative residual `kkt` at which to stop
+    max_iter    iterations at most
     scale       the residual is relative to this; None for max |gradient at 0|. Where the problem holds only some of the rows, give the
                 largest `gradient_scale` of all parts: each row then has the solution of one call for all rows
     convexity   modulus of strong convexity of g, if known: it bounds the momentum
+
+    >>> from types import SimpleNamespace
+    >>> nearest = SimpleNamespace(  # the non-negative point nearest to (-1, 2)
+    ...     image=lambda x: x,
+    ...     value=lambda x, image: (image[0] - torch.tensor([-1.0, 2.0])).square().sum() / 2,
+    ...     gradient=lambda x, image: [image[0] - torch.tensor([-1.0, 2.0])],
+    ...     prox=lambda x, step: [x[0].relu()],
+    ... )
+    >>> lnn.solvers.prox_gradient(nearest, [torch.zeros(2)], step=1.0).x[0].round(decimals=3)
+    tensor([0., 2.])
     """
     check_number("step", 1.0 if callable(step) else step, infinite=True)
     check_number("tol", tol, zero=True)
@@ -101,7 +136,13 @@ def prox_gradient(
 
 
 def gradient_scale(problem: Composite, start: Point) -> float:
-    """max |gradient at 0|, which the residual of the problem is relative to."""
+    """max |gradient at 0| of a `problem`, which its residual is relative to; `start` has the shapes of a point.
+
+    >>> from types import SimpleNamespace
+    >>> problem = SimpleNamespace(image=lambda x: x, gradient=lambda x, image: [image[0] - 3])
+    >>> lnn.solvers.gradient_scale(problem, [torch.zeros(2)])
+    3.0
+    """
     zero = [torch.zeros_like(part) for part in start]
     gradient = problem.gradient(zero, problem.image(zero))
     return max((float(part.abs().max()) for part in gradient if part.numel()), default=0.0)

@@ -21,9 +21,14 @@ __all__ = ["Factor", "ridge"]
 
 @dataclass(frozen=True)
 class Factor:
-    """(lam gram + rho I)^-1, or its pseudo-inverse where that matrix is singular to the precision of its data.
+    """(lam gram + rho I)^-1, or its pseudo-inverse where that matrix is singular to the precision of its data; from `Factor.of`.
 
-    `lower` is the Cholesky factor, or (p, r) vectors v with v v' the pseudo-inverse, when `singular`.
+    lower      the Cholesky factor (p, p), or (p, r) vectors v with v v' the pseudo-inverse, when `singular`
+    singular   whether it is a pseudo-inverse
+
+    >>> factor = lnn.solvers.Factor.of(torch.eye(2), lam=1.0, rho=1.0, eps=1e-7)
+    >>> factor.solve(torch.ones(2, 1)).round(decimals=3).tolist(), factor.singular
+    ([[0.5], [0.5]], False)
     """
 
     lower: Tensor
@@ -65,10 +70,17 @@ class Factor:
 def ridge(
     moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None
 ) -> Affine:
-    """The minimiser, in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.
+    """The minimiser (w (q, p), b (q,)), in float64. With rho = 0 and a singular Gram matrix it is the one of minimum norm.
 
-    anchor   (q, p), the point that rho shrinks w towards; None for 0
-    factor   `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
+    moments   of the rows x and the targets z, `Moments.of(x, z)`
+    lam, rho  the weights of the mean square, positive, and of the squared norm, not negative
+    anchor    (q, p), the point that rho shrinks w towards; None for 0
+    factor    `Factor.of(moments.gram, lam, rho, moments.eps)` from an earlier call with the same Gram matrix
+
+    >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+    >>> w, b = lnn.solvers.ridge(lnn.Moments.of(x, 2 * x + 1), lam=1.0, rho=0.0)
+    >>> w.round(decimals=3).tolist(), b.round(decimals=3).tolist()
+    ([[2.0]], [1.0])
     """
     check_strengths(lam, rho)
     if not isinstance(moments, Moments):

@@ -21,9 +21,18 @@ __all__ = ["sketch"]
 
 
 def sketch(x: Tensor, z: Tensor, lam: float, rho: float, size: int, refine: int = 0, seed: int = 0) -> Affine:
-    """Approximate argmin_{w, b} lam mean |x w' + b - z|^2 + rho |w|^2 from `size` sketched rows, float64.
+    """Approximate argmin_{w, b} lam mean |x w' + b - z|^2 + rho |w|^2 from `size` sketched rows: w (q, p) and b (q,), float64.
 
-    refine   steps of the iterative Hessian sketch; 0 is sketch-and-solve
+    x, z       rows (n, p) and targets (n, q)
+    lam, rho   the weights of the mean square, positive, and of the squared norm, not negative
+    size       rows of the sketch, at most n
+    refine     steps of the iterative Hessian sketch; 0 is sketch-and-solve
+    seed       of the sketch
+
+    >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    >>> w, b = lnn.solvers.sketch(x, x.sum(1, keepdim=True), lam=1.0, rho=0.0, size=20)
+    >>> w.round(decimals=3).tolist()
+    [[1.0, 1.0]]
     """
     check_strengths(lam, rho)
     for name, count in (("refine", refine), ("seed", seed)):

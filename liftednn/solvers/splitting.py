@@ -32,11 +32,26 @@ _CHECK = 25
 
 
 class Separable(Protocol):
-    """The problem, as the solver needs it. The adjoint is that of the linear part of A, in the inner product of prox_image."""
+    """The problem, as the solver needs it. The adjoint is that of the linear part of A, in the inner product of prox_image.
 
-    def image(self, x: Tensor) -> Tensor: ...
+    >>> class Median:  # |x - (1, 2, 6)|_1 for one number x
+    ...     y = torch.tensor([[1.0, 2.0, 6.0]])
+    ...     image = lambda self, x: x.expand(1, 3)
+    ...     adjoint = lambda self, u: u.sum(1, keepdim=True)
+    ...     solve = lambda self, x: x / 4
+    ...     prox_image = lambda self, u, step: self.y + lnn.functional.soft_threshold(u - self.y, step)
+    ...     prox = lambda self, x, step: x
+    ...     value = lambda self, x: (x - self.y).abs().sum()
+    ...     retract = lambda self, x: x
+    >>> lnn.solvers.splitting(Median(), torch.zeros(1, 1)).x.round(decimals=3).tolist()
+    [[2.0]]
+    """
 
-    def adjoint(self, u: Tensor) -> Tensor: ...
+    def image(self, x: Tensor) -> Tensor:
+        """A x, affine."""
+
+    def adjoint(self, u: Tensor) -> Tensor:
+        """A'u."""
 
     def solve(self, x: Tensor) -> Tensor:
         """(A'A + I)^-1 x."""
@@ -56,7 +71,16 @@ class Separable(Protocol):
 
 @dataclass(frozen=True)
 class SplittingResult:
-    """kkt: the largest of |A x - u| and |x - w|, relative to their size, and |A'f' + g'| / scale, at the returned x."""
+    """What `splitting` returns.
+
+    x        the minimiser, in the shape of the start
+    kkt      the largest of |A x - u| and |x - w|, relative to their size, and |A'f' + g'| / scale, at the returned x
+    n_iter   the number of iterations
+    status   "converged" (kkt <= tol) or "max_iter"
+
+    >>> lnn.solvers.SplittingResult(torch.zeros(1, 2), kkt=1e-7, n_iter=25, status="converged").status
+    'converged'
+    """
 
     x: Tensor
     kkt: float
@@ -72,10 +96,27 @@ def splitting(
     max_iter: int = 5000,
     scale: float | None = None,
 ) -> SplittingResult:
-    """Minimise F from a start inside its domain; the result is inside too and its value no higher.
+    """Minimise F from a start inside its domain; the result is inside too and its value no higher. Returns a `SplittingResult`.
 
-    sigma   initial penalty; residual balancing changes it
-    scale   the stationarity residual A'f' + g' is relative to this; None for the largest size of its two terms so far
+    problem    a `Separable`
+    start      a tensor, rows (n, p) where F separates over rows
+    sigma      initial penalty; residual balancing changes it
+    tol        the relative residual `kkt` at which to stop
+    max_iter   iterations at most
+    scale      the stationarity residual A'f' + g' is relative to this; None for the largest size of its two terms so far
+
+    >>> from types import SimpleNamespace
+    >>> problem = SimpleNamespace(  # |x - 3|_1 on x <= 2
+    ...     image=lambda x: x,
+    ...     adjoint=lambda u: u,
+    ...     solve=lambda x: x / 2,
+    ...     prox_image=lambda u, step: 3 + lnn.functional.soft_threshold(u - 3, step),
+    ...     prox=lambda x, step: x.clamp(max=2),
+    ...     value=lambda x: (x - 3).abs().sum() + torch.where(x > 2, torch.inf, 0.0).sum(),
+    ...     retract=lambda x: x.clamp(max=2),
+    ... )
+    >>> lnn.solvers.splitting(problem, torch.zeros(1, 1)).x.round(decimals=3).tolist()
+    [[2.0]]
     """
     check_number("sigma", sigma)
     check_number("tol", tol, zero=True)

@@ -28,7 +28,15 @@ __all__ = ["check_activation"]
 
 
 def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) -> None:
-    """phi is the argmin; D is convex as declared; gradient, curvature, prox, box, homogeneity and refit agree with D's values."""
+    """phi is the argmin; D is convex as declared; gradient, curvature, prox, box, homogeneity and refit agree with D's values.
+
+    activation   an object of your class, for `width` states
+    seed         of the random points
+
+    Returns None, or raises an AssertionError that says what does not hold.
+
+    >>> lnn.testing.check_activation(lnn.activations.ReLU())
+    """
     p = activation.preactivation_width(width)
     assert activation.width(p) == width, (
         f"preactivation_width({width}) = {p}, but width({p}) = {activation.width(p)}: they must be inverse"

@@ -12,7 +12,15 @@ __all__ = ["check_loss"]
 
 
 def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
-    """Convex in u with the declared gradient and curvature; encode, decode and score agree with L; every attribute holds."""
+    """Convex in u with the declared gradient and curvature; encode, decode and score agree with L; every attribute holds.
+
+    loss   an object of your class, for `width` outputs
+    seed   of the random points
+
+    Returns None, or raises an AssertionError that says what does not hold.
+
+    >>> lnn.testing.check_loss(lnn.losses.Huber(delta=0.5))
+    """
     u, other = draws(seed, 2, width)
     integers = not loss.decode(u).is_floating_point()
     assert loss.classes == integers, f"classes is {loss.classes}, but decode gives {loss.decode(u).dtype}"

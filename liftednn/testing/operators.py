@@ -28,7 +28,15 @@ _SCALES, _LOOSE = (1.0, 1e-3, 1e3), 100.0
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
     """Its shapes agree; rows, targets, fold and offset make up `forward`; adjoint, normal and norm belong to it; and a small network with
-    it is trained by one pass of `BCD` and one pass of `MiniBatch`."""
+    it is trained by one pass of `BCD` and one pass of `MiniBatch`.
+
+    operator   an object of your class
+    seed       of the random points
+
+    Returns None, or raises an AssertionError that says what does not hold.
+
+    >>> lnn.testing.check_operator(lnn.operators.Dense(3, 2))
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:

@@ -13,7 +13,15 @@ __all__ = ["check_penalty"]
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: int = 0) -> None:
-    """Non-negative; convex, or declared not to be; prox and minimiser minimise; every attribute agrees with the value."""
+    """Non-negative; convex, or declared not to be; prox and minimiser minimise; every attribute agrees with the value.
+
+    penalty   an object of your class, for weights of `shape` (out, in)
+    seed      of the random points
+
+    Returns None, or raises an AssertionError that says what does not hold.
+
+    >>> lnn.testing.check_penalty(lnn.penalties.L1(rho=0.1))
+    """
     _check_fits(penalty, shape)
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(*shape, generator=generator, dtype=torch.float64)

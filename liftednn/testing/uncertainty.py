@@ -30,6 +30,14 @@ def check_uncertainty(
     """A term that is convex in the weights, above the one without uncertainty, larger where that is, the same in other coordinates.
 
     And on that term: `update_weights` minimises it, `slope` bounds it, and the gradients of `batch_term` are its own.
+
+    kind         an object of your class, for rows of `width` inputs
+    divergence   of the layer that it is checked in; None for SquaredError()
+    seed         of the random points
+
+    Returns None, or raises an AssertionError that says what does not hold.
+
+    >>> lnn.testing.check_uncertainty(lnn.robust.Noise(0.3))
     """
     divergence = SquaredError() if divergence is None else divergence
     reason = kind.why_not(divergence, NoPenalty(), (_OUTPUTS, width))

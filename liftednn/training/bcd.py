@@ -75,6 +75,12 @@ class BCD:
     block_tol          relative KKT residual to which each block is solved
     block_iter         the most iterations in a block
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
+
+    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> network = lnn.LiftedNetwork.mlp([3, 5, 1], loss="squared")
+    >>> fit = lnn.BCD(passes=3, tol=0.0).run(network, x, x[:, 0])
+    >>> fit.status, fit.history[-1].objective < fit.history[0].objective
+    ('finished', True)
     """
 
     passes: int = 20
@@ -102,8 +108,10 @@ class BCD:
         callback: Callable[[Record], object] | None = None,
         sample_weight: Any = None,
     ) -> Fit:
-        """Train on rows x (n, inputs) and responses y, tensors or arrays; labels are integers.
+        """Train the network on rows x (n, inputs) and responses y, tensors or arrays; returns a `Fit`.
 
+        network         a `LiftedNetwork`
+        x, y            rows, and what the loss takes: labels are integers, (n,), real responses (n,) or (n, outputs)
         weights         where to start; None for random features with a fitted head
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
         sample_weight   (n,), the weight of each row: means over rows become weighted ones. Each row has states of its own,
@@ -136,7 +144,10 @@ class BCD:
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
         sample_weight: Any = None,
     ) -> State:
-        """Check the arguments; start from He weights, the states of the recursion and a fitted head, or from `weights`."""
+        """The `State` that a run starts from: He weights with a fitted head, or `weights`, and the states of the recursion.
+
+        network, x, y, weights and sample_weight are those of `run`, and are checked here.
+        """
         check_trainable(network)
         if self.joint and why_not_joint(network):
             raise ValueError(f"joint=True is not possible: {why_not_joint(network)}")

@@ -26,7 +26,19 @@ _CURE = "delete it to start again"
 
 @dataclass
 class Checkpoint:
-    """A file that a run writes every `seconds`, and after each pass; a run with the same settings, network and data resumes from it."""
+    """A file that a run writes every `seconds`, and after each pass; a run with the same settings, network and data resumes from it.
+
+    path      of the file; its folder is made if there is none
+    seconds   between two writes within a pass
+
+    >>> from tempfile import TemporaryDirectory
+    >>> x, network = torch.eye(3), lnn.LiftedNetwork.mlp([3, 4, 3], activation="fenchel_relu")
+    >>> with TemporaryDirectory() as folder:
+    ...     checkpoint = lnn.Checkpoint(f"{folder}/run.safetensors")
+    ...     fits = [lnn.MiniBatch(passes=2).run(network, x, torch.arange(3), checkpoint=checkpoint) for _ in range(2)]
+    >>> fits[0].history == fits[1].history  # the second call found a finished run
+    True
+    """
 
     path: str | Path
     seconds: float = 60.0
@@ -34,6 +46,7 @@ class Checkpoint:
 
     @property
     def due(self) -> bool:
+        """Whether the last write is `seconds` ago."""
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:

@@ -100,6 +100,16 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
     lam_l = 100 times the mean curvature of the loss in u_l, through the layers after it.
     A loss with a kink is `smoothed`; for rho, one of bounded slope is taken as the squared error.
+
+    network         a `LiftedNetwork`
+    x, y            rows (n, inputs) and responses, or x alone, an iterable of batches, as for `MiniBatch.run`
+    seed            of the weights that the curvature of the loss is measured at
+    sample_weight   (n,), how much each row counts
+
+    >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    >>> network = lnn.automatic(lnn.LiftedNetwork.mlp([3, 10, 1], loss="squared"), x, x[:, 0])
+    >>> all(layer.lam > 0 and layer.penalty.rho > 0 for layer in network.layers)
+    True
     """
     check_network(network)
     source = source_of(x, y, sample_weight)

@@ -50,6 +50,13 @@ class MiniBatch:
     seed               of the initial weights and the order of rows
     device             where to train; None: where x is
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
+
+    >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> network = lnn.automatic(lnn.LiftedNetwork.mlp([3, 10, 2], activation="fenchel_relu"), x, y)
+    >>> fit = lnn.MiniBatch(passes=3).run(network, x, y)
+    >>> fit.status, fit.history[-1].score > 0.9
+    ('finished', True)
     """
 
     passes: int = 17
@@ -95,9 +102,11 @@ class MiniBatch:
         fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
         moments: Moments | None = None,
     ) -> Fit:
-        """Train on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y) or
-        (x, y, sample_weight); an iterator for a single pass.
+        """Train the network on rows x and responses y (tensors, arrays, numpy.memmap), or on x alone, an iterable of batches (x, y) or
+        (x, y, sample_weight); an iterator for a single pass. Returns a `Fit`.
 
+        network         a `LiftedNetwork`
+        x, y            (n, inputs), and what the loss takes: labels are integers, (n,), real responses (n,) or (n, outputs)
         weights         where to start; None for random features with a head fitted to a sample
         validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has

@@ -31,6 +31,11 @@ class Record:
     kkt                                 of full passes, the residual of each block
     steps, rate, halved                 of mini-batches: steps in the pass, the rate at its end, how often it was halved so far
     validation_loss, validation_score   None without validation data
+
+    >>> network = lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared")
+    >>> fit = lnn.BCD(passes=1).run(network, torch.eye(3), torch.ones(3))
+    >>> [(record.number, len(record.gaps)) for record in fit.history]
+    [(0, 1), (1, 1)]
     """
 
     number: int
@@ -59,6 +64,11 @@ class Fit:
     network    with the learned activations
     states     (X_0, ..., X_{L+1}) of full passes; None for mini-batches, which keep none
     warnings   sentences that say what is wrong with the result, and what to try
+
+    >>> network = lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared")
+    >>> fit = lnn.BCD(passes=1).run(network, torch.eye(3), torch.ones(3))
+    >>> [tuple(w.shape) for w, b in fit.weights], [tuple(state.shape) for state in fit.states]
+    ([(4, 3), (1, 4)], [(3, 3), (3, 4), (3, 1)])
     """
 
     weights: list[Affine]

@@ -1,4 +1,4 @@
-"""Mathematical functions of tensors, without state. All act row by row or entry by entry, except quantiles and sums over rows."""
+"""Functions of tensors: projections, proxes, quantiles, roots and special functions."""
 
 from __future__ import annotations
 
@@ -9,33 +9,25 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Box, Granularity
+from liftednn.base import Box
 
 __all__ = [
-    "as_given",
     "barrier",
     "box_barrier",
     "box_prox",
     "clip",
     "conjugate_softplus",
     "entropy_prox",
-    "granularity",
-    "largest",
-    "like",
     "log_omega",
     "log_partition",
     "median_and_spread",
     "polar",
-    "positive",
     "quantile",
     "root",
     "simplex_projection",
     "soft_threshold",
     "softmax",
     "spectrum",
-    "spread",
-    "totals",
-    "within",
 ]
 
 # Up to this Frobenius norm of w w' - I the polar factor comes from Newton's iteration, which then converges quadratically and without
@@ -45,66 +37,33 @@ _NEAR, _NEWTON = 0.5, 8
 _CONDITION = 1e-6
 
 
-def like(parameter: Tensor | float, other: Tensor) -> Tensor | float:
-    """A parameter in the precision and on the device of `other` if it is a tensor; a number as it is."""
-    return parameter.to(other) if isinstance(parameter, Tensor) else parameter
-
-
-def granularity(parameter: Tensor | float, per: Granularity) -> Granularity:
-    """ "unit" if `per` is "unit" or the parameter already has one entry per unit, otherwise "layer"."""
-    return "unit" if isinstance(parameter, Tensor) and parameter.numel() > 1 else per
-
-
-def largest(parameter: Tensor | float) -> float:
-    """The largest entry of a parameter."""
-    return float(parameter.max()) if isinstance(parameter, Tensor) else parameter
-
-
-def positive(parameter: Tensor | float) -> bool:
-    """Whether all its entries are above 0 and finite."""
-    return -largest(-parameter) > 0 and largest(parameter) < torch.inf
-
-
-def spread(parameter: Tensor | float, sums: Tensor) -> Tensor:
-    """A parameter in the shape, precision and device of the `totals` that it is re-estimated from."""
-    entries = torch.as_tensor(parameter, dtype=sums.dtype, device=sums.device).reshape(-1)
-    return entries.expand(sums.numel()).reshape(sums.shape)
-
-
-def within(found: Tensor, now: Tensor, limits: tuple[float, float]) -> Tensor:
-    """A re-estimated parameter clamped to its limits, extended to its present value where that lies outside."""
-    low, high = limits
-    return torch.minimum(found.maximum(now.clamp(max=low)), now.clamp(min=high))
-
-
-def totals(entries: Tensor, sample_weight: Tensor | None, per: Granularity) -> Tensor:
-    """Sums in float64: over the rows, (n, p) -> (p,), for per="unit"; over rows and units, (n, p) -> (), for per="layer"."""
-    sums = reduce.total(entries, sample_weight)
-    return sums if per == "unit" else sums.sum()
-
-
-def as_given(found: Tensor, given: Tensor | float, other: Tensor) -> Tensor | float:
-    """A re-estimated parameter in the form of the given one: a number, or a tensor in the precision of `other`."""
-    if found.ndim == 0 and not isinstance(given, Tensor):
-        return float(found)
-    return found.reshape(given.shape if found.ndim == 0 and isinstance(given, Tensor) else (-1,)).to(other)
-
-
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
-    """prox of threshold |.|_1: shrink each entry towards 0."""
+    """prox of threshold |.|_1: shrink each entry of v towards 0.
+
+    >>> lnn.functional.soft_threshold(torch.tensor([3.0, -0.5]), 1.0).tolist()
+    [2.0, 0.0]
+    """
     return (
         v - v.clamp(-threshold, threshold) if isinstance(threshold, float) else v.sign() * (v.abs() - threshold).relu()
     )
 
 
 def box_prox(box: Box, v: Tensor, step: Tensor | float) -> Tensor:
-    """argmin_z 1/2 weight z^2 - linear z + |z - v|^2 / (2 step) on the box."""
+    """argmin_z 1/2 weight z^2 - linear z + |z - v|^2 / (2 step) on the box.
+
+    >>> lnn.functional.box_prox(lnn.Box(0.0, 1.0, 0.0, 0.0), torch.tensor([[-2.0, 0.5]]), step=1.0).tolist()
+    [[0.0, 0.5]]
+    """
     shifted = v + step * box.linear if isinstance(step, Tensor) else torch.add(v, box.linear, alpha=step)
     return clip(shifted.div_(1 + step * box.weight), box.lower, box.upper)
 
 
 def clip(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
-    """Clamp with bounds that may each be a number or a tensor."""
+    """z clamped to [lower, upper], each a number or a tensor that broadcasts.
+
+    >>> lnn.functional.clip(torch.tensor([-2.0, 5.0]), 0.0, torch.tensor([1.0, 3.0])).tolist()
+    [0.0, 3.0]
+    """
     if not isinstance(lower, Tensor) and not isinstance(upper, Tensor):
         return z.clamp(lower, upper)
     lo, hi = (torch.as_tensor(bound, dtype=z.dtype, device=z.device) for bound in (lower, upper))
@@ -115,6 +74,9 @@ def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
     """0 for each row inside a domain, +inf outside; `violation` (n, k) is how far each constraint is violated.
 
     The tolerance is sqrt(eps) (1 + |scale|), since u is a computed matrix product with rounding errors.
+
+    >>> lnn.functional.barrier(torch.tensor([[-1.0, 0.0], [-1.0, 0.5]]))
+    tensor([0., inf])
     """
     allowed = torch.finfo(violation.dtype).eps ** 0.5 * (1 + torch.as_tensor(scale).abs())
     outside = (violation > allowed).any(-1)
@@ -122,7 +84,11 @@ def barrier(violation: Tensor, scale: Tensor | float = 0.0) -> Tensor:
 
 
 def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
-    """`barrier` of lower <= z <= upper, in two reductions where the bounds are numbers."""
+    """`barrier` of lower <= z <= upper, in two reductions where the bounds are numbers.
+
+    >>> lnn.functional.box_barrier(torch.tensor([[0.0, 1.0], [0.0, 2.0]]), 0.0, 1.0)
+    tensor([0., inf])
+    """
     if isinstance(lower, Tensor) or isinstance(upper, Tensor):
         return barrier((z - clip(z, lower, upper)).abs())
     slack = torch.finfo(z.dtype).eps ** 0.5
@@ -135,7 +101,11 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row; on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes."""
+    """softmax of each row of u (n, p); on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes.
+
+    >>> lnn.functional.softmax(torch.tensor([[1.0, 1.0]])).tolist()
+    [[0.5, 0.5]]
+    """
     if u.device.type != "cpu":
         return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
@@ -143,13 +113,21 @@ def softmax(u: Tensor) -> Tensor:
 
 
 def log_partition(u: Tensor) -> Tensor:
-    """log sum exp of each row."""
+    """log sum exp of each row of u, (n, p) -> (n,).
+
+    >>> lnn.functional.log_partition(torch.tensor([[-200.0, 3.0]]))
+    tensor([3.])
+    """
     top = u.amax(-1, keepdim=True)
     return (u - top).exp_().sum(-1).log_() + top[..., 0]
 
 
 def simplex_projection(v: Tensor) -> Tensor:
-    """Euclidean projection of each row on {z >= 0, sum z = 1}, by sorting."""
+    """Euclidean projection of each row of v (n, p) on {z >= 0, sum z = 1}, by sorting.
+
+    >>> lnn.functional.simplex_projection(torch.tensor([[2.0, 0.5]])).tolist()
+    [[1.0, 0.0]]
+    """
     v = v - v.amax(-1, keepdim=True)  # a common shift does not change the projection, but it changes the rounding
     ordered = v.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
@@ -161,7 +139,11 @@ def simplex_projection(v: Tensor) -> Tensor:
 
 def quantile(y: Tensor, level: Tensor | float, row_weights: Tensor | None = None) -> Tensor:
     """For each column of y (n, p), the smallest entry that at least a fraction `level` of the rows does not exceed, (p,): a minimiser of
-    the pinball loss. Rows are weighted by `row_weights`."""
+    the pinball loss. Rows are weighted by `row_weights`.
+
+    >>> lnn.functional.quantile(torch.tensor([[1.0], [2.0], [6.0]]), 0.5)
+    tensor([2.])
+    """
     ordered, order = y.sort(0)
     weights = torch.ones_like(order, dtype=torch.float64) if row_weights is None else row_weights.double()[order]
     fraction = weights.cumsum(0) / weights.sum(0)
@@ -172,7 +154,12 @@ def quantile(y: Tensor, level: Tensor | float, row_weights: Tensor | None = None
 
 def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For each column of y (n, p): the median, and the interquartile range / 1.349, which is the standard deviation of normal data.
-    Where that range is 0, the standard deviation; 1 where the column is constant."""
+    Where that range is 0, the standard deviation; 1 where the column is constant. Rows are weighted by `row_weights`.
+
+    >>> centre, spread = lnn.functional.median_and_spread(torch.tensor([[1.0], [2.0], [2.0], [7.0]]))
+    >>> centre.tolist(), round(float(spread), 2)
+    ([2.0], 0.74)
+    """
     low, centre, high = (quantile(y, level, row_weights) for level in (0.25, 0.5, 0.75))
     deviation = reduce.mean_and_variance(y, row_weights)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
@@ -184,8 +171,14 @@ def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Ten
 def root(fn: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, max_iter: int = 120) -> Tensor:
     """The root of a monotone fn in each entry of [lower, upper], to the last bits of the dtype.
 
+    fn, lower, upper   fn maps a tensor of the shape of the bounds to one of that shape, entry by entry
+    max_iter           evaluations at most
+
     Bisection, with an inverse quadratic step wherever Chandrupatla's criterion (1997) holds: at most a constant factor slower than
     bisection, and about ten evaluations on smooth functions.
+
+    >>> lnn.functional.root(lambda x: x**2 - 4, torch.zeros(1), torch.full((1,), 5.0)).round(decimals=3)
+    tensor([2.])
     """
     eps, tiny = torch.finfo(lower.dtype).eps, torch.finfo(lower.dtype).tiny
     x1, x2, f1, f2 = _bracket(lower, upper, fn(lower), fn(upper))
@@ -225,6 +218,9 @@ def log_omega(x: Tensor) -> Tensor:
     """y with y + e^y = x, the logarithm of Wright's omega function.
 
     Newton from the right of a convex increasing function: monotone, and the start is close enough for eight steps.
+
+    >>> lnn.functional.log_omega(torch.tensor([1 + torch.e])).round(decimals=3)
+    tensor([1.])
     """
     y = torch.where(x > 1, x.clamp(min=1).log(), x)
     for _ in range(8):
@@ -239,6 +235,9 @@ def entropy_prox(y: Tensor, step: float) -> Tensor:
     z_i / step + log z_i = y_i / step - nu, hence z = step omega(y / step - log step - nu), with nu from 1'z = 1.
 
     The largest entry lies between 1/p and 1, which brackets nu.
+
+    >>> lnn.functional.entropy_prox(torch.zeros(1, 2), step=1.0).round(decimals=3)
+    tensor([[0.5000, 0.5000]])
     """
     shifted = (y - y.amax(-1, keepdim=True)) / step - math.log(step)
     lower, p = torch.full_like(y[..., :1], -1 / step), y.shape[-1]
@@ -264,6 +263,9 @@ def conjugate_softplus(u: Tensor) -> Tensor:
 
     With x = e^-|u| in (0, 1] and y = log(1 + x) <= log 2, the Bernoulli series converges like (y / 2 pi)^2k; positive u follow
     from the inversion formula -Li_2(-e^u) = pi^2/6 + u^2/2 + Li_2(-e^-u).
+
+    >>> round(float(lnn.functional.conjugate_softplus(torch.zeros(1))), 4)  # pi^2 / 12
+    0.8225
     """
     y = torch.log1p((-u.abs()).exp())
     square, series = y * y, torch.zeros_like(y)
@@ -274,7 +276,11 @@ def conjugate_softplus(u: Tensor) -> Tensor:
 
 
 def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'."""
+    """Squared singular values of w (m, n), m <= n, ascending, and its left singular vectors, from w w'.
+
+    >>> lnn.functional.spectrum(torch.tensor([[3.0, 0.0], [0.0, 2.0]]))[0].round(decimals=3)
+    tensor([4., 9.])
+    """
     values, vectors = torch.linalg.eigh(w @ w.T)
     return values.clamp(min=0), vectors
 
@@ -284,6 +290,10 @@ def polar(w: Tensor) -> Tensor:
 
     (w w')^-1/2 w, in the precision of w; by matrix products alone where w is nearly orthonormal, as after a short step. A w that is
     not finite is returned unchanged, and callers check for that.
+
+    >>> w = lnn.functional.polar(torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0]]))
+    >>> torch.allclose(w @ w.T, torch.eye(2), atol=1e-5)
+    True
     """
     if w.shape[0] > w.shape[1]:
         return polar(w.T).T
