@@ -176,7 +176,7 @@ class _Copied:
     def adjoint(self, u: Tensor) -> Tensor:
         states, preactivations = self._parts(u)
         back = self.smooth.adjoint(preactivations)
-        return torch.cat([state + back for state, back in zip(states, back, strict=True)], 1)
+        return torch.cat([state + part for state, part in zip(states, back, strict=True)], 1)
 
     def solve(self, x: Tensor) -> Tensor:
         assert self.normal is not None
