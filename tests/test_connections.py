@@ -356,7 +356,7 @@ def test_a_penalty_that_looks_at_rows_holds_for_the_first_of_those_that_share(sq
 
 
 def test_a_prox_is_found_for_smooth_readers_beside_rough_ones() -> None:
-    """A split loss has no formula for its prox in u, and an operator that views its input needs it contiguous."""
+    """A split loss is smooth and an l1 ReLU is not; an operator that views its input needs it contiguous."""
     layers = [
         lnn.Layer(Dense(6, 6), RELU, name="a"),
         lnn.Layer(Halves(3, 3), act.ReLU("l1"), name="b"),

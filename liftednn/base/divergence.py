@@ -220,7 +220,7 @@ class Loss(Divergence):
     def classes(self) -> bool: ...
 
     def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
-        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows reach that."""
+        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows have that."""
         return self.curvature
 
     @abstractmethod

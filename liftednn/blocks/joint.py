@@ -14,7 +14,6 @@ from liftednn import reduce
 from liftednn.base import Affine, SelfAdjoint
 from liftednn.blocks.readers import added, spans
 from liftednn.blocks.states import StateStep, gather
-from liftednn.losses import Split
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import prox_gradient, splitting
 from liftednn.solvers.splitting import ROWS
@@ -31,8 +30,6 @@ def why_not_joint(network: LiftedNetwork) -> str:
                 return f"with a {type(kind).__name__} the states must be updated layer by layer"
         if not activation.joint:
             return f"layer {number}: {activation!r} is not jointly convex, so its states must be updated layer by layer"
-    if isinstance(network.loss, Split) and not _smooth(network):
-        return "a Split loss needs activations of finite curvature: update the states layer by layer"
     return ""
 
 
@@ -176,7 +173,7 @@ class _Copied:
     def adjoint(self, u: Tensor) -> Tensor:
         states, preactivations = self._parts(u)
         back = self.smooth.adjoint(preactivations)
-        return torch.cat([state + back for state, back in zip(states, back, strict=True)], 1)
+        return torch.cat([state + part for state, part in zip(states, back, strict=True)], 1)
 
     def solve(self, x: Tensor) -> Tensor:
         assert self.normal is not None

@@ -185,8 +185,8 @@ def init(
     )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"liftednn {lnn.__version__}")
         raise typer.Exit
 

@@ -78,7 +78,7 @@ def _on_stderr(line: str) -> None:
 
 
 def print_summary(summary: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    """Print the results, one fact a line or as one JSON object."""
+    """Print the results, one a line or as one JSON object."""
     if as_json:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
         typer.echo(json.dumps(plain, allow_nan=False))

@@ -41,7 +41,7 @@ _RUNS = 64
 
 
 class Source(Protocol):
-    """`rows` is None where it is unknown before a pass over the data; a row of weight 3 counts as three rows."""
+    """`rows` is None where it is unknown before a pass over the data; a row of weight 3 is taken as three rows."""
 
     @property
     def rows(self) -> int | None: ...

@@ -170,7 +170,7 @@ class Huber(Bounded):
         return 0.0
 
     def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
-        """Twice the curvature, which most residuals reach: a loss of linear growth rises too slowly for divergence to be detected, so steps
+        """Twice the curvature, which most residuals have: a loss of linear growth rises too slowly for divergence to be detected, so steps
         are half as long."""
         return 2 * self.curvature
 

@@ -63,9 +63,12 @@ class Split(Loss):
 
     def target(self, u: Tensor, y: Tensor) -> Tensor:
         """argmin_z loss(z, y) + lam D(u, z)."""
+        return self._target(u, y, self.lam)
+
+    def _target(self, u: Tensor, y: Tensor, lam: float) -> Tensor:
         if isinstance(self.loss, SquaredError):
-            return self.activation.prox(y, u, self.lam / 2)  # eq. 14: |z - y|^2 is a proximal term of step lam / 2
-        return entropic_projection(u, y, self.lam)
+            return self.activation.prox(y, u, lam / 2)  # eq. 14: |z - y|^2 is a proximal term of step lam / 2
+        return entropic_projection(u, y, lam)
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.activation(u)
@@ -76,6 +79,13 @@ class Split(Loss):
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return self.lam * self.activation.grad(u, self.target(u, z))  # envelope theorem
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        """For D = c/2 |u - z|^2 on a domain, the minimum over u leaves lam / (1 + t) D(v, z) with t = lam c step: a target at v."""
+        if not self.activation.quadratic:
+            return super().prox_u(v, z, step)
+        t = self.curvature * step
+        return (v + t * self._target(v, z, self.lam / (1 + t))) / (1 + t)
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return self.loss.encode(y, width)

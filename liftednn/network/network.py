@@ -212,7 +212,7 @@ class LiftedNetwork:
                 )
 
     def penalties(self, weights: Weights) -> tuple[float, ...]:
-        """pi_l(w_l) of each layer; a shared w counts once, for the first of its layers."""
+        """pi_l(w_l) of each layer; a shared w is penalised once, with the first of its layers."""
         owned = [owner == number for number, owner in enumerate(self.connections.owners)]
         layers = zip(self.layers, weights, owned, strict=True)
         return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)

@@ -107,7 +107,7 @@ def write_tensors(path: str | Path, version: str, metadata: str, tensors: dict[s
 def read_tensors(
     path: str | Path, what: str, cure: str, check: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Facts and tensors of a file that `write_tensors` wrote.
+    """Metadata and tensors of a file that `write_tensors` wrote.
 
     what, cure   for a damaged file: what it should have been, and what to do
     check        is given the format before any tensor is read, to refuse a file of another kind

@@ -1,4 +1,4 @@
-"""Solvers: each minimises one convex problem and can be used alone; none of them knows about networks."""
+"""Solvers: each minimises one convex problem and can be used alone; none of them depends on networks."""
 
 from liftednn.solvers.auto import select
 from liftednn.solvers.nnls import NNLSResult, nnls

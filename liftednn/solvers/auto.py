@@ -1,4 +1,4 @@
-"""The choice of a solver for a block: the only dispatch in the package, the same for the W-step and the X-step."""
+"""The choice of a solver for a block, made here only, by one rule for the W-step and the X-step."""
 
 from __future__ import annotations
 

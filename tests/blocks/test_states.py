@@ -12,7 +12,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn import activations as act
 from liftednn.blocks import update_all_states, why_not_joint
-from liftednn.losses import SoftmaxCrossEntropy, SquaredError
+from liftednn.losses import SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.solvers import select
 from tests.chains import Link, update_state
 
@@ -168,8 +168,10 @@ def test_rows_are_independent_of_their_chunk(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(cut.states[0], whole.states[0], atol=1e-8, rtol=0)
 
 
-def lifted_energy(activation: str, w: list[np.ndarray], b: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> float:
-    """min over both hidden states of the whole energy of one sample, by a conic solver."""
+def lifted_energy(
+    activation: str, w: list[np.ndarray], b: list[np.ndarray], x: np.ndarray, y: np.ndarray, split: bool = False
+) -> float:
+    """min over both hidden states of the whole energy of one sample, by a conic solver; `split`: the loss is Split()."""
     z = [cp.Variable(5), cp.Variable(4)]
     u = [w[0] @ x + b[0], w[1] @ z[0] + b[1], w[2] @ z[1] + b[2]]
     if activation == "max_pool":
@@ -181,17 +183,29 @@ def lifted_energy(activation: str, w: list[np.ndarray], b: list[np.ndarray], x: 
     else:
         terms = [cp.sum_squares(state - v) for state, v in zip(z, u, strict=False)]
         domain = [state >= 0.2 * v for state, v in zip(z, u, strict=False)]
-    goal = cp.Problem(cp.Minimize(0.7 * terms[0] + 1.3 * terms[1] + cp.sum_squares(u[2] - y)), domain)
+    last = cp.Variable(2, nonneg=True) if split else u[2]
+    loss = cp.sum_squares(last - y) + (cp.sum_squares(u[2] - last) if split else 0)
+    goal = cp.Problem(cp.Minimize(0.7 * terms[0] + 1.3 * terms[1] + loss), domain)
     goal.solve(solver=cp.CLARABEL)
     return float(goal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "activation"), [("leaky", act.LeakyReLU(0.2)), ("l1", act.ReLU("l1")), ("max_pool", act.MaxPool(2))]
+    ("name", "activation", "loss"),
+    [
+        ("leaky", act.LeakyReLU(0.2), SquaredError()),
+        ("l1", act.ReLU("l1"), SquaredError()),
+        ("leaky", act.LeakyReLU(0.2), Split()),
+        ("max_pool", act.MaxPool(2), SquaredError()),
+        ("l1", act.ReLU("l1"), Split()),
+    ],
+    ids=repr,
 )
 @pytest.mark.thin(2)
-def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activation: lnn.Activation) -> None:
-    net = lnn.LiftedNetwork.mlp([3, 5, 4, 2], activation=activation, loss="squared", lam=[0.7, 1.3])
+def test_states_that_are_not_smooth_are_updated_at_once_too(
+    name: str, activation: lnn.Activation, loss: lnn.Loss
+) -> None:
+    net = lnn.LiftedNetwork.mlp([3, 5, 4, 2], activation=activation, loss=loss, lam=[0.7, 1.3])
     weights = [
         lnn.Affine(draw(*layer.operator.weight_shape), draw(layer.operator.weight_shape[0])) for layer in net.layers
     ]
@@ -199,6 +213,7 @@ def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activatio
     step = update_all_states(net, weights, [*net.propagate(weights, x), y], tol=1e-5, max_iter=400)
     assert step.method == "splitting"
     states = [x, *step.states, y]
+    assert net.objective(weights, states) <= net.objective(weights, [*net.propagate(weights, x), y])
     terms = [
         layer.lam * layer.divergence.value(net.preactivation(number, weights, states), states[number + 1])
         for number, layer in enumerate(net.layers)
@@ -206,4 +221,5 @@ def test_states_that_are_not_smooth_are_updated_at_once_too(name: str, activatio
     energy = torch.stack(terms).sum(0)
     w, b = [part.w.numpy() for part in weights], [part.b.numpy() for part in weights]
     for row in range(4):
-        assert float(energy[row]) == pytest.approx(lifted_energy(name, w, b, x[row].numpy(), y[row].numpy()), rel=1e-4)
+        least = lifted_energy(name, w, b, x[row].numpy(), y[row].numpy(), isinstance(loss, Split))
+        assert float(energy[row]) == pytest.approx(least, rel=1e-4)

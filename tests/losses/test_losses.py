@@ -303,7 +303,11 @@ def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> Non
 
 
 @pytest.mark.parametrize("step", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("loss", [SquaredError(), SoftmaxCrossEntropy(), Split()], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [SquaredError(), SoftmaxCrossEntropy(), Split(), Split(CrossEntropy(), Simplex(), 2.0)],
+    ids=["squared", "softmax", "split", "split entropy"],
+)
 def test_the_default_prox_in_u_is_where_the_gradient_vanishes(loss: Loss, step: float) -> None:
     v = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     z = torch.eye(3, dtype=torch.float64)[torch.arange(6) % 3]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU, ReLU, Scaled, Sigmoid
-from liftednn.base import Activation, Affine, Uncertainty
+from liftednn.base import Activation, Affine, Divergence, Uncertainty
 from liftednn.data.identity import described
 from liftednn.data.sources import source_of
 from liftednn.losses import AbsoluteError, CrossEntropy, Huber, Quantile, Split, SquaredError
@@ -210,6 +210,10 @@ def test_a_checkpoint_compares_every_digit_of_a_covariance(tmp_path: Path) -> No
     assert described(plain) == repr(plain)
 
 
+class WithoutProx(Split):
+    prox_u = Divergence.prox_u
+
+
 def layer(kind: Any, divergence: Any = None) -> Callable[[], Layer]:
     return lambda: Layer(Dense(3, 2), SquaredError() if divergence is None else divergence, uncertainty=kind)
 
@@ -222,7 +226,7 @@ def layer(kind: Any, divergence: Any = None) -> Callable[[], Layer]:
         (layer(FrobeniusBall(0.3, torch.eye(4))), "metric has shape"),
         (layer(BoxBall(0.3, torch.eye(5))), r"basis has shape \(5, 5\), and the layer has 3 inputs"),
         (layer(BoxBall(torch.ones(2), torch.eye(3))), "2 inputs, and the layer has 3"),
-        (layer(BoxBall(), Split()), "a prox in u, and Split.* has none"),
+        (layer(BoxBall(), WithoutProx()), "a prox in u, and WithoutProx.* has none"),
         (layer(BoxBall(), FenchelLeakyReLU(torch.tensor([0.1, 0.2]))), "the same function"),
         (layer(Noise(), CrossEntropy()), "or the softmax's cross-entropy"),
         (lambda: FrobeniusBall(0.3, -torch.eye(3)), "a metric must have no negative eigenvalues"),

@@ -21,7 +21,7 @@ from liftednn.activations import FenchelReLU, Tanh
 from liftednn.base import Divergence, Uncertainty
 from liftednn.cli import main
 from liftednn.estimators.structure import Structured
-from liftednn.losses import SoftmaxCrossEntropy, SquaredError
+from liftednn.losses import SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
@@ -36,7 +36,7 @@ PAIRS = [
     for kind in KINDS
     for divergence in (SquaredError(), FenchelReLU(), Tanh())
     if kind.joint or not isinstance(divergence, Tanh)  # whose W-step in a box takes seconds
-]
+] + [(robust.BoxBall(0.1), Split())]
 
 
 @pytest.mark.parametrize(("kind", "divergence"), PAIRS, ids=lambda each: type(each).__name__)

@@ -127,7 +127,7 @@ class Encoding:
         weight: str | None = None,
         missing: Sequence[str] | None = None,
     ) -> Encoding:
-        """Learn it from a table's rows that count. Constant columns are refused, or with `drop_constant` left out; missing inputs are
+        """Learn it from the rows of positive weight. Constant columns are refused, or with `drop_constant` left out; missing inputs are
         refused, or where `missing` is given, as it was to `read`, filled in."""
         if weight == target:
             raise ValueError(f"{target!r} cannot be both the target and the rows' weights: name two columns")

@@ -78,7 +78,7 @@ def check_guess(table: Table, name: str) -> None:
 
 
 def _like(pattern: str, values: Any) -> NDArray[np.bool_]:
-    """Which values have that form; missing ones count as such."""
+    """Which values have that form; missing ones are taken as such."""
     return np.asarray(pc.match_substring_regex(values, pattern).fill_null(fill_value=True), dtype=bool)
 
 
