@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +29,6 @@ __all__ = [
     "best_trials",
     "markdown",
     "nets",
-    "over_seeds",
     "printed",
     "rates",
     "spread",
@@ -267,14 +265,6 @@ def _entry(values: list[float], paper: Printed | None, best: bool) -> str:
         return ""
     told = f"**{spread(values)}**" if best else spread(values)
     return told if paper is None else f"{told} [{paper}]"
-
-
-def over_seeds(own: Stored) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation (nan of one seed) by epoch, up to the last that all seeds have: a run with more time for some of them
-    may have left longer ones behind."""
-    by_epoch = list(zip(*(cell["curve"] for cell in own), strict=False))
-    deviations = [statistics.stdev(seen) if len(seen) > 1 else math.nan for seen in by_epoch]
-    return [statistics.mean(seen) for seen in by_epoch], deviations
 
 
 def spread(values: Sequence[float]) -> str:

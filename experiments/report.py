@@ -8,7 +8,6 @@ its script and its numbers are in it. No text of a file is ever written as HTML,
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -19,7 +18,7 @@ from typing import Any
 from experiments import compare, regimes
 from experiments.arena import DEVIATIONS
 from experiments.cells import cells, short
-from experiments.drawing import STYLES, style
+from experiments.drawing import STYLES, over_seeds, style
 from experiments.rendering import (
     COLUMNS,
     LITERAL,
@@ -30,7 +29,6 @@ from experiments.rendering import (
     SCORES,
     best_trials,
     nets,
-    over_seeds,
     printed,
     rates,
     table,
@@ -49,6 +47,7 @@ Stored = Sequence[dict[str, Any]]
 
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
 _DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
+_BAND = ("medians", "lows", "highs")  # for the pictures, by epoch
 _DASHES = {LITERAL: (14, 4), SCALED: (3, 6)}  # of the paper's columns in other readings
 _READINGS = tuple(READINGS)
 _ORDER = [*STYLES, *(name + reading for reading in READINGS for name in STYLES)]
@@ -175,13 +174,14 @@ def _entries(stored: Stored, kind: str) -> list[dict[str, Any]]:
 
 
 def _entry(net: str, start: str, rate: float | None, own: Stored) -> dict[str, Any]:
-    (mean,), (deviation,) = _moments([{"curve": [cell["accuracy"]]} for cell in own])
     facts: dict[str, Any] = {"net": net, "start": start, "rate": None if rate is None else _told(rate), "n": len(own)}
-    facts |= {"mean": mean, "sd": deviation, "start_seconds": _median(own, "start_seconds")}
+    facts |= _moments([cell["accuracy"] for cell in own]) | {"start_seconds": _median(own, "start_seconds")}
     if rate is None:
         return facts
-    means, deviations = _moments(own)
-    return facts | {"means": means, "sds": deviations, "epoch_seconds": _median(own, "epoch_seconds_alone")}
+    curves = over_seeds([cell["curve"] for cell in own])
+    facts |= {name: [round(value, _DIGITS) for value in each] for name, each in zip(_BAND, curves, strict=True)}
+    first = _moments([cell["curve"][1] for cell in own]) if len(curves[0]) > 1 else None
+    return facts | {"first": first, "epoch_seconds": _median(own, "epoch_seconds_alone")}
 
 
 def _paper(stored: Stored, net: str, start: str, rate: float | None) -> str | None:
@@ -189,20 +189,15 @@ def _paper(stored: Stored, net: str, start: str, rate: float | None) -> str | No
     return str(found) if found else None
 
 
-def _moments(own: Stored) -> tuple[list[float | None], list[float | None]]:
-    """By epoch; one seed has no deviation."""
-    means, deviations = ([_rounded(value) for value in each] for each in over_seeds(own))
-    return means, deviations
+def _moments(values: Sequence[float]) -> dict[str, float | None]:
+    """For the tables: mean and standard deviation; one seed has no deviation."""
+    deviation = round(statistics.stdev(values), _DIGITS) if len(values) > 1 else None
+    return {"mean": round(statistics.mean(values), _DIGITS), "sd": deviation}
 
 
 def _median(own: Stored, key: str) -> float:
     # Four digits of a time are more than a clock repeats.
     return float(f"{statistics.median(cell[key] for cell in own):.4g}")
-
-
-def _rounded(value: float) -> float | None:
-    """JSON has no word for what is not finite; the page leaves it blank."""
-    return round(value, _DIGITS) if math.isfinite(value) else None
 
 
 def _settings(stored: Stored) -> list[dict[str, Any]]:
@@ -227,7 +222,7 @@ def _trials(stored: Stored) -> list[dict[str, Any]]:
         top = best_trials(own)
         for trial in own:
             facts = {name: trial[name] for name in ("number", "lam", "sweeps", "rows")}
-            scores = {score: _rounded(trial[score]) for score in SCORES}
+            scores = {score: round(trial[score], _DIGITS) for score in SCORES}
             best = [score for score in SCORES if trial is top[score]]
             rows.append({"architecture": net} | facts | scores | {"best": best})
     return rows
