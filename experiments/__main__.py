@@ -37,7 +37,7 @@ EXPERIMENTS = {
     "regression": "experiments.regression",
     "paper-model": "experiments.paper_model",
     "nnls": "experiments.nnls",
-    "sweep": "experiments.sweep",
+    "full-pass": "experiments.full_pass",
     "memory": "experiments.memory",
     "streaming": "experiments.streaming",
     "gpu": "experiments.gpu",

@@ -48,7 +48,7 @@ class Plan:
     more_rates     at which He's weights are also given the lifted phase's time as further epochs
     literal_rates  of the paper's columns by stochastic gradients, as printed and at rates that give its figures
     passes         of the mini-batch lifted phase
-    trials         of the search for lam and sweeps, one search for each architecture
+    trials         of the search for lam and passes, one search for each architecture
     held           last training rows, which the search scores on and never trains on
     search_rows    first training rows, at most, that a trial trains on; None for all that are not held back
     """

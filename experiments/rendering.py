@@ -159,10 +159,10 @@ def _search(stored: Stored) -> str:
     for net in nets(searched):
         own = trials(searched, net)
         best = best_trials(own)
-        chosen.append([net, *(f"lam {t['lam']:.3g}, sweeps {t['sweeps']}, {t[key]:.4f}" for key, t in best.items())])
+        chosen.append([net, *(f"lam {t['lam']:.3g}, passes {t['passes']}, {t[key]:.4f}" for key, t in best.items())])
         for t in own:
             scores = [f"**{t[key]:.4f}**" if t is best[key] else f"{t[key]:.4f}" for key in SCORES]
-            tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["sweeps"]), *scores])
+            tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["passes"]), *scores])
     heads = [
         "Architecture",
         *(f"{name}: {told}" for told, name in zip(SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
@@ -171,7 +171,7 @@ def _search(stored: Stored) -> str:
         [
             "## Search\n\nChosen by the accuracy on training rows that were held back.",
             markdown(heads, chosen),
-            markdown(["Architecture", "trial", "lam", "sweeps", *SCORES.values()], tried),
+            markdown(["Architecture", "trial", "lam", "passes", *SCORES.values()], tried),
         ]
     )
 

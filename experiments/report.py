@@ -221,7 +221,7 @@ def _trials(stored: Stored) -> list[dict[str, Any]]:
         own = trials(searched, net)
         top = best_trials(own)
         for trial in own:
-            facts = {name: trial[name] for name in ("number", "lam", "sweeps", "rows")}
+            facts = {name: trial[name] for name in ("number", "lam", "passes", "rows")}
             scores = {score: round(trial[score], _DIGITS) for score in SCORES}
             best = [score for score in SCORES if trial is top[score]]
             rows.append({"architecture": net} | facts | scores | {"best": best})

@@ -48,7 +48,7 @@ def phase(net: str, start: str, seed: int, accuracy: float, **settings: Any) -> 
 def trial(net: str, number: int, after: float) -> dict[str, Any]:
     facts = {"kind": "trial", "parameters": {"architecture": net}, "number": number, "seed": 0, "versions": VERSIONS}
     scores = {"accuracy_alone": 0.9 - number / 100, "accuracy_after_epoch": after}
-    return facts | {"lam": 0.5 * (number + 1), "sweeps": 2, "rows": 54_321} | scores
+    return facts | {"lam": 0.5 * (number + 1), "passes": 2, "rows": 54_321} | scores
 
 
 def made_up(path: Path) -> Store:
@@ -58,7 +58,7 @@ def made_up(path: Path) -> Store:
     for net, start, rate, seed in itertools.product(NETS, STARTS, RATES, range(SEEDS)):
         facts.append(cell(net, start, rate, seed, [round(draw.uniform(0.1, 0.99), 4) for _ in range(EPOCHS + 1)]))
     for net, seed in itertools.product(NETS, range(SEEDS)):
-        facts.append(phase(net, rendering.ALONE, seed, round(draw.uniform(0.8, 0.9), 4), lam=2.0, sweeps=3))
+        facts.append(phase(net, rendering.ALONE, seed, round(draw.uniform(0.8, 0.9), 4), lam=2.0, passes=3))
     facts += [trial("300", number, after) for number, after in enumerate([0.8, 0.95, 0.95, *[0.7] * 8])]
     return kept(path, *facts)
 
@@ -265,7 +265,7 @@ def test_search_choices_and_versions_are_told(run: Store) -> None:
         0: ["accuracy_alone"],
         1: ["accuracy_after_epoch"],
     }
-    alone = {"start": rendering.ALONE, "lam": 2.0, "sweeps": 3}
+    alone = {"start": rendering.ALONE, "lam": 2.0, "passes": 3}
     assert facts["settings"] == [{"architecture": net} | alone for net in NETS]
     (known,) = facts["versions"]
     assert known == VERSIONS | {"files": len(run.records) - 1, "seeds": "0, 1, 2"}
@@ -510,6 +510,6 @@ def test_a_name_is_text_and_one_cell_is_enough_for_a_page(tmp_path: Path) -> Non
 
 def test_trials_and_plan_are_told_in_full(run: Store) -> None:
     found = played(page(summary(run)), '[lines("trials"), lines("versions")]')
-    assert found[0][0] == ["architecture", "number", "lam", "sweeps", "rows", "accuracy after epoch", "accuracy alone"]
+    assert found[0][0] == ["architecture", "number", "lam", "passes", "rows", "accuracy after epoch", "accuracy alone"]
     assert found[0][2] == ["300", "1", "1", "2", "54321", "0.95", "0.89"]
     assert found[1][-1] == ["4", "54321", "cpu"]
