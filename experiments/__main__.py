@@ -35,6 +35,7 @@ EXPERIMENTS = {
     "refit": "experiments.refit",
     "constraints": "experiments.constraints",
     "regression": "experiments.regression",
+    "examples": "experiments.examples",
     "paper-model": "experiments.paper_model",
     "nnls": "experiments.nnls",
     "full-pass": "experiments.full_pass",
