@@ -15,9 +15,9 @@ from experiments import compare as comparison
 from experiments import paper_model as model
 from experiments import pictures
 from experiments import regimes as settings_tried
-from experiments.arena import beyond
 from experiments.cells import cells
-from experiments.contests import LIFTED
+from experiments.comparisons import LIFTED
+from experiments.equal_time import bold_if_large
 from experiments.estimators import summary as default_estimators
 from experiments.extension_tables import constraints, refit, regression, robust
 from experiments.rendering import spread
@@ -265,23 +265,23 @@ def compare() -> list[str]:
     """The rows of all data sets under one head."""
     found: dict[str, list[str]] = {}
     for name in SETS:
-        text = comparison.table(comparison.arenas(RESULTS, name, "cuda"), name)
+        text = comparison.table(comparison.cases(RESULTS, name, "cuda"), name)
         for title, (head, rule, *rest) in tables(text).items():
             found.setdefault(title, [head, rule]).extend(rest)
     return stacked(found.values())
 
 
 def regimes() -> list[str]:
-    return stacked(tables(settings_tried.table(settings_tried.arenas(RESULTS, "cuda"))).values())
+    return stacked(tables(settings_tried.table(settings_tried.cases(RESULTS, "cuda"))).values())
 
 
-def contests() -> list[str]:
+def comparisons() -> list[str]:
     """Where lifted weights stand at tuned settings."""
     body = []
-    for arena in (arena for name in SETS for arena in comparison.arenas(RESULTS, name, "cuda")):
-        rival, lead, deviations = arena.standing(arena.tested)
-        scores = [spread(arena.tested(start).scores) for start in (LIFTED, rival)]
-        body.append([comparison.titled(arena), *scores, rival, f"{lead:+.4f}", beyond(deviations)])
+    for case in (case for name in SETS for case in comparison.cases(RESULTS, name, "cuda")):
+        best_other, lead, deviations = case.standing(case.tested)
+        scores = [spread(case.tested(start).scores) for start in (LIFTED, best_other)]
+        body.append([comparison.titled(case), *scores, best_other, f"{lead:+.4f}", bold_if_large(deviations)])
     head = "a standard network, all tuned, the same total time, 5 seeds"
     return grid([head, "from lifted weights", "from the best other", "", "lead", "deviations"], body)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import compare, regimes
-from experiments.arena import DEVIATIONS
 from experiments.cells import cells, short
 from experiments.drawing import STYLES, over_seeds, style
+from experiments.equal_time import DEVIATIONS
 from experiments.rendering import (
     COLUMNS,
     LITERAL,

@@ -132,7 +132,7 @@ def test_a_second_table1_stands_below_as_its_tables(run: Store, tmp_path: Path) 
     assert {"heading": "Accuracy, rate 1e-5"} in below["blocks"]
 
 
-CONTESTS = """# {0}: scores
+COMPARISONS = """# {0}: scores
 
 ## Same epochs
 
@@ -155,7 +155,7 @@ REGIMES = """# Settings
 
 
 # Tables with verdicts: two of compare and one of regimes.
-JUDGED = [CONTESTS.format("adult", "-2.0"), CONTESTS.format("mnist", "**-2.0**"), REGIMES]
+JUDGED = [COMPARISONS.format("adult", "-2.0"), COMPARISONS.format("mnist", "**-2.0**"), REGIMES]
 
 
 def test_verdicts_follow_the_name_and_kinds_group_the_rows(tmp_path: Path) -> None:
