@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import datasets
-from experiments.cells import named, short, told
+from experiments.cells import machine_text, named, short
 from experiments.comparisons import ANY_INPUTS, SMALL, STARTS, Comparison
 from experiments.equal_time import Case, Outcome, bold_if_large, store_of
 from experiments.parts import do
@@ -93,7 +93,7 @@ def table(own: Sequence[Case], data: str) -> str:
         markdown(head, [_row(case, case.tested) for case in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
         markdown(["", "trained through", *STARTS], [[titled(a), *_choices(a)] for a in own]),
-        told(own[0].machine("alone")) + ".",
+        machine_text(own[0].machine("alone")) + ".",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -121,4 +121,4 @@ def marked(scores: Sequence[list[float]], lower: bool) -> list[str]:
 def _choices(case: Case) -> list[str]:
     through = statistics.median(case.value("alone")["seconds"]["through"])
     chosen = [case.tested(start) for start in STARTS]
-    return [f"{through:.2f} s", *(f"{each.told}: {each.seconds:.2f} s" for each in chosen)]
+    return [f"{through:.2f} s", *(f"{each.description}: {each.seconds:.2f} s" for each in chosen)]

@@ -1,9 +1,9 @@
-"""Comparisons of first weights at equal total time (beyond sec. 7: other data, tuned rates): what is fought over, and with which rows.
+"""Comparisons of initial weights at equal total time, with other data and tuned rates than sec. 7 of the paper has.
 
 A comparison is a data set, an architecture and a budget: the seconds in which lifted weights are made and then trained for so many epochs
-of batch 100. Every start may spend them as it likes: its recipe, a rate, a schedule, a batch size, the scaling of inputs and as many
-epochs as fit, is chosen on training rows that are held back. Then, once, with seeds that no choice has seen, it is run on the test rows.
-equal_time.py does it.
+of batch 100. All initial weights have this budget. Their recipe, a rate, a schedule, a batch size, the scaling of inputs and as many
+epochs as fit, is chosen on training rows that are held back. It is then run once on the test rows, with seeds that were not used in the
+choice. equal_time.py runs comparisons.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is fought over.
+    """A data set, an architecture and a budget.
 
     data        a name of `datasets.load`
     hidden      widths of the hidden layers

@@ -69,8 +69,8 @@ def run(settings: Settings) -> None:
 
 def _next() -> str:
     """Lines that a shell takes as they are."""
-    told = (f"# {gives}\n{_program()} {command}" for command, gives in NEXT.items())
-    return "\n".join(("\nFrom here:", *told))
+    lines = (f"# {gives}\n{_program()} {command}" for command, gives in NEXT.items())
+    return "\n".join(("\nFrom here:", *lines))
 
 
 def _program() -> str:

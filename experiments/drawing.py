@@ -30,8 +30,8 @@ class Style(NamedTuple):
         return self.colour in (_MINIBATCH, _FULL)
 
 
-# Okabe and Ito's colours, told apart by the colour-blind. In one picture no two methods have the same dashes, nor the same mark, so that
-# grey print tells them apart too.
+# Okabe and Ito's colours, which the colour-blind can distinguish. In one picture no two methods have the same dashes, nor the same mark:
+# they differ in grey print too.
 _MINIBATCH, _FULL, _ADAM, _SKY, _GREEN, _PINK = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7"
 _BLACK, _GREY = "#000000", "#999999"
 STYLES: dict[str, Style] = {

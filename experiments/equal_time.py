@@ -1,6 +1,6 @@
 """How comparisons are run: one record for each stage of each start, from which the tables are made.
 
-A stage that is stored is not computed again, and it is stored when it is whole, so that no figure depends on where a run was stopped.
+A stage that is stored is not computed again, and it is stored when it is complete, so that no figure depends on where a run was stopped.
 The budget of a comparison is measured once and kept: what was chosen under it stays comparable.
 """
 
@@ -32,20 +32,20 @@ from liftednn.base import Affine
 __all__ = ["DEVIATIONS", "Case", "Outcome", "Standing", "bold_if_large", "store_of"]
 
 _THREADS = 2
-DEVIATIONS = 2.0  # beyond which a lead is more than noise
+DEVIATIONS = 2.0  # a lead of more is not noise
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Scores over seeds with the recipes they were reached by, one for all or one each; `seconds` of one network trained alone, its
-    first weights included."""
+    """Scores over seeds with the recipes they were reached with, one for all or one each; `seconds` of one network trained alone, its
+    initialisation included."""
 
     recipes: tuple[Recipe, ...]
     scores: list[float]
     seconds: float
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         steps = Counter(recipe.step for recipe in self.recipes).most_common()
         counted = [step if len(steps) == 1 else f"{step} ({count} of {len(self.recipes)})" for step, count in steps]
         return ", ".join([*counted, *dict.fromkeys(recipe.length for recipe in self.recipes)])
@@ -92,8 +92,10 @@ class Case:
     def value(self, stage: str, start: str | None = None) -> Fields:
         found = self.store.get(**self.fields(stage, start))
         if found is None:
-            told = f"{self.store.path} has no {stage} of {self.comparison.title}{f' from {start}' if start else ''} yet"
-            raise ValueError(f"{told}: run the experiment, and it is made")
+            problem = (
+                f"{self.store.path} has no {stage} of {self.comparison.title}{f' from {start}' if start else ''} yet"
+            )
+            raise ValueError(f"{problem}: run the experiment, and it is made")
         return found
 
     def has(self, stage: str, start: str | None = None) -> bool:
@@ -111,8 +113,8 @@ class Case:
         )
         for name, value in given.items():
             if stored.get(name) != value:
-                told = f"{self.store.path} holds figures of {self.comparison.title} with {name} {stored.get(name)}"
-                raise ValueError(f"{told}, and these would have {value}: name another folder by --results")
+                problem = f"{self.store.path} holds figures of {self.comparison.title} with {name} {stored.get(name)}"
+                raise ValueError(f"{problem}, and these would have {value}: name another folder by --results")
         for start in STARTS:
             self._check_choice(start)
 
@@ -122,12 +124,11 @@ class Case:
             return
         stored = [each.recipes[0] for each in self.tried(start)] if self.has("times") else []
         if not stored or stored != self.recipes(start):
-            told = f"in {self.store.path}, {self.comparison.title} from {start} was chosen under other times, or among other recipes"
-            raise ValueError(f"{told}, than there are: remove its lines of stage tune and test")
+            problem = f"in {self.store.path}, {self.comparison.title} from {start} was chosen under other times, or among other recipes"
+            raise ValueError(f"{problem}, than there are: remove its lines of stage tune and test")
 
     def _part(self, name: str, work: Callable[[], object], stage: str, start: str | None = None) -> Part:
-        told = f"{self.comparison.title}, {name}"
-        return Part(told, unless_stored(self.store, work, **self.fields(stage, start)))
+        return Part(f"{self.comparison.title}, {name}", unless_stored(self.store, work, **self.fields(stage, start)))
 
     def tuning(self) -> Iterator[Part]:
         """The work up to the choices."""
@@ -144,7 +145,7 @@ class Case:
         return self._part("lifted alone", self.alone, "alone")
 
     def measure(self) -> None:
-        """Store the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
+        """Store the seconds of an epoch of one network trained alone, for each batch size, and of each initialisation."""
         with _clock(self.comparison.clock) as device:
             data, _ = self.comparison.rows_of("test", TUNING, device or self.device)
             layout = sizes(self.comparison.hidden, data)
@@ -212,7 +213,7 @@ class Case:
         return found
 
     def alone(self) -> None:
-        """Store what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
+        """Store the scores of the lifted model alone: after its phase, and trained for as many passes as the others have epochs."""
         lengths = {"phase": self.comparison.passes, "through": self.comparison.epochs}
         phases = {name: partial(starts.fenchel, passes=passes) for name, passes in lengths.items()}
         scores: dict[str, list[float]] = {name: [] for name in phases}

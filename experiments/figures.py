@@ -262,7 +262,7 @@ def readings() -> list[str]:
 
 
 def compare() -> list[str]:
-    """The rows of all data sets under one head."""
+    """The rows of all data sets in one table."""
     found: dict[str, list[str]] = {}
     for name in SETS:
         text = comparison.table(comparison.cases(RESULTS, name, "cuda"), name)
@@ -276,7 +276,7 @@ def regimes() -> list[str]:
 
 
 def comparisons() -> list[str]:
-    """Where lifted weights stand at tuned settings."""
+    """Lifted initial weights against the best others, at tuned settings."""
     body = []
     for case in (case for name in SETS for case in comparison.cases(RESULTS, name, "cuda")):
         best_other, lead, deviations = case.standing(case.tested)

@@ -1,6 +1,6 @@
 """A full pass over the blocks of 784-300-10 on MNIST against an epoch of Adam on the same network, in one run, and how its time grows.
 
-A full pass is timed as a user meets it: all blocks to a KKT residual of 1e-3 and the evaluation for the history.
+The time of a full pass is that which a user waits: all blocks to a KKT residual of 1e-3 and the evaluation for the history.
 `python -m experiments full-pass [--device cuda]`
 """
 

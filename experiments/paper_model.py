@@ -1,7 +1,7 @@
-"""The paper's own model on MNIST, and its Fenchel twin: full-batch descent, rho = 1e-3, blocks to a KKT residual of 1e-3.
+"""The paper's own model on MNIST, and the same network with the Fenchel divergence: full-batch descent, rho = 1e-3.
 
-lambda is chosen on 10,000 training rows held out, by feed-forward accuracy after the last pass; then the model is trained on all
-60,000 rows and tested once, for every seed. Pass 0 is random hidden layers with a fitted last layer.
+Blocks are solved to a KKT residual of 1e-3. lambda is chosen on 10,000 training rows held out, by feed-forward accuracy after the last
+pass; then the model is trained on all 60,000 rows and tested once, for every seed. Pass 0 is random hidden layers with a fitted last layer.
 `python -m experiments paper-model [--device cuda]`
 """
 
@@ -54,7 +54,7 @@ def accuracy(network: lnn.LiftedNetwork, weights: list[lnn.Affine], data: Datase
 
 
 def held_out(data: Dataset) -> Dataset:
-    """The last sixth of the training rows in the place of the test set."""
+    """The last sixth of the training rows instead of the test set."""
     kept = len(data.x) * 5 // 6
     return Dataset(data.x[:kept], data.y[:kept], data.x[kept:], data.y[kept:])
 

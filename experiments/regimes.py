@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from experiments.cells import named, told
+from experiments.cells import machine_text, named
 from experiments.comparisons import ANY_INPUTS, LIFTED, Comparison
 from experiments.equal_time import DEVIATIONS, Case, Outcome, bold_if_large, store_of
 from experiments.parts import do
@@ -118,25 +118,20 @@ def table(own: Cases) -> str:
     won = [case for case in led if case.standing(case.tested).deviations > DEVIATIONS]
     missing = sum(map(len, own.values())) - len(every)
     if not every:
-        return "No setting is whole yet.\n"
+        return "No setting is complete yet.\n"
     head = ["", "setting", "lifted", "best other", "", "lead", "deviations"]
     sections = [
         "# Where lifted weights help at tuned settings and equal total time",
         f"{len(every)} settings, {len(led)} with a lead of more than {DEVIATIONS:g} standard deviations on held-back rows, "
-        f"{len(won)} of which have one on the test rows too." + f" {missing} more are not whole yet." * bool(missing),
+        f"{len(won)} of which have one on the test rows too."
+        + (f" {missing} more are not complete yet." if missing else ""),
         f"## Tried on held-back rows, {every[0].choices} seeds",
-        markdown(
-            head,
-            [[kind, *_row(case, case.chosen)] for kind, all_ in tried.items() for case in all_],
-        ),
+        markdown(head, [[kind, *_row(case, case.chosen)] for kind, all_ in tried.items() for case in all_]),
         f"## Tested once, {every[0].seeds} fresh seeds",
-        markdown(
-            head,
-            [[kind, *_row(case, case.tested)] for kind, all_ in held.items() for case in all_],
-        ),
+        markdown(head, [[kind, *_row(case, case.tested)] for kind, all_ in held.items() for case in all_]),
         "## What was chosen for those tested, and seconds in all of one network alone",
         markdown(["", LIFTED, "best other"], [_choices(case) for case in led]),
-        f"Seconds: {'; '.join(sorted({told(case.machine('times')) for case in every}))}.",
+        f"Seconds: {'; '.join(sorted({machine_text(case.machine('times')) for case in every}))}.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -148,8 +143,8 @@ def _row(case: Case, outcome: Callable[[str], Outcome]) -> list[str]:
 
 
 def _choices(case: Case) -> list[str]:
-    told = [case.tested(start) for start in (LIFTED, case.standing(case.tested).best_other)]
-    return [_title(case.comparison), *(f"{each.told}: {each.seconds:.2f} s" for each in told)]
+    both = [case.tested(start) for start in (LIFTED, case.standing(case.tested).best_other)]
+    return [_title(case.comparison), *(f"{each.description}: {each.seconds:.2f} s" for each in both)]
 
 
 def _title(comparison: Comparison) -> str:

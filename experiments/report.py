@@ -46,7 +46,7 @@ TAKES = ("out",)
 Stored = Sequence[dict[str, Any]]
 
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
-_DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
+_DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds resolve
 _BAND = ("medians", "lows", "highs")  # for the pictures, by epoch
 _DASHES = {LITERAL: (14, 4), SCALED: (3, 6)}  # of the paper's columns in other readings
 _READINGS = tuple(READINGS)
@@ -66,8 +66,8 @@ def report(results: Path, out: Path = Path("report.html"), quick: bool = False) 
     own = existing(results, "table1")
     texts = [*compare.texts(results, quick), *regimes.texts(results, quick)]
     if not own and not texts:
-        told = f"{results} has nothing to show: run table1, compare or regimes first"
-        raise ValueError(f"{told}, or name another folder by --results")
+        problem = f"{results} has nothing to show: run table1, compare or regimes first"
+        raise ValueError(f"{problem}, or name another folder by --results")
     return write(own, texts, out)
 
 
@@ -92,10 +92,10 @@ def page(facts: dict[str, Any]) -> str:
 
 def _embedded(facts: dict[str, Any]) -> str:
     """JSON in which nothing can end the element that it stands in."""
-    told = json.dumps(facts, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(facts, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
-        told = told.replace(sign, f"\\u{ord(sign):04x}")
-    return told
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _summary(stored: Stored) -> dict[str, Any]:
     plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(_READINGS))]
     return {
         "architectures": nets(stored),
-        "rates": [_told(rate) for rate in rates(stored)],
+        "rates": [_rate_text(rate) for rate in rates(stored)],
         "starts": [_drawn(name) for name in starts],
         "phases": PHASES,
         "columns": plain,
@@ -174,7 +174,12 @@ def _entries(stored: Stored, kind: str) -> list[dict[str, Any]]:
 
 
 def _entry(net: str, start: str, rate: float | None, own: Stored) -> dict[str, Any]:
-    facts: dict[str, Any] = {"net": net, "start": start, "rate": None if rate is None else _told(rate), "n": len(own)}
+    facts: dict[str, Any] = {
+        "net": net,
+        "start": start,
+        "rate": None if rate is None else _rate_text(rate),
+        "n": len(own),
+    }
     facts |= _moments([cell["accuracy"] for cell in own]) | {"start_seconds": _median(own, "start_seconds")}
     if rate is None:
         return facts
@@ -234,8 +239,8 @@ def _versions(stored: Stored) -> list[dict[str, Any]]:
     for cell in stored:
         groups.setdefault(tuple(cell["versions"].items()), []).append(cell)
     seeds = [sorted({cell["seed"] for cell in own if "seed" in cell}) for own in groups.values()]
-    told = [", ".join(map(str, each)) for each in seeds]
-    return [dict(key) | {"files": len(groups[key]), "seeds": each} for key, each in zip(groups, told, strict=True)]
+    texts = [", ".join(map(str, each)) for each in seeds]
+    return [dict(key) | {"files": len(groups[key]), "seeds": each} for key, each in zip(groups, texts, strict=True)]
 
 
 def _drawn(name: str) -> dict[str, Any]:
@@ -256,6 +261,6 @@ def _in_order(found: Iterable[str], known: Iterable[str]) -> list[str]:
     return first + sorted(names.difference(first))
 
 
-def _told(rate: float) -> str:
+def _rate_text(rate: float) -> str:
     """Short where that is the rate itself, in full elsewhere: two rates must not become one."""
     return short(rate) if float(short(rate)) == rate else repr(rate)

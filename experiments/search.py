@@ -2,7 +2,7 @@
 
 A trial trains on the first training rows and is scored on the last ones, which are held back; the test rows are never seen. It has two
 scores: of the standard network after one epoch from the lifted weights, which the search maximises, and of the lifted weights as they are.
-So one study gives two choices: to start a standard network from, and to stand as a model alone. Every trial is stored, and a study is
+So one study gives two choices: for initial weights of a standard network, and for a model alone. Every trial is stored, and a study is
 built again from them for each proposal, so that a resumed search proposes what an uninterrupted one does.
 """
 
@@ -63,7 +63,7 @@ def _past(plan: Plan, architecture: Sizes, count: int) -> list[dict[str, Any]]:
 
 
 def split(plan: Plan, data: Dataset) -> Dataset:
-    """Training rows to train on and training rows to score on, which stand where test rows would."""
+    """Training rows to train on and training rows to score on, in the place of test rows."""
     if not 0 < plan.held < len(data.x):
         raise ValueError(f"{plan.held} rows cannot be held back of {len(data.x)}: hold back fewer")
     kept = len(data.x) - plan.held

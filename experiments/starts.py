@@ -1,4 +1,4 @@
-"""First weights of a standard ReLU network (sec. 7): the paper's random ones, the fair ones it leaves out, and the lifted ones.
+"""Initial weights of a standard ReLU network (sec. 7): the paper's random ones, the fair ones it leaves out, and the lifted ones.
 
 Biases are 0.1 for the paper's three (its Table 1), 0 for He, PCA, orthogonal and LSUV as in their own papers.
 """

@@ -136,7 +136,7 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
     assert set(alone) == {"phase", "through"}
     text = compare.table([own], "mnist")
     assert f"{own.tested('He').mean:.4f}" in text
-    assert own.chosen("Xavier").told in text
+    assert own.chosen("Xavier").description in text
 
 
 @pytest.mark.usefixtures("small")
@@ -182,8 +182,8 @@ def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest
     tested = own.tested("He")
     assert tested.recipes == expected
     assert len(tested.scores) == 3
-    told = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
-    assert tested.told == told
+    expected = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
+    assert tested.description == expected
 
 
 @pytest.mark.usefixtures("small")
@@ -295,7 +295,7 @@ def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest
     assert len(own.tried("He")) == 2 * 4
     recipe = own.tested("He").recipes[0]
     assert recipe.inputs == "standardised"
-    assert "standardised inputs" in own.tested("He").told
+    assert "standardised inputs" in own.tested("He").description
     data, _ = comparison.rows_of("test", 0, "cpu", "standardised")
     network = Together([[starts.he((6, 8, 4), 1, data)]], [recipe.rate], data, schedules=[recipe.schedule])
     train_together(network, recipe.epochs, recipe.batch, [1])
@@ -440,7 +440,7 @@ def test_only_settings_that_lead_are_tested(tmp_path: Path, monkeypatch: pytest.
     led.store.path.write_text("".join(x for x in lines if not ('"fashion"' in x and '"He"' in x and '"tune"' in x)))
     text = regimes.table(regimes.cases(tmp_path, "cpu", (), 2, 2, regimes.REGIMES))
     assert "1 settings, 1 with a lead" in text
-    assert "1 more are not whole yet" in text
+    assert "1 more are not complete yet" in text
 
 
 @pytest.mark.usefixtures("small")
@@ -483,7 +483,7 @@ def test_wrong_orders_are_refused_in_words(tmp_path: Path, capsys: pytest.Captur
         compare.comparisons("wine")
     with pytest.raises(ValueError, match="--seeds must be from 1 to 5"):
         compare.cases(tmp_path, "uci", seeds=0)
-    assert regimes.table(regimes.cases(tmp_path)) == "No setting is whole yet.\n"
+    assert regimes.table(regimes.cases(tmp_path)) == "No setting is complete yet.\n"
     with pytest.raises(ValueError, match="--only takes few epochs"):
         regimes.cases(tmp_path, only=["none"])
     assert command(["regimes", "--only", "none", "--results", str(tmp_path)]) == 2

@@ -378,8 +378,8 @@ def test_the_table_is_what_the_records_say(tmp_path: Path) -> None:
 def test_the_table_tells_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
     path = made_up(tmp_path).path
     # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
-    told = "first weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
-    search_ = "search 0 s, beside 1 of 1 trials whose time is not stored"
+    told = "initial weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
+    search_ = "search 0 s, without 1 of 1 trials whose time is not stored"
     assert f"took 62 s: {search_}, {told}" in rendered(kept(path, one_trial(0)))
     assert f"took 65 s: search 3 s, {told}" in rendered(kept(path, one_trial(0, seconds=3.0)))
 
