@@ -121,7 +121,7 @@ def summaries(store: Store) -> dict[str, list[dict[str, Any]]]:
     fixed = {record.fields["kind"]: record.value for record in store.find(example="constraints", seed=None)}
     pruned = {strength: found for strength in constraints.STRENGTHS if (found := pruned_runs(store, strength))}
     slopes = {start: both for start in learned_activations.STARTS if (both := best_slopes(store, start))}
-    noisy = {method: found for method in robust.METHODS if (found := noise_curves(store, method))}
+    noisy = {method: curves for method in robust.METHODS if (curves := noise_curves(store, method))}
     return {
         "first layer, digits": [{"kind": name, "accuracy": value["accuracy"]} for name, value in fixed.items()],
         "group sparsity, digits": [

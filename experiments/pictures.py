@@ -60,7 +60,7 @@ def filters_and_pruning(store: Store) -> Any:
     by_units = {
         statistics.median(run["units"] for run in runs): [run["accuracy"] for run in runs] for runs in strengths
     }
-    drawing.line(panels[3], "pruned", list(by_units), list(zip(*by_units.values(), strict=True)))
+    drawing.line(panels[3], "pruned", list(by_units), list(zip(*by_units.values(), strict=False)))
     panels[3].set(xlabel="hidden units left of 100, median", ylabel="test accuracy", title="group sparsity, pruned")
     return figure
 

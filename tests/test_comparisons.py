@@ -182,8 +182,8 @@ def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest
     tested = own.tested("He")
     assert tested.recipes == expected
     assert len(tested.scores) == 3
-    expected = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
-    assert tested.description == expected
+    text = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
+    assert tested.description == text
 
 
 @pytest.mark.usefixtures("small")

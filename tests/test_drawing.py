@@ -95,8 +95,8 @@ def drawn_examples(folder: Path) -> dict[str, Any]:
         value = {"units": units, "accuracy": 0.9 + 0.02 * seed}
         store.add(value, example="constraints", kind="pruned", strength=strength, seed=seed)
     for learned, seed in itertools.product((True, False), range(2)):
-        value = {"slopes": [0.1, 0.3], "losses": [0.5 if learned else 0.7 + seed]}
-        store.add(value, example="slopes", start=0.1, learned=learned, seed=seed)
+        curve = {"slopes": [0.1, 0.3], "losses": [0.5 if learned else 0.7 + seed]}
+        store.add(curve, example="slopes", start=0.1, learned=learned, seed=seed)
     store.add({"first": [0.5], "response": [3.0], "quantiles": [[1.0, 2.0, 4.0]]}, example="quantiles")
     store.add({"truth": [1.0, 2.0], "predicted": [1.5, 2.5]}, example="outliers", loss="huber")
     for seed in range(3):
