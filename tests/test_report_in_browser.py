@@ -143,10 +143,10 @@ def test_pointing_at_a_line_tells_its_value(opened: Any, made: Made) -> None:
 def test_every_choice_changes_the_picture(opened: Any) -> None:
     seen = [opened.inner_html("#figure")]
     for name, value in (
+        ("scale", "accuracy"),
         ("net", "500-150"),
         ("rate", "1e-4"),
         ("across", "seconds"),
-        ("scale", "accuracy"),
         ("scale", "error"),
     ):
         opened.select_option(f"#{name}", value)
