@@ -64,7 +64,7 @@ experiment: setup
 experiments: setup
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_experiments_quick.py
 
-# Every table of README and docs, and every picture whose figures are stored.
+# Every table and picture of README and docs, from the stored results.
 figures: setup
 	$(BIN)/python -m experiments figures
 

@@ -23,7 +23,7 @@ from liftednn.data.validation import check_device
 
 __all__ = ["EXPERIMENTS", "PAGES", "app", "main", "run"]
 
-# What is measured, and stored: a module with `run(settings)`. Its `TAKES` are the options, beyond the common ones, that it takes.
+# Modules that measure and store, each with `run(settings)`. `TAKES` names the options that it takes besides the common ones.
 EXPERIMENTS = {
     "table1": "experiments.table1",
     "compare": "experiments.compare",
@@ -35,16 +35,17 @@ EXPERIMENTS = {
     "refit": "experiments.refit",
     "constraints": "experiments.constraints",
     "regression": "experiments.regression",
+    "examples": "experiments.examples",
     "paper-model": "experiments.paper_model",
     "nnls": "experiments.nnls",
-    "sweep": "experiments.sweep",
+    "full-pass": "experiments.full_pass",
     "memory": "experiments.memory",
     "streaming": "experiments.streaming",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
     "versions": "experiments.versions",
 }
-# What shows it: from the store alone, the demonstration apart.
+# Modules that show what is stored; the demonstration trains.
 PAGES = {
     "demo": "experiments.demo",
     "figure1": "experiments.figure1",
@@ -52,10 +53,10 @@ PAGES = {
     "figures": "experiments.figures",
 }
 
-Place = StrEnum("Place", "cpu cuda")
+DeviceName = StrEnum("DeviceName", "cpu cuda")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-# What typer raises for a wrong command line, wherever its version keeps it.
+# What typer raises for a wrong command line, in any version.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
@@ -65,20 +66,23 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 def _command(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join((*EXPERIMENTS, *PAGES))}.", metavar="NAME")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny, seconds, to see that all works; stored only where --results says.")
+        bool,
+        typer.Option(
+            "--quick", help="A tiny run of a few seconds, to see that all works; stored only if --results is given."
+        ),
     ] = False,
-    device: Annotated[Place, typer.Option(help="Where to compute.")] = Place.cpu,
+    device: Annotated[DeviceName, typer.Option(help="Where to compute.")] = DeviceName.cpu,
     results: Annotated[
         Path | None, typer.Option(help="The folder of the store; by default the repository's results.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many, where there is a choice.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, where it can be chosen.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="A part alone: an architecture of table1, a set of compare, a kind of regimes, the commit of versions. Repeatable."
+            help="Only a part: an architecture of table1, a set of compare, a kind of regimes, the commit of versions. Repeatable."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The picture or the page, where one is made.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file of the picture or page, where one is made.")] = None,
 ) -> None:
     """Run an experiment, or show what is stored of all of them (demo, figure1, report, figures)."""
     given = Settings(quick, device.value, results or RESULTS, seeds, tuple(only or ()), out)

@@ -1,6 +1,6 @@
 """Many standard networks of one architecture, trained together as one batched computation (sec. 7: the columns of Table 1).
 
-The networks are V variants (first weights and a rate each) times S seeds, network v S + s being variant v of seed s. All variants of a
+The networks are V variants (initial weights and a rate each) times S seeds, network v S + s being variant v of seed s. All variants of a
 seed see the same rows in the same order. Gradients are written out, the mean cross-entropy of labels or the mean square of real responses
 behind ReLU layers, and torch's own optimisers take the steps. On a CUDA device a step is recorded once as a graph and replayed.
 """

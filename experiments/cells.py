@@ -1,8 +1,8 @@
 """The cells of Table 1 (sec. 7): what is to be computed, and one record for each figure.
 
-A group is an architecture and its first weights; all its rates and seeds are trained together, and its records are stored when it is done.
-A group that is not whole is computed again as a whole, so that no figure depends on where a run was interrupted. Names of fields say whose
-time they hold: `group_training_seconds` is that of all networks of the group side by side, `..._alone` that of one network by itself.
+A group is an architecture and its initial weights; all its rates and seeds are trained together, and its records are stored when it is
+done. A group that is incomplete is computed again from its start, so that no figure depends on where a run was interrupted. Names of
+fields say what they time: `group_training_seconds` all networks of the group together, `..._alone` one network trained alone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
     "cells",
     "check_plan",
     "extra_epochs",
+    "machine_text",
     "made",
     "measure",
     "named",
     "short",
     "sizes",
-    "told",
 ]
 
 ARCHITECTURES: tuple[Sizes, ...] = ((300,), (300, 100), (500, 150), (500, 200, 100), (400, 200, 100, 50))
@@ -44,11 +44,11 @@ ARCHITECTURES: tuple[Sizes, ...] = ((300,), (300, 100), (500, 150), (500, 200, 1
 class Plan:
     """What to compute, and where it is stored.
 
-    rates          of the standard networks: the paper's two, and two beyond
+    rates          of the standard networks: the paper's two, and two larger ones
     more_rates     at which He's weights are also given the lifted phase's time as further epochs
     literal_rates  of the paper's columns by stochastic gradients, as printed and at rates that give its figures
     passes         of the mini-batch lifted phase
-    trials         of the search for lam and sweeps, one search for each architecture
+    trials         of the search for lam and passes, one search for each architecture
     held           last training rows, which the search scores on and never trains on
     search_rows    first training rows, at most, that a trial trains on; None for all that are not held back
     """
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """First weights of one architecture, for all rates and seeds. `phase`: they are a model by themselves, whose accuracy is kept too;
+    """Initial weights of one architecture, for all rates and seeds. `phase`: they are a model by themselves, whose accuracy is kept too;
     `scale`: what the rates are multiplied by."""
 
     architecture: Sizes
@@ -104,7 +104,7 @@ class Group:
         return all(value and value["parameters"] == self.parameters(plan, rate) for value, rate in found)
 
     def compute(self, plan: Plan, data: Dataset) -> None:
-        """Make the first weights, train all networks from them, store all records."""
+        """Make the initial weights, train all networks from them, store all records."""
         layout = sizes(self.architecture, data)
         pairs = [made(self.start, layout, seed, data) for seed in range(plan.seeds)]
         starts, start_seconds = zip(*pairs, strict=True)
@@ -138,14 +138,14 @@ class Group:
 
 
 def made(start: Start, layout: Sizes, seed: int, data: Dataset) -> tuple[list[Affine], float]:
-    """First weights, and the seconds they took."""
+    """Initial weights, and the seconds they took."""
     started = clock(data.x)
     weights = start(layout, seed, data)
     return weights, clock(data.x) - started
 
 
 def measure(plan: Plan, data: Dataset, architecture: Sizes, method: Method) -> None:
-    """Store the time of an epoch of one network by itself."""
+    """Store the time of an epoch of one network trained alone."""
     networks = Together([[he(sizes(architecture, data), 0, data)]], [1e-5], data, method)
     given = {"architecture": named(architecture), "method": method}
     value = {"parameters": given, "epoch_seconds_alone": epoch_seconds(networks, plan.batch)}
@@ -176,8 +176,8 @@ def check_plan(plan: Plan, data: Dataset) -> None:
     stored = {"trials": Plan.trials} | (plan.store.get(kind="plan") or given)
     for name, value in given.items():
         if stored.get(name) != value:
-            told = f"{plan.store.path} holds figures with {name} {stored.get(name)}, and these would have {value}"
-            raise ValueError(f"{told}: name another folder by --results")
+            problem = f"{plan.store.path} holds figures with {name} {stored.get(name)}, and these would have {value}"
+            raise ValueError(f"{problem}: name another folder by --results")
     if plan.store.get(kind="plan") is None:
         plan.store.add(given, kind="plan")
 
@@ -203,7 +203,7 @@ def short(rate: float) -> str:
     return f"{rate:.0e}".replace("e-0", "e-")
 
 
-def told(known: dict[str, Any]) -> str:
+def machine_text(known: dict[str, Any]) -> str:
     """A machine in words."""
     device = f"cpu, {known['processor']}" if known["device"] == "cpu" else known["device"]
     return f"liftednn {known['liftednn']}, torch {known['torch']}, Python {known['python']}, {device}"

@@ -45,7 +45,7 @@ _MNIST = {
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
 }
 
-# sha256 of the files of the other sets, as they lie in their folders.
+# sha256 of the files of the other sets, as they are in their folders.
 _SHA256 = {
     "fashion_mnist": {
         "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
@@ -97,7 +97,7 @@ class Dataset(NamedTuple):
 
 
 def folder(name: str) -> Path:
-    """Where the files of a data set lie; an error that says where they were looked for."""
+    """Where the files of a data set are; an error that says where they were looked for."""
     given = os.environ.get("LIFTEDNN_DATA")
     if given and not Path(given).is_dir():
         raise FileNotFoundError(
@@ -197,7 +197,7 @@ def uci(name: str, split: int = 0) -> Dataset:
 
 
 def friedman(seed: int = 0) -> Dataset:
-    """Friedman's first problem, made up: (160, 10) and (40, 10), for runs that must not need a file."""
+    """Friedman's first problem, generated: (160, 10) and (40, 10), for runs that must not need a file."""
     from sklearn.datasets import make_friedman1
 
     x, y = make_friedman1(200, noise=1.0, random_state=seed)

@@ -30,7 +30,7 @@ __all__ = ["NEXT", "TAKES", "run"]
 TAKES = ("out",)
 
 _HIDDEN = (300,)
-_SWEEPS, _PASSES, _EPOCHS, _BATCH, _RATE = 6, 8, 3, 100, 1e-4
+_FULL_PASSES, _PASSES, _EPOCHS, _BATCH, _RATE = 6, 8, 3, 100, 1e-4
 _QUICK_ROWS = 500
 _ENDINGS = (".png", ".svg", ".pdf")
 # What to run next, and what it gives.
@@ -69,8 +69,8 @@ def run(settings: Settings) -> None:
 
 def _next() -> str:
     """Lines that a shell takes as they are."""
-    told = (f"# {gives}\n{_program()} {command}" for command, gives in NEXT.items())
-    return "\n".join(("\nFrom here:", *told))
+    lines = (f"# {gives}\n{_program()} {command}" for command, gives in NEXT.items())
+    return "\n".join(("\nFrom here:", *lines))
 
 
 def _program() -> str:
@@ -94,11 +94,11 @@ def _lifted(name: str, lam: float, data: Dataset, console: Console) -> tuple[lnn
     def say(record: Record) -> None:
         kkt = max(record.kkt.values(), default=0.0)
         console.print(
-            f"{name:>13} sweep {record.number}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
+            f"{name:>13} full pass {record.number}: objective {record.objective:8.4f}  gap {record.gaps[0]:7.4f}  "
             f"train accuracy {record.score:.4f}  kkt {kkt:.0e}  {record.seconds:5.1f} s"
         )
 
-    return network, lnn.BCD(passes=_SWEEPS).run(network, data.x, data.y, callback=say)
+    return network, lnn.BCD(passes=_FULL_PASSES).run(network, data.x, data.y, callback=say)
 
 
 def _minibatch(data: Dataset, console: Console) -> lnn.Fit:
@@ -133,7 +133,7 @@ def _summary(
     table = Table(title=f"{named(sizes(_HIDDEN, data))} on MNIST, test accuracy, one seed")
     for column in (
         "model",
-        "sweep 0",
+        "pass 0",
         "lifted, feed-forward",
         "lifted rule (1,000 rows)",
         f"then {_EPOCHS} epochs of Adam at {_RATE:g}",
@@ -141,13 +141,13 @@ def _summary(
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, (network, solution) in runs.items():
         start = lnn.BCD().init(network, data.x, data.y).weights
-        sweep0, last = (
+        first, last = (
             _accuracy(lnn.predict.feedforward(network, w, data.x_test), data.y_test) for w in (start, solution.weights)
         )
         rule = _accuracy(
             lnn.predict.lifted(network, solution.weights, data.x_test[:1000], tol=1e-4), data.y_test[:1000]
         )
-        table.add_row(name, f"{sweep0:.4f}", f"{last:.4f}", f"{rule:.4f}", f"{curves[f'lifted, {name}'][-1]:.4f}")
+        table.add_row(name, f"{first:.4f}", f"{last:.4f}", f"{rule:.4f}", f"{curves[f'lifted, {name}'][-1]:.4f}")
     mini = curves["lifted, mini-batch"]
     table.add_row(f"mini-batch, {_PASSES} passes", "", f"{mini[0]:.4f}", "", f"{mini[-1]:.4f}")
     for name in ("He", "He + fitted head"):
@@ -158,13 +158,13 @@ def _summary(
 def _draw(histories: dict[str, list[Record]], curves: dict[str, list[float]], out: Path) -> None:
     figure, ((objective, score, test),) = drawing.new_figure(12, 3.6, 1, 3)
     for name, history in histories.items():
-        sweeps = [record.number for record in history]
-        drawing.line(objective, name, sweeps, [[record.objective for record in history]])
-        drawing.line(score, name, sweeps, [[record.score for record in history]])
+        passes = [record.number for record in history]
+        drawing.line(objective, name, passes, [[record.objective for record in history]])
+        drawing.line(score, name, passes, [[record.score for record in history]])
     for name, curve in curves.items():
         drawing.line(test, name, range(len(curve)), [curve])
-    objective.set(xlabel="sweep", ylabel="objective", yscale="log")
-    score.set(xlabel="sweep", ylabel="train accuracy, feed-forward")
+    objective.set(xlabel="full pass", ylabel="objective", yscale="log")
+    score.set(xlabel="full pass", ylabel="train accuracy, feed-forward")
     test.set(xlabel=f"epoch of Adam at {_RATE:g}", ylabel="test accuracy", title="from which weights")
     test.set_ylim(min(0.85, *(curve[-1] - 0.02 for curve in curves.values())), 1.0)
     for panel in (objective, score, test):

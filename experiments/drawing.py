@@ -30,8 +30,8 @@ class Style(NamedTuple):
         return self.colour in (_MINIBATCH, _FULL)
 
 
-# Okabe and Ito's colours, told apart by the colour-blind. In one picture no two methods have the same dashes, nor the same mark, so that
-# grey print tells them apart too.
+# Okabe and Ito's colours, which the colour-blind can distinguish. In one picture no two methods have the same dashes, nor the same mark:
+# they differ in grey print too.
 _MINIBATCH, _FULL, _ADAM, _SKY, _GREEN, _PINK = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7"
 _BLACK, _GREY = "#000000", "#999999"
 STYLES: dict[str, Style] = {
@@ -66,6 +66,26 @@ STYLES: dict[str, Style] = {
     "lifted, relu": Style(_FULL, (), "p"),
     "lifted, fenchel_relu": Style(_FULL, (4, 2), "d"),
     "lifted, mini-batch": Style(_MINIBATCH, (), "P"),
+    # The examples: group sparsity, losses, noise on the inputs with its controls, and initial slopes, learned and fixed.
+    "pruned": Style(_MINIBATCH, (), "P"),
+    "squared": Style(_SKY, (10, 2), "s"),
+    "absolute": Style(_MINIBATCH, (), "P"),
+    "huber": Style(_GREEN, (6, 2, 1, 2), ">"),
+    "plain": Style(_MINIBATCH, (), "P"),
+    "noise:0.2": Style(_SKY, (10, 2), "s"),
+    "ball:0.5": Style(_GREEN, (6, 2, 1, 2), ">"),
+    "box:0.01": Style(_PINK, (14, 2, 2, 2), "D"),
+    "noise:0.2, scaled only": Style(_SKY, (1, 2), "v"),
+    "ball:0.5, scaled only": Style(_GREEN, (3, 3), "<"),
+    "box:0.01, scaled only": Style(_PINK, (1, 4), "*"),
+    "from 0.01": Style(_MINIBATCH, (), "P"),
+    "from 0.1": Style(_SKY, (10, 2), "s"),
+    "from 0.6": Style(_GREEN, (6, 2, 1, 2), ">"),
+    "from 0.9": Style(_PINK, (14, 2, 2, 2), "D"),
+    "fixed at 0.01": Style(_MINIBATCH, (1, 2), "o"),
+    "fixed at 0.1": Style(_SKY, (4, 2), "v"),
+    "fixed at 0.6": Style(_GREEN, (3, 3), "<"),
+    "fixed at 0.9": Style(_PINK, (1, 4), "*"),
 }
 _OTHERS = (_ADAM, _PINK, _GREEN, _SKY, _GREY)
 
@@ -106,12 +126,14 @@ def check_installed() -> None:
         raise ValueError('pictures are drawn with matplotlib, which is not installed: pip install "liftednn[plot]"')
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, width_ratios: Sequence[float] | None = None
+) -> tuple[Any, Any]:
     """A figure and its panels, (rows, columns); without pyplot, which would choose a window system and keep the figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
+    panels = figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios)
     for panel in panels.flat:
         panel.grid(alpha=0.3)
     return figure, panels

@@ -1,6 +1,6 @@
-"""The estimators at their defaults against scikit-learn's at theirs: score and seconds on every set at hand.
+"""The estimators at their defaults against scikit-learn's at theirs: score and seconds on every set that is found.
 
-`python -m experiments estimators`. Inputs (pixels apart, which lie in 0 .. 1) and real responses are
+`python -m experiments estimators`. Inputs (except pixels, which are in 0 .. 1) and real responses are
 standardised, in float64 as scikit-learn's scalers give them; all get the same arrays and two threads. "MLP, raw" has the responses as
 they are, which ours would standardise itself. A UCI set has another of its standard splits for each seed, digits and California housing
 another random one.

@@ -1,4 +1,4 @@
-"""Figure 1 of the paper (sec. 7): test accuracy against epochs, and, which the paper lacks, against wall time with the phase included.
+"""Figure 1 of the paper (sec. 7): test accuracy against epochs, and, which the paper does not show, against wall time with initialisation.
 
 Drawn from the records of table1 alone (`python -m experiments figure1`): medians over seeds, with a band from the least to the largest.
 """
@@ -85,7 +85,7 @@ def figure1(
 def _draw(drawn: dict[str, list[Curves]], rate: float) -> Any:
     figure, panels = drawing.new_figure(5 * len(drawn), 9, 2, len(drawn))
     for column, (architecture, shown) in enumerate(drawn.items()):
-        for row, label in enumerate(("epoch", "seconds, the making of the first weights included")):
+        for row, label in enumerate(("epoch", "seconds, initialisation included")):
             panel = panels[row][column]
             for place, curve in enumerate(shown):
                 across = list(range(len(curve.seconds))) if row == 0 else curve.seconds

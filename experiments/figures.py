@@ -1,6 +1,6 @@
-"""Write the figures of README and docs from the store, so that none is typed by hand.
+"""Write the tables of README and docs from the stored results, and draw the pictures, so that no figure is typed by hand.
 
-`python -m experiments figures` (`make figures`) rewrites what stands between the markers; a test holds documents and results together.
+`python -m experiments figures` (`make figures`) rewrites what stands between the markers; a test checks that documents and results agree.
 A marker names its tables: functions of this file.
 """
 
@@ -15,23 +15,23 @@ from experiments import compare as comparison
 from experiments import paper_model as model
 from experiments import pictures
 from experiments import regimes as settings_tried
-from experiments.arena import beyond
-from experiments.beyond import constraints, refit, regression, robust
 from experiments.cells import cells
-from experiments.contests import LIFTED
+from experiments.comparisons import LIFTED
+from experiments.equal_time import bold_if_large
 from experiments.estimators import summary as default_estimators
+from experiments.extension_tables import constraints, refit, regression, robust
 from experiments.rendering import spread
 from experiments.rendering import table as rendered
 from experiments.settings import Settings
 from experiments.store import RESULTS, Store, open_store
-from experiments.tables import grid, made_on
-from experiments.training import NETWORKS, seeds_of, summary
+from experiments.tables import filled, grid, made_on
+from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
 _PAGES = "training initialisation measurements learned-activations"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
-BEYOND = (robust, refit, constraints, regression)  # named by markers, as the functions below are
+EXTENSIONS = (robust, refit, constraints, regression)  # markers name them, as the functions below
 # Below every table until it is made again; remove it then.
 OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
@@ -45,195 +45,164 @@ def stored(name: str, device: str = "cpu") -> Store:
 
 
 def paper_model() -> list[str]:
-    body = [
-        [
-            f"{row['network']}, `{row['activation']}`, lam {row['lam']:g}",
-            f"{row['sweep_0']:.3f}",
-            f"{row['last']:.3f} ± {row['spread']:.3f}",
-            str(row["paper"]),
-        ]
-        for row in model.summary(stored("paper-model", "cuda"))
-    ]
-    return grid(["full batch, MNIST, test accuracy, mean of 3 seeds", "sweep 0", "lifted alone", "the paper's"], body)
+    columns = {
+        "full batch, MNIST, test accuracy, mean of 3 seeds": "{network}, `{activation}`, lam {lam:g}",
+        "pass 0": "{pass_0:.3f}",
+        "lifted alone": "{last:.3f} ± {spread:.3f}",
+        "the paper's": "{paper}",
+    }
+    return filled(columns, model.summary(stored("paper-model", "cuda")))
 
 
 def nnls() -> list[str]:
     title = f"`nnls`, 300 unknowns, 20,000 rows, float64, KKT 1e-6 ({made_on(stored('nnls'))})"
-    body = [
-        [
-            f"{row['name']} (condition {row['conditioning']:.1g})",
-            f"{row['ms_per_row']:.3f}",
-            f"{row['times_scipy']:.0f} times",
-            f"{row['times_sklearn']:.0f} times",
-            f"{row['share_of_peak']:.0%}",
-        ]
-        for row in stored("nnls").values()
-        if "times_scipy" in row
-    ]
-    header = [
-        "ms per row",
-        "faster than `scipy.optimize.nnls`",
-        "than scikit-learn's coordinate descent",
-        "of matrix peak",
-    ]
-    return grid([title, *header], body)
+    columns = {
+        title: "{name} (condition {conditioning:.1g})",
+        "ms per row": "{ms_per_row:.3f}",
+        "faster than `scipy.optimize.nnls`": "{times_scipy:.0f} times",
+        "than scikit-learn's coordinate descent": "{times_sklearn:.0f} times",
+        "of matrix peak": "{share_of_peak:.0%}",
+    }
+    return filled(columns, (row for row in stored("nnls").values() if "times_scipy" in row))
 
 
-def sweep() -> list[str]:
-    body = [
-        [
-            f"`{row['activation']}` ({made_on(store)})",
-            f"{row['sweep_s']:.3g}",
-            f"{row['sweep_over_adam']:.2f}",
-            f"{row['first_over_adam']:.2f}",
-        ]
-        for store in (stored("sweep"), stored("sweep", "cuda"))
-        for row in store.values()[:2]
-    ]
-    title = "one sweep of 784-300-10 on MNIST, blocks to KKT 1e-3"
-    return grid([title, "seconds", "in Adam epochs of batch 100", "the first sweep, likewise"], body)
+def full_pass() -> list[str]:
+    columns = {
+        "one full pass over the blocks of 784-300-10 on MNIST, blocks to KKT 1e-3": "`{activation}` ({machine})",
+        "seconds": "{pass_s:.3g}",
+        "in Adam epochs of batch 100": "{pass_over_adam:.2f}",
+        "the first pass, likewise": "{first_over_adam:.2f}",
+    }
+    stores = (stored("full-pass", device) for device in ("cpu", "cuda"))
+    return filled(columns, (row | {"machine": made_on(store)} for store in stores for row in store.values()[:2]))
 
 
-def _seconds(value: float) -> str:
-    return "never" if value == float("inf") else f"{value:.2f}"
+def _networks() -> list[str]:
+    return [f"{data} {network}" for data in ("mnist", "fashion") for network in NETWORKS]
 
 
 def training() -> list[str]:
     """Ours and the best known way of each opponent, all networks: the table of README."""
     names = ["lifted, automatic", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
     known, body = stored("training", "cuda"), []
-    for data in ("mnist", "fashion"):
-        for network in NETWORKS:
-            found = {row["method"]: row for row in summary(known, f"{data} {network}")}
-            if found:
-                runs = seeds_of(known, f"{data} {network}", "lifted, full batch")
-                control = statistics.mean(cell["accuracy"][0] for cell in runs)
-                scores = [f"{found[name]['mean']:.4f}" if name in found else "" for name in names]
-                body.append([f"{data} {network}", f"{control:.4f}", *scores])
-    header = ["lifted, mini-batch", "lifted, full batch", "Adam", "Adam, cosine", "SGD, cosine"]
-    title = "test accuracy at the last of 17 passes (full batch: 10 sweeps), mean of 5 seeds"
-    return grid([title, "sweep 0, the control", *header], body)
+    for task in _networks():
+        found = {row["method"]: row for row in summary(known, task)}
+        if found:
+            control = statistics.mean(run["accuracy"][0] for run in seeds_of(known, task, "lifted, full batch"))
+            scores = [f"{found[name]['mean']:.4f}" if name in found else "" for name in names]
+            body.append([task, f"{control:.4f}", *scores])
+    title = "test accuracy at the last of 17 passes (full batch: 10 full passes), mean of 5 seeds"
+    return grid([title, "pass 0, the control", "lifted, mini-batch", *names[1:]], body)
 
 
-def _methods(device: str, prefix: str, timed: bool) -> list[list[str]]:
-    return [
-        [
-            row["method"],
-            f"{row['first']:.4f}",
-            f"{row['last']:.4f}",
-            f"{row['mean']:.4f}",
-            f"{row['spread']:.4f}",
-            str(row["passes"]),
-            f"{row['seconds']:.2f}",
-            *([_seconds(row["to_.975_s"])] if timed else []),
-            f"`{row['settings']}`",
-        ]
-        for row in summary(stored("training", device), prefix)
-    ]
+def _methods(device: str, task: str, title: str, timed: bool = False) -> list[str]:
+    """One row per method of the training benchmark."""
+    columns = {
+        title: "{method}",
+        "after the first": "{first:.4f}",
+        "at the last, median": "{last:.4f}",
+        "mean": "{mean:.4f}",
+        "spread": "{spread:.4f}",
+        "passes": "{passes}",
+        "seconds": "{seconds:.2f}",
+        **({"seconds to .975": "{reached}"} if timed else {}),
+        "settings": "`{settings}`",
+    }
+    rows = summary(stored("training", device), task)
+    return filled(columns, (row | {"reached": _seconds(row["to_.975_s"])} for row in rows))
+
+
+def _seconds(value: float) -> str:
+    return "never" if value == float("inf") else f"{value:.2f}"
 
 
 def _threads() -> str:
-    (threads,) = {record.machine["threads"] for record in stored("training").find(task="race")}
+    (threads,) = {record.machine["threads"] for record in stored("training").find(task=TO_GOAL)}
     return f"{threads} CPU threads"
 
 
-_COLUMNS = ["after the first", "at the last, median", "mean", "spread", "passes", "seconds"]
-
-
-def race() -> list[str]:
-    title = f"race to .975, MNIST 300, {_threads()}"
-    return grid([title, *_COLUMNS, "seconds to .975", "settings"], _methods("cpu", "race", True))
+def time_to_goal() -> list[str]:
+    return _methods("cpu", TO_GOAL, f"{TO_GOAL}, MNIST 300, {_threads()}", timed=True)
 
 
 def training_cpu() -> list[str]:
-    title = f"MNIST 300, {_threads()}"
-    return grid([title, *_COLUMNS, "seconds to .975", "settings"], _methods("cpu", "mnist 300", True))
+    return _methods("cpu", "mnist 300", f"MNIST 300, {_threads()}", timed=True)
 
 
 def digits() -> list[str]:
-    title = f"1,000 digits, 784-300-10, {_threads()}"
-    return grid([title, *_COLUMNS, "settings"], _methods("cpu", "1000 digits", False))
+    return _methods("cpu", "1000 digits", f"1,000 digits, 784-300-10, {_threads()}")
 
 
 def scikit() -> list[str]:
     """scikit-learn's network, on the CPU, on all networks."""
-    known, body = stored("training"), list[list[str]]()
-    for data in ("mnist", "fashion"):
-        for network in NETWORKS:
-            found = [row for row in summary(known, f"{data} {network}") if row["method"] == "scikit-learn MLP"]
-            body += [[f"{data} {network}", str(r["seeds"]), f"{r['mean']:.4f}", f"{r['spread']:.4f}"] for r in found]
-    return grid(["scikit-learn's MLPClassifier, 17 passes, test accuracy", "seeds", "mean", "spread"], body)
+    title = "scikit-learn's MLPClassifier, 17 passes, test accuracy"
+    columns = {title: "{task}", "seeds": "{seeds}", "mean": "{mean:.4f}", "spread": "{spread:.4f}"}
+    rows = (row | {"task": task} for task in _networks() for row in summary(stored("training"), task))
+    return filled(columns, (row for row in rows if row["method"] == "scikit-learn MLP"))
 
 
 def training_gpu() -> list[str]:
-    tables = []
-    for data in ("mnist", "fashion"):
-        for network in NETWORKS:
-            body = _methods("cuda", f"{data} {network}", False)
-            tables += [*grid([f"{data} {network}, one H200", *_COLUMNS, "settings"], body), ""] if body else []
-    return tables[:-1]
+    known = [task for task in _networks() if summary(stored("training", "cuda"), task)]
+    return stacked(_methods("cuda", task, f"{task}, one H200") for task in known)
 
 
 def gpu() -> list[str]:
-    body = [
-        [
-            f"batch {row['batch']}, {row['products']}" + (" in ours only" if row["products"] == "bfloat16" else ""),
-            f"{row['ours_ms']:.1f}",
-            f"{row['adam_ms']:.1f}",
-            f"{row['ours_over_adam']:.2f}",
-            f"{row['share_of_peak']:.2%}",
-            f"{row['test_accuracy']:.4f}",
-        ]
-        for row in stored("gpu", "cuda").values(task="products")
-    ]
-    title = f"a pass over MNIST, 784-300-10 ({made_on(stored('gpu', 'cuda'))})"
-    return grid([title, "ours, ms", "Adam, ms", "ratio", "of matrix peak", "test accuracy, 17 passes"], body)
+    columns = {
+        f"a pass over MNIST, 784-300-10 ({made_on(stored('gpu', 'cuda'))})": "batch {batch}, {products}{where}",
+        "ours, ms": "{ours_ms:.1f}",
+        "Adam, ms": "{adam_ms:.1f}",
+        "ratio": "{ours_over_adam:.2f}",
+        "of matrix peak": "{share_of_peak:.2%}",
+        "test accuracy, 17 passes": "{test_accuracy:.4f}",
+    }
+    rows = stored("gpu", "cuda").values(task="products")
+    ours_only = {"bfloat16": " in ours only"}
+    return filled(columns, (row | {"where": ours_only.get(row["products"], "")} for row in rows))
 
 
 def engines() -> list[str]:
-    found = stored("gpu", "cuda").values(task="engines")
-    body = [[f"batch {row['batch']}", *(f"{row[name]:.1f}" for name in row if name != "batch")] for row in found]
-    names = [name for name in found[0] if name != "batch"]
-    return grid(["ways to run a step: a pass, ms", *names], body)
+    rows = stored("gpu", "cuda").values(task="engines")
+    ways = {name: f"{{{name}:.1f}}" for name in rows[0] if name != "batch"}
+    return filled({"ways to run a step: a pass, ms": "batch {batch}", **ways}, rows)
 
 
 def variants() -> list[str]:
-    body = [
-        [row["variant"], f"{row['pass 1']:.4f}", f"{row['pass 5']:.4f}", f"{row['seconds']:.1f}", str(row["halved"])]
-        for row in stored("variants").values(task="variants")
-    ]
-    title = "MNIST 784-300-10, rows held back, one seed"
-    return grid([title, "after pass 1", "after pass 5", "seconds", "times halved"], body)
+    columns = {
+        "MNIST 784-300-10, rows held back, one seed": "{variant}",
+        "after pass 1": "{pass 1:.4f}",
+        "after pass 5": "{pass 5:.4f}",
+        "seconds": "{seconds:.1f}",
+        "times halved": "{halved}",
+    }
+    return filled(columns, stored("variants").values(task="variants"))
 
 
 def others() -> list[str]:
-    body = stored("variants").values(task="sets")
-    names = [name for name in body[0] if name not in ("set", "rows")]
-    lines = [[f"{row['set']}, {row['rows']} rows", *(f"{row[name]:.4f}" for name in names)] for row in body]
-    return grid(["accuracy or R² on rows held back", *names], lines)
+    rows = stored("variants").values(task="sets")
+    names = [name for name in rows[0] if name not in ("set", "rows")]
+    body = [[f"{row['set']}, {row['rows']} rows", *(f"{row[name]:.4f}" for name in names)] for row in rows]
+    return grid(["accuracy or R² on rows held back", *names], body)
 
 
 def growth() -> list[str]:
-    body = [
-        [
-            f"{row['rows']:,}",
-            f"{row['set_up_s']:.2f}",
-            f"{row['pass_s']:.3f}",
-            f"{row['us_per_row']:.2f}",
-            f"{row['share_of_peak']:.0%}",
-        ]
-        for row in stored("streaming").values(task="time")
-    ]
-    title = f"rows, MNIST 784-300-10 ({made_on(stored('streaming'))})"
-    return grid([title, "set-up, s", "a pass, s", "µs per row", "of float32 matrix peak"], body)
+    columns = {
+        f"rows, MNIST 784-300-10 ({made_on(stored('streaming'))})": "{rows:,}",
+        "set-up, s": "{set_up_s:.2f}",
+        "a pass, s": "{pass_s:.3f}",
+        "µs per row": "{us_per_row:.2f}",
+        "of float32 matrix peak": "{share_of_peak:.0%}",
+    }
+    return filled(columns, stored("streaming").values(task="time"))
 
 
 def memory() -> list[str]:
-    body = [
-        [f"{row['rows']:,}", str(row["file_MiB"]), f"{row['peak_MiB']:.0f}", f"{row['us_per_row']:.2f}"]
-        for row in stored("streaming").values(task="memory")
-    ]
-    return grid(["rows of 256 in a memory map", "file, MiB", "peak memory beyond the start, MiB", "µs per row"], body)
+    columns = {
+        "rows of 256 in a memory map": "{rows:,}",
+        "file, MiB": "{file_MiB}",
+        "peak memory beyond the start, MiB": "{peak_MiB:.0f}",
+        "µs per row": "{us_per_row:.2f}",
+    }
+    return filled(columns, stored("streaming").values(task="memory"))
 
 
 def estimators() -> list[str]:
@@ -257,18 +226,14 @@ def estimators() -> list[str]:
 
 
 def init() -> list[str]:
-    body = [
-        [
-            row["start"],
-            f"{row['accuracy']:.4f}",
-            f"{row['spread']:.4f}",
-            f"{row['seconds']:.2f}",
-            f"{row['epochs']:.2f}",
-        ]
-        for row in stored("initialisation").values()
-    ]
-    title = f"784-300-100-10 on MNIST ({made_on(stored('initialisation'))})"
-    return grid([title, "test accuracy, mean", "spread", "seconds, start included", "epochs of Adam"], body)
+    columns = {
+        f"784-300-100-10 on MNIST ({made_on(stored('initialisation'))})": "{start}",
+        "test accuracy, mean": "{accuracy:.4f}",
+        "spread": "{spread:.4f}",
+        "seconds, start included": "{seconds:.2f}",
+        "epochs of Adam": "{epochs:.2f}",
+    }
+    return filled(columns, stored("initialisation").values())
 
 
 def tables(text: str) -> dict[str, list[str]]:
@@ -297,26 +262,26 @@ def readings() -> list[str]:
 
 
 def compare() -> list[str]:
-    """The rows of all data sets under one head."""
+    """The rows of all data sets in one table."""
     found: dict[str, list[str]] = {}
     for name in SETS:
-        text = comparison.table(comparison.arenas(RESULTS, name, "cuda"), name)
+        text = comparison.table(comparison.cases(RESULTS, name, "cuda"), name)
         for title, (head, rule, *rest) in tables(text).items():
             found.setdefault(title, [head, rule]).extend(rest)
     return stacked(found.values())
 
 
 def regimes() -> list[str]:
-    return stacked(tables(settings_tried.table(settings_tried.arenas(RESULTS, "cuda"))).values())
+    return stacked(tables(settings_tried.table(settings_tried.cases(RESULTS, "cuda"))).values())
 
 
-def contests() -> list[str]:
-    """Where lifted weights stand at tuned settings."""
+def comparisons() -> list[str]:
+    """Lifted initial weights against the best others, at tuned settings."""
     body = []
-    for arena in (arena for name in SETS for arena in comparison.arenas(RESULTS, name, "cuda")):
-        rival, lead, deviations = arena.standing(arena.tested)
-        scores = [spread(arena.tested(start).scores) for start in (LIFTED, rival)]
-        body.append([comparison.titled(arena), *scores, rival, f"{lead:+.4f}", beyond(deviations)])
+    for case in (case for name in SETS for case in comparison.cases(RESULTS, name, "cuda")):
+        best_other, lead, deviations = case.standing(case.tested)
+        scores = [spread(case.tested(start).scores) for start in (LIFTED, best_other)]
+        body.append([comparison.titled(case), *scores, best_other, f"{lead:+.4f}", bold_if_large(deviations)])
     head = "a standard network, all tuned, the same total time, 5 seeds"
     return grid([head, "from lifted weights", "from the best other", "", "lead", "deviations"], body)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from experiments.datasets import Dataset, mnist, small
+from experiments.full_pass import seconds
 from experiments.methods import GradientStep, Task
 from experiments.settings import Settings
-from experiments.sweep import seconds
 from experiments.tables import table
 from liftednn.data.sources import source_of
 from liftednn.runtime.graphs import recorded

@@ -50,7 +50,7 @@ def minibatch(task: Task) -> Iterator[Scorer]:
 
 
 def full_batch(task: Task) -> Iterator[Scorer]:
-    """Ours, exact blocks on all rows; the first to be yielded is sweep 0, random features with a fitted head."""
+    """Ours, exact blocks on all rows; the first to be yielded is pass 0, random hidden layers with a fitted last layer."""
     with torch.no_grad():
         network = lnn.LiftedNetwork.mlp(
             task.sizes, activation="fenchel_relu", lam=task.settings["lam"], rho=task.settings["rho"]

@@ -25,7 +25,7 @@ from experiments.tables import table
 from liftednn.solvers import nnls
 
 UNKNOWNS, ROWS, TURNS, PEER_ROWS, TOL = 300, 20_000, 5, 12, 1e-6
-MOST_SWEEPS = 4000
+MOST_CYCLES = 4000
 Problem = tuple[Tensor, Tensor]
 
 
@@ -93,10 +93,10 @@ def descent_rows(h: Tensor, q: Tensor) -> tuple[float, Tensor]:
     """Seconds and solution of scikit-learn's cyclic coordinate descent; the residual is looked at outside the clock."""
     states, order = np.zeros(q.shape), np.arange(len(h), dtype=np.intp)
     matrix, right = h.contiguous().numpy(), q.contiguous().numpy()
-    spent, sweeps, burst = 0.0, 0, 2
-    while residual(h, q, torch.from_numpy(states)) > TOL and sweeps < MOST_SWEEPS:
+    spent, cycles, burst = 0.0, 0, 2
+    while residual(h, q, torch.from_numpy(states)) > TOL and cycles < MOST_CYCLES:
         spent += seconds(lambda: [_update_cdnmf_fast(states, matrix, right, order) for _ in range(burst)])[0]  # noqa: B023
-        sweeps, burst = sweeps + burst, 2 + sweeps // 10
+        cycles, burst = cycles + burst, 2 + cycles // 10
     return spent, torch.from_numpy(states)
 
 

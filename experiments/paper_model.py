@@ -1,7 +1,7 @@
-"""The paper's own model on MNIST, and its Fenchel twin: full-batch descent, rho = 1e-3, blocks to a KKT residual of 1e-3.
+"""The paper's own model on MNIST, and the same network with the Fenchel divergence: full-batch descent, rho = 1e-3.
 
-lambda is chosen on 10,000 training rows held out, by feed-forward accuracy after the last sweep; then the model is trained on all
-60,000 rows and tested once, for every seed. Sweep 0, random features with a fitted head, stands beside it.
+Blocks are solved to a KKT residual of 1e-3. lambda is chosen on 10,000 training rows held out, by feed-forward accuracy after the last
+pass; then the model is trained on all 60,000 rows and tested once, for every seed. Pass 0 is random hidden layers with a fitted last layer.
 `python -m experiments paper-model [--device cuda]`
 """
 
@@ -27,19 +27,19 @@ PAPER = {"300": "0.898 ± 0.005", "500-200-100": "0.853 ± 0.003"}
 LAMBDAS = [0.01, 0.1, 1.0, 10.0, 100.0]
 SEEDS = [0, 1, 2]
 ACTIVATIONS = ("relu", "fenchel_relu")
-SWEEPS = 10
+PASSES = 10
 
 
-def measure(network: str, activation: str, lam: float, seed: int, data: Dataset, sweeps: int) -> dict[str, Any]:
+def measure(network: str, activation: str, lam: float, seed: int, data: Dataset, passes: int) -> dict[str, Any]:
     """One training run."""
     net = lnn.LiftedNetwork.mlp((ARCHITECTURES | QUICK)[network], activation=activation, lam=lam, rho=1e-3)
-    bcd = lnn.BCD(passes=sweeps, tol=0.0, seed=seed, block_tol=1e-3)
+    bcd = lnn.BCD(passes=passes, tol=0.0, seed=seed, block_tol=1e-3)
     started = time.perf_counter()
     solution = bcd.run(net, data.x, data.y)
     spent = time.perf_counter() - started
     before = bcd.init(net, data.x, data.y).weights
     return {
-        "sweep0": accuracy(net, before, data),
+        "pass_0": accuracy(net, before, data),
         "last": accuracy(net, solution.weights, data),
         "objective": [record.objective for record in solution.history],
         "gaps": [record.gaps for record in solution.history],
@@ -54,7 +54,7 @@ def accuracy(network: lnn.LiftedNetwork, weights: list[lnn.Affine], data: Datase
 
 
 def held_out(data: Dataset) -> Dataset:
-    """The last sixth of the training rows in the place of the test set."""
+    """The last sixth of the training rows instead of the test set."""
     kept = len(data.x) * 5 // 6
     return Dataset(data.x[:kept], data.y[:kept], data.x[kept:], data.y[kept:])
 
@@ -67,15 +67,15 @@ def chosen(store: Store, network: str, activation: str) -> float:
     )
 
 
-def compute(store: Store, network: str, activation: str, data: Dataset, seeds: Sequence[int], sweeps: int) -> None:
+def compute(store: Store, network: str, activation: str, data: Dataset, seeds: Sequence[int], passes: int) -> None:
     fields = {"network": network, "activation": activation}
     for lam in LAMBDAS:
-        work = partial(measure, network, activation, lam, 0, held_out(data), sweeps)
+        work = partial(measure, network, activation, lam, 0, held_out(data), passes)
         store(work, stage="validate", **fields, lam=lam, seed=0)
     lam = chosen(store, network, activation)
     for seed in seeds:
         store(
-            partial(measure, network, activation, lam, seed, data, sweeps), stage="test", **fields, lam=lam, seed=seed
+            partial(measure, network, activation, lam, seed, data, passes), stage="test", **fields, lam=lam, seed=seed
         )
 
 
@@ -87,13 +87,13 @@ def summary(store: Store) -> list[dict[str, Any]]:
             continue
         lam = chosen(store, network, activation)
         runs = store.values(stage="test", network=network, activation=activation, lam=lam)
-        last, first = [run["last"] for run in runs], [run["sweep0"] for run in runs]
+        last, first = [run["last"] for run in runs], [run["pass_0"] for run in runs]
         rows.append(
             {
                 "network": network,
                 "activation": activation,
                 "lam": lam,
-                "sweep_0": statistics.mean(first),
+                "pass_0": statistics.mean(first),
                 "last": statistics.mean(last),
                 "spread": statistics.stdev(last) if len(last) > 1 else 0.0,
                 "paper": PAPER.get(network, "") if activation == "relu" else "",
@@ -109,5 +109,5 @@ def run(settings: Settings) -> None:
     if quick:
         data = small(data, 120)
     for network, activation in product(QUICK if quick else ARCHITECTURES, ACTIVATIONS):
-        compute(store, network, activation, data, SEEDS[: 1 if quick else None], 1 if quick else SWEEPS)
-    table(f"test accuracy after {SWEEPS} sweeps, {len(SEEDS)} seeds, lambda from a validation split", summary(store))
+        compute(store, network, activation, data, SEEDS[: 1 if quick else None], 1 if quick else PASSES)
+    table(f"test accuracy after {PASSES} passes, {len(SEEDS)} seeds, lambda from a validation split", summary(store))

@@ -19,7 +19,7 @@ __all__ = ["Part", "do", "unless_stored"]
 
 @dataclass(frozen=True)
 class Part:
-    """Some work and its name; `work` tells whether there was anything left to do."""
+    """Some work and its name; `work` returns whether there was anything left to do."""
 
     name: str
     work: Callable[[], bool]
@@ -53,7 +53,7 @@ def do(parts: Sequence[Part]) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str, int, float | None], None]]:
-    """A bar where errors go to a terminal, a line for each part elsewhere; parts that were there already tell nothing of the speed."""
+    """A bar if stderr is a terminal, otherwise a line for each part; parts that were stored already are not counted in the time left."""
     seconds: list[float] = []
 
     def left(done: int) -> str:
@@ -62,8 +62,8 @@ def progress(total: int) -> Iterator[Callable[[str, int, float | None], None]]:
     def line(name: str, done: int, took: float | None) -> None:
         if took is not None:
             seconds.append(took)
-            told = f"{done + 1} of {total}  {name}  {took:.1f} s  {left(done + 1)}"
-            print(told, file=sys.stderr, flush=True)
+            text = f"{done + 1} of {total}  {name}  {took:.1f} s  {left(done + 1)}"
+            print(text, file=sys.stderr, flush=True)
 
     if not sys.stderr.isatty():
         yield line

@@ -1,25 +1,36 @@
-"""The pictures of README and docs whose figures are stored: `python -m experiments figures` draws them, beside the store."""
+"""The pictures of README and docs: `python -m experiments figures` draws them from the store, and puts them beside it."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from examples import constraints, learned_activations, regression, robust
 from experiments import drawing
+from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
-__all__ = ["draw", "training"]
+__all__ = ["EXAMPLES", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
 
 
 def draw(results: Path) -> list[Path]:
-    """All of them."""
+    """All whose records are there; the files that were written."""
     files = [file for store in existing(results, "table1")[:1] for file in figure1(store, results / "figure1.png")]
+    made: dict[str, Callable[[], Any]] = {}
     for store in existing(results, "training"):
-        files.append(results / f"{store.path.stem}.png")
-        drawing.save(training(store, "mnist 300"), files[-1:], 130)
+        made[store.path.stem] = partial(training, store, "mnist 300")
+    for store in existing(results, "examples"):
+        made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
+    for name, figure in made.items():
+        files.append(results / f"{name}.png")
+        drawing.save(figure(), files[-1:], 130)
     return files
 
 
@@ -35,3 +46,88 @@ def training(store: Store, task: str) -> Any:
     panel.set_title(f"{task}: medians over seeds, bands from the least to the largest")
     figure.legend(loc="outside right center", frameon=False, fontsize=8, handlelength=4)
     return figure
+
+
+def filters_and_pruning(store: Store) -> Any:
+    """Filters of the constrained first layers, and test accuracy against the units that group sparsity leaves."""
+    figure, (panels,) = drawing.new_figure(14, 3.6, 1, 4, (1, 1, 1, 1.5))
+    for panel, kind in zip(panels, constraints.KINDS, strict=False):
+        for value in store.values(example="constraints", kind=kind):
+            _show_filters(panel, np.array(value["filters"]))
+            panel.set_title(f"{kind}: {value['accuracy']:.3f}")
+    strengths = [runs for strength in constraints.STRENGTHS if (runs := pruned_runs(store, strength))]
+    # Of several weights that leave as many units, the largest.
+    by_units = {
+        statistics.median(run["units"] for run in runs): [run["accuracy"] for run in runs] for runs in strengths
+    }
+    drawing.line(panels[3], "pruned", list(by_units), list(zip(*by_units.values(), strict=False)))
+    panels[3].set(xlabel="hidden units left of 100, median", ylabel="test accuracy", title="group sparsity, pruned")
+    return figure
+
+
+def _show_filters(panel: Any, filters: Any) -> None:
+    """Sixteen filters of 8 x 8 pixels in a square, with lines between them."""
+    parts = np.pad(filters.reshape(4, 4, 8, 8), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    size = np.abs(filters).max()
+    panel.imshow(parts.transpose(0, 2, 1, 3).reshape(36, 36), cmap="RdBu_r", vmin=-size, vmax=size)
+    panel.axis("off")
+
+
+def slopes(store: Store) -> Any:
+    """The slope after each pass and the training loss, of the seed with the smallest loss at the end."""
+    figure, ((left, right),) = drawing.new_figure(10, 3.8, 1, 2)
+    left.axhline(learned_activations.PLANTED, color="0.6", linestyle="--")
+    for place, start in enumerate(learned_activations.STARTS):
+        names = (f"from {start:g}", f"fixed at {start:g}")
+        for name, curve in zip(names, best_slopes(store, start), strict=False):
+            drawing.line(right, name, range(1, len(curve.losses) + 1), [curve.losses], 12, 3 * place)
+            if name == names[0]:
+                drawing.line(left, name, range(len(curve.slopes)), [curve.slopes], 12, 3 * place)
+    left.set(xlabel="passes over the rows", ylabel="slope", yscale="log")
+    left.set_title(f"the slope; dashed: that of the data, {learned_activations.PLANTED:g}")
+    right.set(xlabel="passes over the rows", ylabel="loss of the batches", title="the training loss", yscale="log")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, handlelength=4)
+    return figure
+
+
+def losses(store: Store) -> Any:
+    """A prediction band less its median, and predictions of networks that were trained with outliers."""
+    figure, ((left, right),) = drawing.new_figure(10, 4, 1, 2)
+    for value in store.values(example="quantiles"):
+        first, (low, middle, high) = np.array(value["first"]), np.array(value["quantiles"]).T
+        colour = drawing.style("absolute").colour
+        left.vlines(first, low - middle, high - middle, color=colour, alpha=0.4, label="5% to 95%")
+        left.plot(first, np.array(value["response"]) - middle, ".", color="0.2", markersize=3, label="responses")
+    left.set(title="three quantiles from one network", xlabel="first input", ylabel="less the predicted median")
+    for loss in regression.LOSSES:
+        for value in store.values(example="outliers", loss=loss):
+            look = drawing.style(loss)
+            marks = {"marker": look.mark, "linestyle": "", "markersize": 3, "markeredgewidth": 0}
+            right.plot(value["truth"], value["predicted"], color=look.colour, label=loss, **marks)
+    right.axline((10, 10), slope=1, color="0.2", linewidth=1)
+    right.set(title="a tenth of the training responses are outliers", xlabel="truth", ylabel="prediction")
+    for panel in (left, right):
+        panel.legend(loc="upper left", fontsize="small")
+    return figure
+
+
+def noise(store: Store) -> Any:
+    """Test accuracy of plain and robust networks against the noise on the test pixels."""
+    figure, ((panel,),) = drawing.new_figure(8, 4)
+    for method in robust.METHODS:
+        if curves := noise_curves(store, method):
+            drawing.line(panel, method, robust.LEVELS, curves)
+    panel.set(xlabel="standard deviation of the noise on the test pixels (0 .. 1)", ylabel="test accuracy")
+    panel.set(ylim=(0, 1.02), title="digits, one hidden layer of 50: medians over seeds, and ranges")
+    figure.legend(loc="outside right center", frameon=False, fontsize=8, handlelength=4)
+    return figure
+
+
+# By the name of the file.
+EXAMPLES: dict[str, Callable[[Store], Any]] = {
+    "constraints": filters_and_pruning,
+    "learned-activations": slopes,
+    "regression": losses,
+    "robust": noise,
+}

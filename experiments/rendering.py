@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.cells import ARCHITECTURES, named, short, told
+from experiments.cells import ARCHITECTURES, machine_text, named, short
 from experiments.paper import ALONE, CELLS, EPOCHS, EUCLIDEAN, PAPER, RANDOM, ROWS, Printed
 from experiments.starts import STARTS
 
@@ -30,7 +29,6 @@ __all__ = [
     "best_trials",
     "markdown",
     "nets",
-    "over_seeds",
     "printed",
     "rates",
     "spread",
@@ -95,14 +93,16 @@ def _preface(trained: Stored) -> str:
         f"Test accuracy after {epochs} epochs of Adam on the mean cross-entropy, batch {trained[0]['parameters']['batch']}; "
         f"{seeds}; the best of a row in bold{paper}. {ALONE} and {PHASES[FENCHEL]}: "
         f"the lifted phase with no epoch after it. {MORE}: as many more as fit into the time of the Fenchel phase.\n"
-        f"{told(trained[0]['versions'])}."
+        f"{machine_text(trained[0]['versions'])}."
     )
 
 
 def _accuracies(stored: Stored, rate: float) -> str:
     rows = []
     for net in nets(stored):
-        phases = {told: (_phase(stored, net, name), printed(stored, net, name, None)) for name, told in PHASES.items()}
+        phases = {
+            title: (_phase(stored, net, name), printed(stored, net, name, None)) for name, title in PHASES.items()
+        }
         starts = {name: (_values(stored, net, name, rate), printed(stored, net, name, rate)) for name in COLUMNS}
         rows.append((net, phases | starts))
     return f"## Accuracy, rate {short(rate)}\n\n" + _grid(rows)
@@ -123,22 +123,24 @@ def _seconds(trained: Stored) -> str:
     for net in nets(trained):
         found = [[c["seconds_alone"] for c in _of(trained, net, name)] for name in COLUMNS]
         rows.append([net, *(f"{statistics.median(each):.2f}" if each else "" for each in found)])
-    head = "## Seconds, the phase included\n\nOf one network trained alone: its epochs and the making of its first weights, median.\n\n"
+    head = (
+        "## Seconds, the phase included\n\nOf one network trained alone: its epochs and its initialisation, median.\n\n"
+    )
     return head + markdown(["Architecture", *COLUMNS], rows)
 
 
 def _work(stored: Stored) -> str:
-    """The seconds of all that is stored. The cells of a group share its training and, by seed, its first weights: each counts once."""
+    """The seconds of all that is stored. The cells of a group share its training and, by seed, its initial weights: each counts once."""
     if not stored:
         return ""
     starts, training = _spent(stored)
     own = [c for c in stored if c["kind"] in ("cell", "phase") and _group(c)[1] in (ALONE, *RANDOM, EUCLIDEAN)]
     times = [cell.get("seconds") for cell in stored if cell["kind"] == "trial"]
-    search, untold = sum(filter(None, times)), times.count(None)
-    beside = f", beside {untold} of {len(times)} trials whose time is not stored" if untold else ""
+    search, unknown = sum(filter(None, times)), times.count(None)
+    without = f", without {unknown} of {len(times)} trials whose time is not stored" if unknown else ""
     return (
-        f"All that is stored took {search + starts + training:.0f} s: search {search:.0f} s{beside}, "
-        f"first weights {starts:.0f} s, training of whole groups {training:.0f} s; the paper's columns {sum(_spent(own)):.0f} s of it."
+        f"All that is stored took {search + starts + training:.0f} s: search {search:.0f} s{without}, "
+        f"initial weights {starts:.0f} s, training of whole groups {training:.0f} s; the paper's columns {sum(_spent(own)):.0f} s of it."
     )
 
 
@@ -161,19 +163,19 @@ def _search(stored: Stored) -> str:
     for net in nets(searched):
         own = trials(searched, net)
         best = best_trials(own)
-        chosen.append([net, *(f"lam {t['lam']:.3g}, sweeps {t['sweeps']}, {t[key]:.4f}" for key, t in best.items())])
+        chosen.append([net, *(f"lam {t['lam']:.3g}, passes {t['passes']}, {t[key]:.4f}" for key, t in best.items())])
         for t in own:
             scores = [f"**{t[key]:.4f}**" if t is best[key] else f"{t[key]:.4f}" for key in SCORES]
-            tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["sweeps"]), *scores])
+            tried.append([net, str(t["number"] + 1), f"{t['lam']:.3g}", str(t["passes"]), *scores])
     heads = [
         "Architecture",
-        *(f"{name}: {told}" for told, name in zip(SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
+        *(f"{name}: {score}" for score, name in zip(SCORES.values(), (EUCLIDEAN, ALONE), strict=True)),
     ]
     return "\n\n".join(
         [
             "## Search\n\nChosen by the accuracy on training rows that were held back.",
             markdown(heads, chosen),
-            markdown(["Architecture", "trial", "lam", "sweeps", *SCORES.values()], tried),
+            markdown(["Architecture", "trial", "lam", "passes", *SCORES.values()], tried),
         ]
     )
 
@@ -196,16 +198,16 @@ def _agreement(trained: Stored) -> str:
     """How close the random columns come to the paper's."""
     doubled = [DOUBLED if name == "sigma^2-scale" else name for name in RANDOM]
     readings = {"Adam, sigma = 0.1": RANDOM} | {
-        told: [name + suffix for name in columns]
-        for told, columns, suffix in (
+        title: [name + suffix for name in columns]
+        for title, columns, suffix in (
             ("as printed", RANDOM, LITERAL),
             ("scaled gradients", RANDOM, SCALED),
             ("scaled gradients, doubled", doubled, SCALED),
         )
     }
-    rows = [[told, *(_distance(trained, names, rate) for rate in CELLS)] for told, names in readings.items()]
-    told = f"mean distance, and how many are within {CLOSE:g}"
-    head = ["", *(f"rate {short(rate)}: {told}" for rate in CELLS)]
+    rows = [[title, *(_distance(trained, names, rate) for rate in CELLS)] for title, names in readings.items()]
+    measured = f"mean distance, and how many are within {CLOSE:g}"
+    head = ["", *(f"rate {short(rate)}: {measured}" for rate in CELLS)]
     kept = [row for row in rows if all(row)]
     return f"## The random columns and the paper's\n\n{markdown(head, kept)}" if kept else ""
 
@@ -265,16 +267,8 @@ def _grid(rows: Sequence[Row]) -> str:
 def _entry(values: list[float], paper: Printed | None, best: bool) -> str:
     if not values:
         return ""
-    told = f"**{spread(values)}**" if best else spread(values)
-    return told if paper is None else f"{told} [{paper}]"
-
-
-def over_seeds(own: Stored) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation (nan of one seed) by epoch, up to the last that all seeds have: a run with more time for some of them
-    may have left longer ones behind."""
-    by_epoch = list(zip(*(cell["curve"] for cell in own), strict=False))
-    deviations = [statistics.stdev(seen) if len(seen) > 1 else math.nan for seen in by_epoch]
-    return [statistics.mean(seen) for seen in by_epoch], deviations
+    text = f"**{spread(values)}**" if best else spread(values)
+    return text if paper is None else f"{text} [{paper}]"
 
 
 def spread(values: Sequence[float]) -> str:

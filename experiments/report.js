@@ -83,7 +83,7 @@
   // A network's time depends on its rate in nothing but noise: of equal starts, the first rate that has one.
   function seconds() {
     const some = (net, start) => facts.cells.find((cell) => cell.net === net && cell.start === start);
-    const epochs = (cell) => cell.means.length - 1, fewest = Math.min(...facts.cells.map(epochs));
+    const epochs = (cell) => cell.medians.length - 1, fewest = Math.min(...facts.cells.map(epochs));
     const told = (cell) => [...(epochs(cell) > fewest ? [tag("small", {}, several(epochs(cell), "epoch") + ", ")] : []),
       fixed(cell.start_seconds + epochs(cell) * cell.epoch_seconds, 2)];
     const cells = (name) => nets().map((net) => tag("td", {}, ...(some(net, name) ? told(some(net, name)) : [])));
@@ -97,7 +97,7 @@
     byId("tables").replaceChildren(
       ...rates().map((rate) => accuracies("Rate " + rate, rate, facts.columns, Object.keys(facts.phases))),
       ...literal.map((rate) => accuracies("Rate " + rate + ", by stochastic gradients", rate, facts.literal, [])));
-    const after = (cell) => ({ ...cell, mean: cell.means[1] ?? null, sd: cell.sds[1] ?? null, paper: null });
+    const after = (cell) => cell.first && { ...cell, ...cell.first, paper: null };
     byId("first").replaceChildren(...rates().map((rate) => accuracies("Rate " + rate, rate, facts.early, [], after)));
   }
 
@@ -110,17 +110,15 @@
   }
 
   function points(cell) {
-    const seen = cell.means.map((mean, epoch) => {
-      const sd = cell.sds[epoch], seconds = cell.start_seconds + epoch * cell.epoch_seconds;
-      const place = { x: timed() ? seconds : epoch, low: mean - 2 * (sd ?? 0), high: mean + 2 * (sd ?? 0) };
-      return { cell, epoch, seconds, mean, sd, ...place };
+    return cell.medians.map((median, epoch) => {
+      const seconds = cell.start_seconds + epoch * cell.epoch_seconds;
+      return { cell, epoch, seconds, median, low: cell.lows[epoch], high: cell.highs[epoch], x: timed() ? seconds : epoch };
     });
-    return seen.filter((point) => point.mean !== null);
   }
 
   // The ends take the upper half: what is far below them, as most first guesses are, would press them together.
   function floor(lines) {
-    const ends = lines.flatMap(({ seen }) => seen.slice(-1)).map((point) => point.mean), low = Math.min(...ends);
+    const ends = lines.flatMap(({ seen }) => seen.slice(-1)).map((point) => point.median), low = Math.min(...ends);
     return low - Math.max(0.02, Math.max(...ends) - low);
   }
 
@@ -162,14 +160,14 @@
 
   const stroke = (start) => ({
     fill: "none", stroke: start.colour,
-    "stroke-dasharray": start.dash || "none", "stroke-width": start.heavy ? 2.6 : 1.6,
+    "stroke-dasharray": start.dash || "none", "stroke-width": start.heavy ? 2.4 : 1.4,
   });
 
   function line(start, seen, scale) {
     const at = (key) => seen.map((point) => scale.x(point.x).toFixed(1) + "," + scale.y(point[key]).toFixed(1));
     const band = [...at("high"), ...at("low").reverse()].join(" ");
-    return [shape("polygon", { points: band, fill: start.colour, "fill-opacity": 0.13 }),
-      shape("polyline", { points: at("mean").join(" "), ...stroke(start) })];
+    return [shape("polygon", { points: band, fill: start.colour, "fill-opacity": 0.15 }),
+      shape("polyline", { points: at("median").join(" "), ...stroke(start) })];
   }
 
   function panel(net, rate) {
@@ -191,7 +189,7 @@
     const [width, height] = [RIGHT - LEFT, BOTTOM - TOP];
     const inner = { x: LEFT, y: TOP, width, height, viewBox: `${LEFT} ${TOP} ${width} ${height}` };
     drawing.append(shape("svg", inner, ...[...curves.values()].flat()));
-    hover(drawing, all.filter((point) => point.mean >= scale.low), scale, curves);
+    hover(drawing, all.filter((point) => point.median >= scale.low), scale, curves);
     return drawing;
   }
 
@@ -210,10 +208,10 @@
     const move = (event) => {
       const box = drawing.getBoundingClientRect(), unit = W / box.width;
       const x = (event.clientX - box.left) * unit, y = (event.clientY - box.top) * unit;
-      const far = (point) => Math.hypot(scale.x(point.x) - x, scale.y(point.mean) - y);
+      const far = (point) => Math.hypot(scale.x(point.x) - x, scale.y(point.median) - y);
       const near = all.reduce((best, point) => (far(point) < far(best) ? point : best));
       if (far(near) > 40) return leave();
-      fill(mark, { cx: scale.x(near.x), cy: scale.y(near.mean), visibility: "visible" }, []);
+      fill(mark, { cx: scale.x(near.x), cy: scale.y(near.median), visibility: "visible" }, []);
       stress(near.cell.start);
       tell(near, event);
     };
@@ -223,9 +221,10 @@
   }
 
   function tell(point, event) {
-    const tip = byId("tip"), spreads = point.sd === null ? "one seed" : "sd " + fixed(point.sd);
+    const tip = byId("tip"), seeds = several(point.cell.n, "seed");
+    const range = point.cell.n > 1 ? `${fixed(point.low)} to ${fixed(point.high)} (${seeds})` : seeds;
     tip.textContent = [point.cell.start, `epoch ${point.epoch}, ${brief(point.seconds)} s`,
-      `accuracy ${fixed(point.mean)}`, `${spreads} (${several(point.cell.n, "seed")})`].join("\n");
+      `median accuracy ${fixed(point.median)}`, range].join("\n");
     tip.hidden = false;
     const right = window.innerWidth - tip.offsetWidth - 8;
     tip.style.left = Math.max(0, Math.min(event.clientX + 14, right)) + "px";

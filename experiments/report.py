@@ -8,7 +8,6 @@ its script and its numbers are in it. No text of a file is ever written as HTML,
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import compare, regimes
-from experiments.arena import DEVIATIONS
 from experiments.cells import cells, short
-from experiments.drawing import STYLES, style
+from experiments.drawing import STYLES, over_seeds, style
+from experiments.equal_time import DEVIATIONS
 from experiments.rendering import (
     COLUMNS,
     LITERAL,
@@ -30,7 +29,6 @@ from experiments.rendering import (
     SCORES,
     best_trials,
     nets,
-    over_seeds,
     printed,
     rates,
     table,
@@ -48,7 +46,8 @@ TAKES = ("out",)
 Stored = Sequence[dict[str, Any]]
 
 _TRAINING = {"architecture", "start", "rate", "epochs", "batch", "method"}
-_DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds can tell
+_DIGITS = 6  # of an accuracy: more than 10,000 test rows and a few seeds resolve
+_BAND = ("medians", "lows", "highs")  # for the pictures, by epoch
 _DASHES = {LITERAL: (14, 4), SCALED: (3, 6)}  # of the paper's columns in other readings
 _READINGS = tuple(READINGS)
 _ORDER = [*STYLES, *(name + reading for reading in READINGS for name in STYLES)]
@@ -67,8 +66,8 @@ def report(results: Path, out: Path = Path("report.html"), quick: bool = False) 
     own = existing(results, "table1")
     texts = [*compare.texts(results, quick), *regimes.texts(results, quick)]
     if not own and not texts:
-        told = f"{results} has nothing to show: run table1, compare or regimes first"
-        raise ValueError(f"{told}, or name another folder by --results")
+        problem = f"{results} has nothing to show: run table1, compare or regimes first"
+        raise ValueError(f"{problem}, or name another folder by --results")
     return write(own, texts, out)
 
 
@@ -93,10 +92,10 @@ def page(facts: dict[str, Any]) -> str:
 
 def _embedded(facts: dict[str, Any]) -> str:
     """JSON in which nothing can end the element that it stands in."""
-    told = json.dumps(facts, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(facts, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
-        told = told.replace(sign, f"\\u{ord(sign):04x}")
-    return told
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -151,7 +150,7 @@ def _summary(stored: Stored) -> dict[str, Any]:
     plain = [*COLUMNS, *(name for name in starts if name not in COLUMNS and not name.endswith(_READINGS))]
     return {
         "architectures": nets(stored),
-        "rates": [_told(rate) for rate in rates(stored)],
+        "rates": [_rate_text(rate) for rate in rates(stored)],
         "starts": [_drawn(name) for name in starts],
         "phases": PHASES,
         "columns": plain,
@@ -175,13 +174,19 @@ def _entries(stored: Stored, kind: str) -> list[dict[str, Any]]:
 
 
 def _entry(net: str, start: str, rate: float | None, own: Stored) -> dict[str, Any]:
-    (mean,), (deviation,) = _moments([{"curve": [cell["accuracy"]]} for cell in own])
-    facts: dict[str, Any] = {"net": net, "start": start, "rate": None if rate is None else _told(rate), "n": len(own)}
-    facts |= {"mean": mean, "sd": deviation, "start_seconds": _median(own, "start_seconds")}
+    facts: dict[str, Any] = {
+        "net": net,
+        "start": start,
+        "rate": None if rate is None else _rate_text(rate),
+        "n": len(own),
+    }
+    facts |= _moments([cell["accuracy"] for cell in own]) | {"start_seconds": _median(own, "start_seconds")}
     if rate is None:
         return facts
-    means, deviations = _moments(own)
-    return facts | {"means": means, "sds": deviations, "epoch_seconds": _median(own, "epoch_seconds_alone")}
+    curves = over_seeds([cell["curve"] for cell in own])
+    facts |= {name: [round(value, _DIGITS) for value in each] for name, each in zip(_BAND, curves, strict=True)}
+    first = _moments([cell["curve"][1] for cell in own]) if len(curves[0]) > 1 else None
+    return facts | {"first": first, "epoch_seconds": _median(own, "epoch_seconds_alone")}
 
 
 def _paper(stored: Stored, net: str, start: str, rate: float | None) -> str | None:
@@ -189,20 +194,15 @@ def _paper(stored: Stored, net: str, start: str, rate: float | None) -> str | No
     return str(found) if found else None
 
 
-def _moments(own: Stored) -> tuple[list[float | None], list[float | None]]:
-    """By epoch; one seed has no deviation."""
-    means, deviations = ([_rounded(value) for value in each] for each in over_seeds(own))
-    return means, deviations
+def _moments(values: Sequence[float]) -> dict[str, float | None]:
+    """For the tables: mean and standard deviation; one seed has no deviation."""
+    deviation = round(statistics.stdev(values), _DIGITS) if len(values) > 1 else None
+    return {"mean": round(statistics.mean(values), _DIGITS), "sd": deviation}
 
 
 def _median(own: Stored, key: str) -> float:
     # Four digits of a time are more than a clock repeats.
     return float(f"{statistics.median(cell[key] for cell in own):.4g}")
-
-
-def _rounded(value: float) -> float | None:
-    """JSON has no word for what is not finite; the page leaves it blank."""
-    return round(value, _DIGITS) if math.isfinite(value) else None
 
 
 def _settings(stored: Stored) -> list[dict[str, Any]]:
@@ -226,8 +226,8 @@ def _trials(stored: Stored) -> list[dict[str, Any]]:
         own = trials(searched, net)
         top = best_trials(own)
         for trial in own:
-            facts = {name: trial[name] for name in ("number", "lam", "sweeps", "rows")}
-            scores = {score: _rounded(trial[score]) for score in SCORES}
+            facts = {name: trial[name] for name in ("number", "lam", "passes", "rows")}
+            scores = {score: round(trial[score], _DIGITS) for score in SCORES}
             best = [score for score in SCORES if trial is top[score]]
             rows.append({"architecture": net} | facts | scores | {"best": best})
     return rows
@@ -239,8 +239,8 @@ def _versions(stored: Stored) -> list[dict[str, Any]]:
     for cell in stored:
         groups.setdefault(tuple(cell["versions"].items()), []).append(cell)
     seeds = [sorted({cell["seed"] for cell in own if "seed" in cell}) for own in groups.values()]
-    told = [", ".join(map(str, each)) for each in seeds]
-    return [dict(key) | {"files": len(groups[key]), "seeds": each} for key, each in zip(groups, told, strict=True)]
+    texts = [", ".join(map(str, each)) for each in seeds]
+    return [dict(key) | {"files": len(groups[key]), "seeds": each} for key, each in zip(groups, texts, strict=True)]
 
 
 def _drawn(name: str) -> dict[str, Any]:
@@ -261,6 +261,6 @@ def _in_order(found: Iterable[str], known: Iterable[str]) -> list[str]:
     return first + sorted(names.difference(first))
 
 
-def _told(rate: float) -> str:
+def _rate_text(rate: float) -> str:
     """Short where that is the rate itself, in full elsewhere: two rates must not become one."""
     return short(rate) if float(short(rate)) == rate else repr(rate)

@@ -245,7 +245,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def costs(device: str, rows: int, box_rows: int, columns: int = 784, units: int = 300) -> list[dict[str, Any]]:
-    """Seconds of a W-step of the first layer of 784-300-10 with the paper's ReLU, the Gram matrix known as it is from sweep 2 on."""
+    """Seconds of a W-step of the first layer of 784-300-10 with the paper's ReLU; the Gram matrix is given, as from the second pass on."""
     data = load("mnist", device)
     found: list[dict[str, Any]] = []
     kinds: tuple[tuple[str, Uncertainty | None, int], ...] = (

@@ -1,8 +1,8 @@
-"""The search for lam and the number of sweeps of the paper's lifted phase (sec. 7: "selected using Bayesian Optimization").
+"""The search for lam and the number of passes of the paper's lifted phase (sec. 7: "selected using Bayesian Optimization").
 
 A trial trains on the first training rows and is scored on the last ones, which are held back; the test rows are never seen. It has two
 scores: of the standard network after one epoch from the lifted weights, which the search maximises, and of the lifted weights as they are.
-So one study gives two choices: to start a standard network from, and to stand as a model alone. Every trial is stored, and a study is
+So one study gives two choices: for initial weights of a standard network, and for a model alone. Every trial is stored, and a study is
 built again from them for each proposal, so that a resumed search proposes what an uninterrupted one does.
 """
 
@@ -22,17 +22,17 @@ from experiments.starts import Sizes, euclidean
 __all__ = ["CPU_ROWS", "Choice", "best", "check_installed", "proposal", "split", "trial"]
 
 CPU_ROWS = 20_000  # rows that a trial trains on where there is no GPU
-_LAM, _SWEEPS = (1e-3, 1e3), (1, 5)
+_LAM, _PASSES = (1e-3, 1e3), (1, 5)
 _RATE = 1e-5  # the paper's, at which the first score is taken
 _SEED = 0
 
 
 class Choice(NamedTuple):
     lam: float
-    sweeps: int
+    passes: int
 
 
-# Where every search begins: spread over the space, with few sweeps, which cost least.
+# Where every search begins: spread over the space, with few passes, which cost least.
 _FIRST = (Choice(0.1, 1), Choice(10.0, 2), Choice(0.01, 3), Choice(100.0, 1))
 
 
@@ -63,7 +63,7 @@ def _past(plan: Plan, architecture: Sizes, count: int) -> list[dict[str, Any]]:
 
 
 def split(plan: Plan, data: Dataset) -> Dataset:
-    """Training rows to train on and training rows to score on, which stand where test rows would."""
+    """Training rows to train on and training rows to score on, in the place of test rows."""
     if not 0 < plan.held < len(data.x):
         raise ValueError(f"{plan.held} rows cannot be held back of {len(data.x)}: hold back fewer")
     kept = len(data.x) - plan.held
@@ -87,19 +87,19 @@ def proposal(past: list[dict[str, Any]]) -> Choice:
         study = optuna.create_study(direction="maximize", sampler=sampler)
         space = {
             "lam": optuna.distributions.FloatDistribution(*_LAM, log=True),
-            "sweeps": optuna.distributions.IntDistribution(*_SWEEPS),
+            "passes": optuna.distributions.IntDistribution(*_PASSES),
         }
         for each in past:
-            params = {"lam": each["lam"], "sweeps": each["sweeps"]}
+            params = {"lam": each["lam"], "passes": each["passes"]}
             value = each["accuracy_after_epoch"]
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
         asked = study.ask(space).params
     finally:
         optuna.logging.set_verbosity(level)
-    return Choice(float(asked["lam"]), int(asked["sweeps"]))
+    return Choice(float(asked["lam"]), int(asked["passes"]))
 
 
 def best(plan: Plan, architecture: Sizes, score: str) -> Choice:
     """The choice with the highest `accuracy_alone` or `accuracy_after_epoch`; the earliest of equal ones."""
     top = max(_past(plan, architecture, plan.trials), key=lambda each: float(each[score]))
-    return Choice(top["lam"], top["sweeps"])
+    return Choice(top["lam"], top["passes"])

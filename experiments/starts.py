@@ -1,4 +1,4 @@
-"""First weights of a standard ReLU network (sec. 7): the paper's random ones, the fair ones it leaves out, and the lifted ones.
+"""Initial weights of a standard ReLU network (sec. 7): the paper's random ones, the fair ones it leaves out, and the lifted ones.
 
 Biases are 0.1 for the paper's three (its Table 1), 0 for He, PCA, orthogonal and LSUV as in their own papers.
 """
@@ -137,10 +137,10 @@ def fitted_head(sizes: Sizes, seed: int, data: Dataset) -> list[Affine]:
     return BCD(seed=seed).init(LiftedNetwork.mlp(sizes, loss=_loss(data), rho=_RHO), data.x, data.y).weights
 
 
-def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, sweeps: int) -> list[Affine]:
-    """The paper's phase: the jointly convex divergence of ReLU, full-batch block-coordinate descent, so many sweeps."""
+def euclidean(sizes: Sizes, seed: int, data: Dataset, lam: float, passes: int) -> list[Affine]:
+    """The paper's phase: the jointly convex divergence of ReLU, full-batch block-coordinate descent, so many passes over the blocks."""
     network = LiftedNetwork.mlp(sizes, activation="relu", loss=_loss(data), lam=lam, rho=_RHO)
-    solution = BCD(passes=sweeps, tol=0.0, seed=seed).run(network, data.x, data.y)
+    solution = BCD(passes=passes, tol=0.0, seed=seed).run(network, data.x, data.y)
     return _whole(solution.weights, solution.status)
 
 

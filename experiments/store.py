@@ -60,8 +60,8 @@ class Store:
             fields = dict(json.loads(line))
             value, made = dict(fields.pop("value")), dict(fields.pop("machine"))
         except (ValueError, TypeError, KeyError) as error:
-            told = f"line {number} of {self.path} is no record with a value and a machine"
-            raise ValueError(f"{told}: remove the line, and run the same command again") from error
+            problem = f"line {number} of {self.path} is no record with a value and a machine"
+            raise ValueError(f"{problem}: remove the line, and run the same command again") from error
         return Record(fields, value, made)
 
     def _keep(self, record: Record) -> None:
@@ -126,8 +126,8 @@ class Store:
         if found is None:
             started = time.perf_counter()
             found = self.add(work(), **fields)
-            told = ", ".join(str(value) for value in fields.values())
-            self.tell(f"{self.path.stem}: {told}: {time.perf_counter() - started:.1f} s")
+            names = ", ".join(str(value) for value in fields.values())
+            self.tell(f"{self.path.stem}: {names}: {time.perf_counter() - started:.1f} s")
         return found
 
 

@@ -21,8 +21,8 @@ import torch
 
 import liftednn as lnn
 from experiments.datasets import mnist
+from experiments.full_pass import peak
 from experiments.settings import Settings
-from experiments.sweep import peak
 from experiments.tables import table
 from liftednn.data.sources import source_of
 from liftednn.training.run import Run

@@ -67,13 +67,13 @@ def _groups(plan: Plan, architecture: Sizes) -> dict[str, Callable[[], Group]]:
 
 def _alone(plan: Plan, architecture: Sizes) -> Group:
     choice = search.best(plan, architecture, "accuracy_alone")
-    start = partial(starts.euclidean, lam=choice.lam, sweeps=choice.sweeps)
+    start = partial(starts.euclidean, lam=choice.lam, passes=choice.passes)
     return Group(architecture, rendering.ALONE, start, (), 0, settings=choice._asdict(), phase=True)
 
 
 def _euclidean(plan: Plan, architecture: Sizes) -> Group:
     choice = search.best(plan, architecture, "accuracy_after_epoch")
-    start, name = partial(starts.euclidean, lam=choice.lam, sweeps=choice.sweeps), rendering.EUCLIDEAN
+    start, name = partial(starts.euclidean, lam=choice.lam, passes=choice.passes), rendering.EUCLIDEAN
     return Group(architecture, name, start, plan.rates, plan.epochs, settings=choice._asdict(), phase=True)
 
 

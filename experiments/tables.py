@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.store import Store
 
-__all__ = ["grid", "made_on", "table"]
+__all__ = ["filled", "grid", "made_on", "table"]
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -27,6 +27,11 @@ def _show(value: Any) -> str:
 def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """Lines of Markdown."""
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)]
+
+
+def filled(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown: under each heading its text with a row's values in it, as "{seconds:.2f}"."""
+    return grid(list(columns), [[text.format(**row) for text in columns.values()] for row in rows])
 
 
 def made_on(store: Store) -> str:

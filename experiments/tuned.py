@@ -1,6 +1,6 @@
 """A tuned standard network for regression: Adam, its rate and number of steps chosen on rows that are held back.
 
-All candidates of a set, both starts and every rate, are trained side by side as one batch of small networks on the same rows in the
+All candidates of a set, both starts and every rate, are trained together as one batch of small networks on the same rows in the
 same order. Starts are Xavier's weights, and those of `liftednn.init.lifted_`.
 """
 
@@ -21,7 +21,7 @@ HELD = 0.1
 
 
 def module(x: Tensor, y: Tensor, hidden: int, start: str, seed: int) -> nn.Sequential:
-    """The first weights of a network with one hidden layer of ReLUs; `lifted_` reads the rows."""
+    """The initial weights of a network with one hidden layer of ReLUs; `lifted_` reads the rows."""
     torch.manual_seed(seed)
     layers = nn.Linear(x.shape[1], hidden), nn.Linear(hidden, 1)
     for layer in layers:
@@ -32,7 +32,7 @@ def module(x: Tensor, y: Tensor, hidden: int, start: str, seed: int) -> nn.Seque
 
 
 def together(nets: Sequence[nn.Sequential]) -> list[Tensor]:
-    """Parameters side by side, weights (k, in, out) and biases (k, 1, out)."""
+    """Parameters stacked, weights (k, in, out) and biases (k, 1, out)."""
     found = []
     for same in zip(*(net.parameters() for net in nets), strict=True):
         whole = torch.stack([part.detach() for part in same])

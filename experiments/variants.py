@@ -1,6 +1,6 @@
 """What was tried for the mini-batch trainer and what it gave, on rows held back from the training set; the test sets are not looked at.
 
-`python -m experiments variants`: MNIST 784-300-10 after 5 passes; then, on every set that is at hand
+`python -m experiments variants`: MNIST 784-300-10 after 5 passes; then, on every set that is found
 (LIFTEDNN_DATA), the automatic choices multiplied by factors. One seed, a fifth of the rows held back.
 """
 
@@ -183,7 +183,7 @@ def _last(split: Split, passes: int, rho: float, **settings: Any) -> float:
 
 
 def compute_sets(store: Store, sets: Sequence[tuple[str, int | None]], passes: int, quick: bool) -> None:
-    """All sets that are at hand and not too large."""
+    """All sets that are found and not too large."""
     for name, rows in sets:
         try:
             split = Split(name, rows, quick)

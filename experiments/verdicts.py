@@ -1,7 +1,7 @@
 """Where lifted weights lead and where they lose, counted for the top of the report page.
 
-A contest compares lifted weights with the best of the other initial weights. The difference counts where it is more than
-`arena.DEVIATIONS` standard deviations; otherwise the two are even. Table 1 is judged from its cells;
+A comparison compares lifted weights with the best of the other initial weights. The difference counts where it is more than
+`equal_time.DEVIATIONS` standard deviations; otherwise the two are even. Table 1 is judged from its cells;
 the tables of compare and regimes have differences that count in bold.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.arena import beyond
+from experiments.equal_time import bold_if_large
 from experiments.rendering import CLOSE, FENCHEL
 
 __all__ = ["EVEN", "LEADS", "LOSES", "verdicts", "with_verdicts"]
@@ -22,7 +22,7 @@ _NAME, _VERDICT, _LEAD, _DEVIATIONS = "setting", "verdict", "lead", "deviations"
 Facts = dict[str, Any]
 
 
-class Contest(NamedTuple):
+class Comparison(NamedTuple):
     """`deviations` as compare and regimes write them: in bold where they are more than noise."""
 
     name: str
@@ -50,7 +50,7 @@ def with_verdicts(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Facts:
     name = head.index(_NAME) if _NAME in head else 0
     front = [index for index, title in enumerate(head) if title == _DEVIATIONS or title.startswith(_LEAD)]
     rest = [index for index in range(name + 1, len(head)) if index not in front]
-    judged = [Contest(row[name], row[head.index(_DEVIATIONS)]).verdict for row in rows]
+    judged = [Comparison(row[name], row[head.index(_DEVIATIONS)]).verdict for row in rows]
     lines = [
         [row[name], verdict, *(row[i] for i in (*front, *rest))] for row, verdict in zip(rows, judged, strict=True)
     ]
@@ -68,7 +68,7 @@ def _table1(facts: Facts) -> Facts:
     text = (
         f"{FENCHEL} against the best of the initial weights that are not lifted, by architecture, after the last epoch."
     )
-    lines = [_line(f"Rate {rate}", "accuracy", _contests(facts, rate)) for rate in facts["rates"]]
+    lines = [_line(f"Rate {rate}", "accuracy", _comparisons(facts, rate)) for rate in facts["rates"]]
     return {
         "source": "Table 1",
         "text": text + _agreement(facts),
@@ -76,7 +76,7 @@ def _table1(facts: Facts) -> Facts:
     }
 
 
-def _contests(facts: Facts, rate: str) -> list[Contest]:
+def _comparisons(facts: Facts, rate: str) -> list[Comparison]:
     """Of one rate: one seed has no deviation, so it decides nothing."""
     found = []
     for net in facts["architectures"]:
@@ -84,13 +84,13 @@ def _contests(facts: Facts, rate: str) -> list[Contest]:
         ours = [cell for cell in trained if cell["start"] == FENCHEL]
         others = [cell for cell in trained if cell["start"] in facts["columns"] and "Lifted" not in cell["start"]]
         if ours and others:
-            found.append(Contest(net, _deviations(ours[0], max(others, key=lambda cell: float(cell["mean"])))))
+            found.append(Comparison(net, _deviations(ours[0], max(others, key=lambda cell: float(cell["mean"])))))
     return found
 
 
 def _deviations(ours: Facts, best: Facts) -> str:
     gap, noise = ours["mean"] - best["mean"], math.hypot(ours["sd"], best["sd"])
-    return beyond(gap / noise if noise else math.copysign(math.inf, gap))
+    return bold_if_large(gap / noise if noise else math.copysign(math.inf, gap))
 
 
 def _agreement(facts: Facts) -> str:
@@ -111,7 +111,7 @@ def _documents(documents: Sequence[Facts]) -> list[Facts]:
             "source": ", ".join(documents[i]["title"].split(":")[0] for i in own),
             "text": " ".join(_opening(documents[i]) for i in own).strip(),
             "lines": [
-                _line(title, judged[own[0]][title][0], [contest for i in own for contest in judged[i][title][1]])
+                _line(title, judged[own[0]][title][0], [comparison for i in own for comparison in judged[i][title][1]])
                 for title in titles
             ],
         }
@@ -119,16 +119,16 @@ def _documents(documents: Sequence[Facts]) -> list[Facts]:
     ]
 
 
-def _judged(index: int, document: Facts) -> dict[str, tuple[str, list[Contest]]]:
-    """By heading: the id of that heading on the page, and the contests of the table below it."""
-    found: dict[str, tuple[str, list[Contest]]] = {}
+def _judged(index: int, document: Facts) -> dict[str, tuple[str, list[Comparison]]]:
+    """By heading: the id of that heading on the page, and the comparisons of the table below it."""
+    found: dict[str, tuple[str, list[Comparison]]] = {}
     title, anchor = document["title"], f"document-{index}"
     for number, block in enumerate(document["blocks"]):
         if "heading" in block:
             title, anchor = block["heading"], f"document-{index}-{number}"
         elif _VERDICT in block.get("head", ()):
             column = block["head"].index(_DEVIATIONS)
-            found[title] = anchor, [Contest(row[0], row[column]) for row in block["rows"]]
+            found[title] = anchor, [Comparison(row[0], row[column]) for row in block["rows"]]
     return found
 
 
@@ -138,11 +138,11 @@ def _opening(document: Facts) -> str:
     return str(first.get("text", ""))
 
 
-def _line(title: str, anchor: str, contests: Sequence[Contest]) -> Facts:
-    counts = {verdict: sum(c.verdict == verdict for c in contests) for verdict in (LEADS, EVEN, LOSES)}
+def _line(title: str, anchor: str, comparisons: Sequence[Comparison]) -> Facts:
+    counts = {verdict: sum(c.verdict == verdict for c in comparisons) for verdict in (LEADS, EVEN, LOSES)}
     largest = [
-        f"largest {word}: {max(own, key=lambda contest: abs(contest.size))}"
+        f"largest {word}: {max(own, key=lambda comparison: abs(comparison.size))}"
         for verdict, word in ((LEADS, "lead"), (LOSES, "loss"))
-        if (own := [contest for contest in contests if contest.verdict == verdict])
+        if (own := [comparison for comparison in comparisons if comparison.verdict == verdict])
     ]
     return {"title": title, "at": anchor} | counts | {"largest": "; ".join(largest)}

@@ -1,8 +1,6 @@
-"""The example runs, and draws."""
+"""The example runs, and prints."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +8,8 @@ from examples.constraints import main
 
 
 @pytest.mark.slow
-def test_the_example_runs_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "constraints.png"
-    main(["--small", "--out", str(out)])
-    assert out.stat().st_size > 10_000
+def test_the_example_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--small"])
     told = capsys.readouterr().out
     assert "orthogonal: accuracy" in told
     assert "of 100 units stay" in told

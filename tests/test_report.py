@@ -48,7 +48,7 @@ def phase(net: str, start: str, seed: int, accuracy: float, **settings: Any) -> 
 def trial(net: str, number: int, after: float) -> dict[str, Any]:
     facts = {"kind": "trial", "parameters": {"architecture": net}, "number": number, "seed": 0, "versions": VERSIONS}
     scores = {"accuracy_alone": 0.9 - number / 100, "accuracy_after_epoch": after}
-    return facts | {"lam": 0.5 * (number + 1), "sweeps": 2, "rows": 54_321} | scores
+    return facts | {"lam": 0.5 * (number + 1), "passes": 2, "rows": 54_321} | scores
 
 
 def made_up(path: Path) -> Store:
@@ -58,7 +58,7 @@ def made_up(path: Path) -> Store:
     for net, start, rate, seed in itertools.product(NETS, STARTS, RATES, range(SEEDS)):
         facts.append(cell(net, start, rate, seed, [round(draw.uniform(0.1, 0.99), 4) for _ in range(EPOCHS + 1)]))
     for net, seed in itertools.product(NETS, range(SEEDS)):
-        facts.append(phase(net, rendering.ALONE, seed, round(draw.uniform(0.8, 0.9), 4), lam=2.0, sweeps=3))
+        facts.append(phase(net, rendering.ALONE, seed, round(draw.uniform(0.8, 0.9), 4), lam=2.0, passes=3))
     facts += [trial("300", number, after) for number, after in enumerate([0.8, 0.95, 0.95, *[0.7] * 8])]
     return kept(path, *facts)
 
@@ -132,7 +132,7 @@ def test_a_second_table1_stands_below_as_its_tables(run: Store, tmp_path: Path) 
     assert {"heading": "Accuracy, rate 1e-5"} in below["blocks"]
 
 
-CONTESTS = """# {0}: scores
+COMPARISONS = """# {0}: scores
 
 ## Same epochs
 
@@ -155,7 +155,7 @@ REGIMES = """# Settings
 
 
 # Tables with verdicts: two of compare and one of regimes.
-JUDGED = [CONTESTS.format("adult", "-2.0"), CONTESTS.format("mnist", "**-2.0**"), REGIMES]
+JUDGED = [COMPARISONS.format("adult", "-2.0"), COMPARISONS.format("mnist", "**-2.0**"), REGIMES]
 
 
 def test_verdicts_follow_the_name_and_kinds_group_the_rows(tmp_path: Path) -> None:
@@ -243,9 +243,12 @@ def test_the_numbers_of_the_page_are_those_of_the_cells(run: Store, tmp_path: Pa
             if (f["parameters"]["start"], f["parameters"]["rate"]) == (entry["start"], float(entry["rate"]))
         ]
         curves = np.array([f["curve"] for f in own])
-        np.testing.assert_allclose(entry["means"], curves.mean(0), atol=1e-6)
-        np.testing.assert_allclose(entry["sds"], curves.std(0, ddof=1), atol=1e-6)
-        assert (entry["n"], entry["mean"], entry["sd"]) == (SEEDS, entry["means"][-1], entry["sds"][-1])
+        for name, expected in (("medians", np.median(curves, 0)), ("lows", curves.min(0)), ("highs", curves.max(0))):
+            np.testing.assert_allclose(entry[name], expected, atol=1e-6)
+        for facts_of, epoch in ((entry, -1), (entry["first"], 1)):
+            expected = [curves[:, epoch].mean(), curves[:, epoch].std(ddof=1)]
+            np.testing.assert_allclose([facts_of["mean"], facts_of["sd"]], expected, atol=1e-6)
+        assert entry["n"] == SEEDS
         assert entry["start_seconds"] == np.median([f["start_seconds"] for f in own])
         paper = rendering.PAPER.get((entry["net"], entry["start"], float(entry["rate"])))
         assert entry["paper"] == (None if paper is None else str(paper))
@@ -262,7 +265,7 @@ def test_search_choices_and_versions_are_reported(run: Store) -> None:
         0: ["accuracy_alone"],
         1: ["accuracy_after_epoch"],
     }
-    alone = {"start": rendering.ALONE, "lam": 2.0, "sweeps": 3}
+    alone = {"start": rendering.ALONE, "lam": 2.0, "passes": 3}
     assert facts["settings"] == [{"architecture": net} | alone for net in NETS]
     (known,) = facts["versions"]
     assert known == VERSIONS | {"files": len(run.records) - 1, "seeds": "0, 1, 2"}
@@ -274,9 +277,9 @@ def test_one_seed_has_no_deviation_and_missing_cells_are_not_made_up(tmp_path: P
         tmp_path / "r.jsonl", cell("300", "He", 1e-5, 0, [0.1, 0.5]), cell("300", "Normal", 2.5e-5, 0, [0.1, 0.6])
     )
     facts = summary(run)
-    assert [(e["start"], e["rate"], e["sd"], e["sds"]) for e in facts["cells"]] == [
-        ("He", "1e-5", None, [None, None]),
-        ("Normal", "2.5e-05", None, [None, None]),
+    assert [(e["start"], e["rate"], e["sd"], e["first"]["sd"]) for e in facts["cells"]] == [
+        ("He", "1e-5", None, None),
+        ("Normal", "2.5e-05", None, None),
     ]
 
 
@@ -285,7 +288,7 @@ def test_curves_of_different_length_end_where_the_shortest_does(tmp_path: Path) 
         tmp_path / "r.jsonl", cell("300", "He", 1e-5, 0, [0.1, 0.5, 0.7]), cell("300", "He", 1e-5, 1, [0.3, 0.7])
     )
     (entry,) = summary(run)["cells"]
-    assert (entry["means"], entry["mean"]) == ([0.2, 0.6], 0.7)
+    assert (entry["medians"], entry["mean"]) == ([0.2, 0.6], 0.7)
 
 
 def test_what_is_trained_as_printed_is_beside_the_papers_figures(tmp_path: Path) -> None:
@@ -406,8 +409,8 @@ def test_accuracies_after_one_epoch_are_those_of_the_cells(run: Store) -> None:
     head, *rows = played(page(facts), 'lines("first")')
     assert head == ["Initial weights", *NETS]
     entries = {(e["start"], e["net"]): e for e in facts["cells"] if e["rate"] == "1e-5"}
-    expected = [(entries[start, net]["means"][1], entries[start, net]["sds"][1]) for start in STARTS for net in NETS]
-    assert [figure for row in rows for figure in row[1:]] == [f"{mean:.4f} ± {sd:.4f}" for mean, sd in expected]
+    expected = [entries[start, net]["first"] for start in STARTS for net in NETS]
+    assert [figure for row in rows for figure in row[1:]] == [f"{e['mean']:.4f} ± {e['sd']:.4f}" for e in expected]
 
 
 def test_the_scale_begins_near_the_ends_or_shows_all(tmp_path: Path) -> None:
@@ -453,6 +456,20 @@ def test_errors_on_a_logarithmic_scale(tmp_path: Path) -> None:
     assert heights[0] > heights[-1]
 
 
+def test_a_line_is_the_median_and_its_band_reaches_from_the_least_to_the_largest(tmp_path: Path) -> None:
+    """Seeds end at 0.5, 0.6 and 0.9: the band is all of the scale, and the line is at 0.6, a quarter of the way up."""
+    run = kept(
+        tmp_path / "r.jsonl", *(cell("300", "He", 1e-5, seed, [0.7, end]) for seed, end in enumerate([0.5, 0.6, 0.9]))
+    )
+    scenario = """["polyline", "polygon"].map((name) => get("figure").all(name).map((each) =>
+      each.attributes.points.split(" ").map((point) => +point.split(",")[1])))"""
+    (line,), (band,) = played(page(summary(run)), scenario)
+    top, bottom = 26, 280
+    start, quarter = (bottom + top) / 2, bottom - (bottom - top) / 4
+    np.testing.assert_allclose(line, [start, quarter], atol=0.06)
+    np.testing.assert_allclose(band, [start, top, bottom, start], atol=0.06)
+
+
 def test_filters_axis_and_legend_change_the_picture(run: Store) -> None:
     scenario = """(() => {
       const seen = [drawn()];
@@ -478,7 +495,8 @@ def test_pointing_at_a_line_reads_it(run: Store) -> None:
       return get("tip").textContent;
     })()"""
     (entry,) = [e for e in summary(run)["cells"] if (e["net"], e["start"], e["rate"]) == ("300", "He", "1e-5")]
-    told = ["He", "epoch 2, 3 s", f"accuracy {entry['means'][2]:.4f}", f"sd {entry['sds'][2]:.4f} (3 seeds)"]
+    median, low, high = (f"{entry[name][2]:.4f}" for name in ("medians", "lows", "highs"))
+    told = ["He", "epoch 2, 3 s", f"median accuracy {median}", f"{low} to {high} (3 seeds)"]
     assert played(page(summary(run)), scenario).split("\n") == told
 
 
@@ -492,6 +510,6 @@ def test_a_name_is_text_and_one_cell_is_enough_for_a_page(tmp_path: Path) -> Non
 
 def test_trials_and_plan_are_reported_in_full(run: Store) -> None:
     found = played(page(summary(run)), '[lines("trials"), lines("versions")]')
-    assert found[0][0] == ["architecture", "number", "lam", "sweeps", "rows", "accuracy after epoch", "accuracy alone"]
+    assert found[0][0] == ["architecture", "number", "lam", "passes", "rows", "accuracy after epoch", "accuracy alone"]
     assert found[0][2] == ["300", "1", "1", "2", "54321", "0.95", "0.89"]
     assert found[1][-1] == ["4", "54321", "cpu"]

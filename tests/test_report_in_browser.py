@@ -127,8 +127,8 @@ def test_pointing_at_a_line_shows_its_value(opened: Any, made: Made) -> None:
     assert told.split("\n") == [
         "He",
         "epoch 2, 3 s",
-        f"accuracy {entry['means'][2]:.4f}",
-        f"sd {entry['sds'][2]:.4f} (3 seeds)",
+        f"median accuracy {entry['medians'][2]:.4f}",
+        f"{entry['lows'][2]:.4f} to {entry['highs'][2]:.4f} (3 seeds)",
     ]
     opacities = (
         opened.locator("#figure > svg")
@@ -143,10 +143,10 @@ def test_pointing_at_a_line_shows_its_value(opened: Any, made: Made) -> None:
 def test_every_choice_changes_the_picture(opened: Any) -> None:
     seen = [opened.inner_html("#figure")]
     for name, value in (
+        ("scale", "accuracy"),
         ("net", "500-150"),
         ("rate", "1e-4"),
         ("across", "seconds"),
-        ("scale", "accuracy"),
         ("scale", "error"),
     ):
         opened.select_option(f"#{name}", value)

@@ -164,7 +164,7 @@ def test_a_wide_layer_s_spare_rows_are_he_s() -> None:
 def test_fitted_and_lifted_starts_beat_chance_before_any_epoch() -> None:
     data = synthetic()
     fitted = starts.fitted_head(SIZES, 0, data)
-    lifted = starts.euclidean(SIZES, 0, data, lam=1.0, sweeps=1)
+    lifted = starts.euclidean(SIZES, 0, data, lam=1.0, passes=1)
     fenchel = starts.fenchel(SIZES, 0, data, passes=3)
     hidden = starts.BCD(seed=0).init(lnn.LiftedNetwork.mlp(SIZES), data.x, data.y).weights
     assert torch.equal(fitted[0].w, hidden[0].w)
@@ -177,7 +177,7 @@ def test_a_phase_that_was_stopped_is_no_start(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("liftednn.training.bcd.BCD.blocks", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        starts.euclidean(SIZES, 0, synthetic(), lam=1.0, sweeps=1)
+        starts.euclidean(SIZES, 0, synthetic(), lam=1.0, passes=1)
 
 
 def tiny(out: Path, **changes: Any) -> Plan:
@@ -305,10 +305,10 @@ def test_the_search_resumes_and_chooses_twice(tmp_path: Path) -> None:
     plan = tiny(tmp_path, trials=6)
     for number, lam in enumerate((0.01, 0.1, 1.0, 10.0, 100.0)):
         scores = {"accuracy_after_epoch": 0.9 - 0.1 * abs(number - 1), "accuracy_alone": 0.9 - 0.1 * abs(number - 3)}
-        plan.store.add({"lam": lam, "sweeps": 1, **scores}, kind="trial", architecture="8", number=number)
+        plan.store.add({"lam": lam, "passes": 1, **scores}, kind="trial", architecture="8", number=number)
     search.trial(plan, synthetic(), (8,), 5)
     *past, stored = plan.store.values(kind="trial")
-    assert search.proposal(past) == search.proposal(past) == (stored["lam"], stored["sweeps"])
+    assert search.proposal(past) == search.proposal(past) == (stored["lam"], stored["passes"])
     assert stored["rows"] == 150
     assert stored["seconds"] > 0
     five = replace(plan, trials=5)
@@ -343,7 +343,7 @@ def figure(net: str, start: str, rate: float | None, seed: int, curve: list[floa
 
 def one_trial(number: int, **more: Any) -> dict[str, Any]:
     facts = {"kind": "trial", "parameters": {"architecture": "300"}, "number": number, "seed": 0, "rows": 50_000}
-    return facts | {"lam": 0.1234, "sweeps": 2, "accuracy_alone": 0.8, "accuracy_after_epoch": 0.9} | more
+    return facts | {"lam": 0.1234, "passes": 2, "accuracy_alone": 0.8, "accuracy_after_epoch": 0.9} | more
 
 
 def rendered(store: Store) -> str:
@@ -369,7 +369,7 @@ def test_the_table_is_what_the_records_say(tmp_path: Path) -> None:
     assert text.count(accuracy) == 1
     assert "| 300 |  |  |  | 0.5000 ± 0.0000 |" in text
     assert f"| 300 |{'  |' * 3} 19.00 |{blank[: 3 * 4]} 19.00 |  |  |" in text
-    assert "| 300 | lam 0.123, sweeps 2, 0.9000 | lam 0.123, sweeps 2, 0.8000 |" in text
+    assert "| 300 | lam 0.123, passes 2, 0.9000 | lam 0.123, passes 2, 0.8000 |" in text
     assert "## As printed: stochastic gradients, sigma^2 = 0.1, rate 1e-5" in text
     assert "| 300 | **0.3000 ± 0.0000** [0.923 ± 0.005] |\n" in text
     assert "mean ± standard deviation over 2 seeds; the best of a row in bold, the paper's figure in brackets" in text
@@ -378,8 +378,8 @@ def test_the_table_is_what_the_records_say(tmp_path: Path) -> None:
 def test_the_table_shows_the_seconds_of_all_that_is_stored(tmp_path: Path) -> None:
     path = made_up(tmp_path).path
     # 2 architectures: 4 starts of 2 seeds, each of 2 s, and 3 groups, each of 5 s.
-    told = "first weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
-    search_ = "search 0 s, beside 1 of 1 trials whose time is not stored"
+    told = "initial weights 32 s, training of whole groups 30 s; the paper's columns 26 s of it."
+    search_ = "search 0 s, without 1 of 1 trials whose time is not stored"
     assert f"took 62 s: {search_}, {told}" in rendered(kept(path, one_trial(0)))
     assert f"took 65 s: search 3 s, {told}" in rendered(kept(path, one_trial(0, seconds=3.0)))
 

@@ -1,4 +1,4 @@
-"""The tables of what standard networks find hard, in Markdown: from the stores of robust, refit, constraints and regression."""
+"""The tables of what goes beyond the paper, in Markdown: from the stores of robust, refit, constraints and regression."""
 
 from __future__ import annotations
 

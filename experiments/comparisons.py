@@ -1,9 +1,9 @@
-"""Contests of first weights at equal total time (beyond sec. 7: other data, tuned rates): what is fought over, and with which rows.
+"""Comparisons of initial weights at equal total time, with other data and tuned rates than sec. 7 of the paper has.
 
-A contest is a data set, an architecture and a budget: the seconds in which lifted weights are made and then trained for so many epochs
-of batch 100. Every start may spend them as it likes: its recipe, a rate, a schedule, a batch size, the scaling of inputs and as many
-epochs as fit, is chosen on training rows that are held back. Then, once, with seeds that no choice has seen, it is run on the test rows.
-arena.py does it.
+A comparison is a data set, an architecture and a budget: the seconds in which lifted weights are made and then trained for so many epochs
+of batch 100. All initial weights have this budget. Their recipe, a rate, a schedule, a batch size, the scaling of inputs and as many
+epochs as fit, is chosen on training rows that are held back. It is then run once on the test rows, with seeds that were not used in the
+choice. equal_time.py runs comparisons.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experiments.cells import named, short
 from experiments.datasets import Dataset, load, regression
 from experiments.starts import Sizes, Start
 
-__all__ = ["BATCH", "CONTROL", "LIFTED", "RANDOM", "SMALL", "STARTS", "TUNING", "Contest", "Recipe", "Stage"]
+__all__ = ["BATCH", "CONTROL", "LIFTED", "RANDOM", "SMALL", "STARTS", "TUNING", "Comparison", "Recipe", "Stage"]
 
 LIFTED, CONTROL = "Lifted", "He + fitted head"
 RANDOM: dict[str, Start] = {"Xavier": starts.xavier, "He": starts.he, "LSUV": starts.lsuv}
@@ -63,8 +63,8 @@ class Recipe(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contest:
-    """What is fought over.
+class Comparison:
+    """A data set, an architecture and a budget.
 
     data        a name of `datasets.load`
     hidden      widths of the hidden layers
@@ -154,5 +154,5 @@ class Contest:
 @cache
 def _loaded(name: str, split: int) -> Dataset:
     """With the seed's own split, where a data set has several; one for all otherwise."""
-    real = Contest(name, ()).real
+    real = Comparison(name, ()).real
     return regression(name, split) if real else load(name)

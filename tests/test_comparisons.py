@@ -1,4 +1,4 @@
-"""Contests: rows that are held back are not trained on, time is shared out evenly, choices are made on them alone, and what was stopped
+"""Comparisons: rows that are held back are not trained on, time is shared out evenly, choices are made on them alone, and what was stopped
 goes on."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from experiments import __main__ as cli
-from experiments import arena, compare, contests, regimes, starts
-from experiments.arena import Arena, Outcome
+from experiments import compare, comparisons, equal_time, regimes, starts
 from experiments.batched import Together, train_together
-from experiments.contests import BATCH, LIFTED, RANDOM, STARTS, TUNING, Contest, Recipe
+from experiments.comparisons import BATCH, LIFTED, RANDOM, STARTS, TUNING, Comparison, Recipe
 from experiments.datasets import Dataset
+from experiments.equal_time import Case, Outcome
 from experiments.store import RESULTS, Store, existing
 
 
@@ -46,25 +46,25 @@ def curve(rows: int = 400) -> Dataset:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small data in place of the sets; times as they might be."""
-    monkeypatch.setattr(contests, "_loaded", lambda name, split: curve() if name == "california" else clusters())
-    monkeypatch.setattr(contests, "RATES", (1e-3, 1e-2))
-    monkeypatch.setattr(contests, "_MORE_RATES", (1e-3, 1e-2, 3e-2))
+    monkeypatch.setattr(comparisons, "_loaded", lambda name, split: curve() if name == "california" else clusters())
+    monkeypatch.setattr(comparisons, "RATES", (1e-3, 1e-2))
+    monkeypatch.setattr(comparisons, "_MORE_RATES", (1e-3, 1e-2, 3e-2))
 
 
-def made_up(self: Arena) -> None:
+def made_up(self: Case) -> None:
     times: dict[str, Any] = {"start_seconds": dict.fromkeys(STARTS, 0.0) | {LIFTED: 0.4}}
     self.store.add(times | {"epoch_seconds": {"100": 0.2, "500": 0.1}}, **self.fields("times"))
 
 
-def of(folder: Path, contest: Contest, **more: Any) -> Arena:
-    return Arena(arena.store_of(folder, "compare", contest, "cpu"), contest, **more)
+def of(folder: Path, comparison: Comparison, **more: Any) -> Case:
+    return Case(equal_time.store_of(folder, "compare", comparison, "cpu"), comparison, **more)
 
 
 @pytest.mark.usefixtures("small")
 def test_held_back_rows_are_not_trained_on() -> None:
-    contest = Contest("mnist", (5,))
-    tune, _ = contest.rows_of("tune", TUNING, "cpu")
-    test, _ = contest.rows_of("test", 0, "cpu")
+    comparison = Comparison("mnist", (5,))
+    tune, _ = comparison.rows_of("tune", TUNING, "cpu")
+    test, _ = comparison.rows_of("test", 0, "cpu")
     assert len(tune.x) == 750
     assert len(tune.x_test) == 150
     assert not set(tune.x[:, 0].tolist()) & set(tune.x_test[:, 0].tolist())
@@ -74,28 +74,28 @@ def test_held_back_rows_are_not_trained_on() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_few_rows_are_drawn_anew_for_each_seed() -> None:
-    contest = Contest("mnist", (5,), rows=100)
-    first, second = (contest.rows_of("test", seed, "cpu")[0] for seed in (0, 1))
+    comparison = Comparison("mnist", (5,), rows=100)
+    first, second = (comparison.rows_of("test", seed, "cpu")[0] for seed in (0, 1))
     assert len(first.x) == len(second.x) == 100
     assert set(first.x[:, 0].tolist()) != set(second.x[:, 0].tolist())
-    tune, _ = contest.rows_of("tune", TUNING, "cpu")
+    tune, _ = comparison.rows_of("tune", TUNING, "cpu")
     assert len(tune.x) == 100
     assert not set(tune.x[:, 0].tolist()) & set(tune.x_test[:, 0].tolist())
 
 
 @pytest.mark.usefixtures("small")
 def test_columns_are_standardised_by_the_rows_trained_on() -> None:
-    data, _ = Contest("mnist", (5,)).rows_of("tune", TUNING, "cpu", "standardised")
+    data, _ = Comparison("mnist", (5,)).rows_of("tune", TUNING, "cpu", "standardised")
     torch.testing.assert_close(data.x.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
     torch.testing.assert_close(data.x.std(0), torch.ones(6))
-    plain, _ = Contest("mnist", (5,)).rows_of("tune", TUNING, "cpu")
+    plain, _ = Comparison("mnist", (5,)).rows_of("tune", TUNING, "cpu")
     expected = (plain.x_test - plain.x.mean(0)) / plain.x.std(0)
     torch.testing.assert_close(data.x_test, expected)
 
 
 @pytest.mark.usefixtures("small")
 def test_real_responses_are_standardised_and_reported_in_their_own_units() -> None:
-    data, unit = Contest("california", (5,)).rows_of("test", 0, "cpu")
+    data, unit = Comparison("california", (5,)).rows_of("test", 0, "cpu")
     assert float(data.y.mean()) == pytest.approx(0, abs=1e-4)
     assert float(data.y.std(correction=0)) == pytest.approx(1, rel=1e-4)
     assert unit == pytest.approx(float(curve().y.std(correction=0)), rel=1e-5)
@@ -104,22 +104,22 @@ def test_real_responses_are_standardised_and_reported_in_their_own_units() -> No
 
 
 def test_a_recipe_has_what_is_left_of_the_budget() -> None:
-    contest = Contest("mnist", (5,), epochs=3, batches=(100, 500))
+    comparison = Comparison("mnist", (5,), epochs=3, batches=(100, 500))
     epochs = {100: 0.2, 500: 0.1}
     budget = 0.4 + 3 * 0.2
-    counts = {recipe.batch: recipe.epochs for recipe in contest.recipes(0.4, budget, epochs)}
+    counts = {recipe.batch: recipe.epochs for recipe in comparison.recipes(0.4, budget, epochs)}
     assert counts == {100: 3, 500: 6}
-    counts = {recipe.batch: recipe.epochs for recipe in contest.recipes(0.05, budget, epochs)}
+    counts = {recipe.batch: recipe.epochs for recipe in comparison.recipes(0.05, budget, epochs)}
     assert counts == {100: 5, 500: 10}  # rounded up
-    assert len(set(contest.recipes(0.0, budget, epochs))) == 2 * len(contests.RATES) * 2
-    slow = contest.recipes(100.0, budget, epochs)
+    assert len(set(comparison.recipes(0.0, budget, epochs))) == 2 * len(comparisons.RATES) * 2
+    slow = comparison.recipes(100.0, budget, epochs)
     assert {recipe.epochs for recipe in slow} == {1}
 
 
 @pytest.mark.usefixtures("small")
 def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
-    own = of(tmp_path, Contest("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
+    monkeypatch.setattr(Case, "measure", made_up)
+    own = of(tmp_path, Comparison("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
     for part in (*own.tuning(), *own.testing(), own.lifted_alone()):
         assert part.work()
         assert not part.work()
@@ -136,19 +136,19 @@ def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatc
     assert set(alone) == {"phase", "through"}
     text = compare.table([own], "mnist")
     assert f"{own.tested('He').mean:.4f}" in text
-    assert own.chosen("Xavier").told in text
+    assert own.chosen("Xavier").description in text
 
 
 @pytest.mark.usefixtures("small")
 def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
-    contest = Contest("california", (8,), epochs=2)
-    own = of(tmp_path, contest, seeds=2, choices=1)
+    monkeypatch.setattr(Case, "measure", made_up)
+    comparison = Comparison("california", (8,), epochs=2)
+    own = of(tmp_path, comparison, seeds=2, choices=1)
     for part in (*own.tuning(), *own.testing()):
         part.work()
-    recipe, data = own.tested("He").recipes[1], contest.rows_of("test", 1, "cpu")
+    recipe, data = own.tested("He").recipes[1], comparison.rows_of("test", 1, "cpu")
     network = Together([[starts.he((3, 8, 1), 1, data[0])]], [recipe.rate], data[0], schedules=[recipe.schedule])
     train_together(network, recipe.epochs, recipe.batch, [1])
     assert own.tested("He").scores[1] == pytest.approx(data[1] * float(network.scores()), rel=1e-4)
@@ -157,15 +157,15 @@ def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
 @pytest.mark.usefixtures("small")
 def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows alone are asked: what is best on another split's held-back rows may be a test row of this one."""
-    monkeypatch.setattr(Arena, "measure", made_up)
+    monkeypatch.setattr(Case, "measure", made_up)
     asked: list[int] = []
 
     def loaded(name: str, split: int) -> Dataset:
         asked.append(split)
         return curve()
 
-    monkeypatch.setattr(contests, "_loaded", loaded)
-    own = of(tmp_path, Contest("california", (8,), epochs=2), seeds=3, choices=2)
+    monkeypatch.setattr(comparisons, "_loaded", loaded)
+    own = of(tmp_path, Comparison("california", (8,), epochs=2), seeds=3, choices=2)
     for part in own.tuning():
         part.work()
     assert set(asked) == {0, 1, 2}
@@ -182,14 +182,14 @@ def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest
     tested = own.tested("He")
     assert tested.recipes == expected
     assert len(tested.scores) == 3
-    told = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
-    assert tested.told == told
+    text = "1e-3 cosine (1 of 3), 1e-3 constant (1 of 3), 3e-2 constant (1 of 3), batch 100, 4 epochs"
+    assert tested.description == text
 
 
 @pytest.mark.usefixtures("small")
 def test_without_tuning_there_is_the_usual_rate_alone() -> None:
-    contest = Contest("mnist", (5,), epochs=3, batches=(100,), tuned=False)
-    assert contest.recipes(0.0, 0.6, {100: 0.2}) == [Recipe(1e-3, "constant", 100, 3)]
+    comparison = Comparison("mnist", (5,), epochs=3, batches=(100,), tuned=False)
+    assert comparison.recipes(0.0, 0.6, {100: 0.2}) == [Recipe(1e-3, "constant", 100, 3)]
 
 
 def test_falling_rates_and_real_responses_are_torch_s_own() -> None:
@@ -240,8 +240,8 @@ def test_the_last_rows_of_an_epoch_are_trained_on_too() -> None:
 
 def test_low_precision_is_that_of_the_whole_training() -> None:
     data = clusters()
-    contest = Contest("mnist", (8,), precision="bfloat16")
-    rows = of(Path(), contest)._cast(data)
+    comparison = Comparison("mnist", (8,), precision="bfloat16")
+    rows = of(Path(), comparison)._cast(data)
     networks = Together([[starts.he((6, 8, 4), 0, data)]], [1e-2], rows, schedules=["cosine"])
     assert networks.values.dtype == networks.move.dtype == torch.bfloat16
     before = float(networks.scores())
@@ -253,7 +253,7 @@ def test_low_precision_is_that_of_the_whole_training() -> None:
 @pytest.mark.parametrize("clock", ["own", "cpu"])
 def test_times_are_measured(tmp_path: Path, clock: Any) -> None:
     threads = torch.get_num_threads()
-    own = of(tmp_path, Contest("mnist", (8,), batches=(100, 500), clock=clock))
+    own = of(tmp_path, Comparison("mnist", (8,), batches=(100, 500), clock=clock))
     own.measure()
     times = own.value("times")
     assert set(times["epoch_seconds"]) == {"100", "500"}
@@ -264,39 +264,39 @@ def test_times_are_measured(tmp_path: Path, clock: Any) -> None:
 
 
 def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
-    of(tmp_path, Contest("mnist", (8,))).check()
-    of(tmp_path, Contest("mnist", (8,))).check()
+    of(tmp_path, Comparison("mnist", (8,))).check()
+    of(tmp_path, Comparison("mnist", (8,))).check()
     with pytest.raises(ValueError, match="mnist_8_17-epochs with seeds 5, and these would have 3: name another folder"):
-        of(tmp_path, Contest("mnist", (8,)), seeds=3).check()
+        of(tmp_path, Comparison("mnist", (8,)), seeds=3).check()
 
 
 def test_what_a_record_was_written_without_has_its_default(tmp_path: Path) -> None:
-    own = of(tmp_path, Contest("mnist", (8,)))
-    fields = own.fields("contest")
+    own = of(tmp_path, Comparison("mnist", (8,)))
+    fields = own.fields("comparison")
     del fields["inputs"], fields["cap"]
     own.store.add({"seeds": 5, "choices": 2, "small": False}, **fields)
     own.check()
     assert len(own.store.records) == 1
-    assert not of(tmp_path, Contest("mnist", (8,), cap=3)).has("contest")
-    assert not of(tmp_path, Contest("mnist", (8,), inputs=contests.ANY_INPUTS)).has("contest")
+    assert not of(tmp_path, Comparison("mnist", (8,), cap=3)).has("comparison")
+    assert not of(tmp_path, Comparison("mnist", (8,), inputs=comparisons.ANY_INPUTS)).has("comparison")
 
 
 @pytest.mark.usefixtures("small")
 def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
+    monkeypatch.setattr(Case, "measure", made_up)
     wide = clusters()
     wide = Dataset(1000 * wide.x, wide.y, 1000 * wide.x_test, wide.y_test)
-    monkeypatch.setattr(contests, "_loaded", lambda name, split: wide)
-    contest = Contest("mnist", (8,), epochs=2, inputs=contests.ANY_INPUTS)
-    own = of(tmp_path, contest, seeds=2, choices=1)
+    monkeypatch.setattr(comparisons, "_loaded", lambda name, split: wide)
+    comparison = Comparison("mnist", (8,), epochs=2, inputs=comparisons.ANY_INPUTS)
+    own = of(tmp_path, comparison, seeds=2, choices=1)
     for part in (*own.tuning(), *own.testing()):
         part.work()
     own.check()
     assert len(own.tried("He")) == 2 * 4
     recipe = own.tested("He").recipes[0]
     assert recipe.inputs == "standardised"
-    assert "standardised inputs" in own.tested("He").told
-    data, _ = contest.rows_of("test", 0, "cpu", "standardised")
+    assert "standardised inputs" in own.tested("He").description
+    data, _ = comparison.rows_of("test", 0, "cpu", "standardised")
     network = Together([[starts.he((6, 8, 4), 1, data)]], [recipe.rate], data, schedules=[recipe.schedule])
     train_together(network, recipe.epochs, recipe.batch, [1])
     assert own.tested("He").scores[1] == pytest.approx(float(network.scores()))
@@ -304,8 +304,8 @@ def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("small")
 def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
-    own = of(tmp_path, Contest("mnist", (8,), epochs=2), seeds=1, choices=1)
+    monkeypatch.setattr(Case, "measure", made_up)
+    own = of(tmp_path, Comparison("mnist", (8,), epochs=2), seeds=1, choices=1)
     for part in own.tuning():
         part.work()
     own.check()
@@ -316,26 +316,26 @@ def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.
     lines = [line for line in own.store.path.read_text().splitlines(True) if '"times"' not in line]
     own.store.path.write_text("".join(lines))
     with pytest.raises(ValueError, match=r"remove its lines of stage tune and test"):
-        of(tmp_path, own.contest, seeds=1, choices=1).check()
+        of(tmp_path, own.comparison, seeds=1, choices=1).check()
 
 
 @pytest.mark.parametrize("name", ["compare", "regimes"])
 def test_committed_records_can_be_continued(name: str) -> None:
-    """They are of contests that still exist, and nothing would be written or refused."""
+    """They are of comparisons that still exist, and nothing would be written or refused."""
     stores = {store.device: store for store in existing(RESULTS, name)}
     before = {device: store.path.read_bytes() for device, store in stores.items()}
-    sets = {data: compare.arenas(RESULTS, data, "cuda") for data in compare.CHOICES}
-    groups = sets if name == "compare" else regimes.arenas(RESULTS, "cuda")
-    every = [own for group in groups.values() for own in group if own.has("contest")]
-    assert len(every) == sum(len(store.find(stage="contest")) for store in stores.values())
+    sets = {data: compare.cases(RESULTS, data, "cuda") for data in compare.CHOICES}
+    groups = sets if name == "compare" else regimes.cases(RESULTS, "cuda")
+    every = [own for group in groups.values() for own in group if own.has("comparison")]
+    assert len(every) == sum(len(store.find(stage="comparison")) for store in stores.values())
     for own in every:
         own.check()
     assert {device: store.path.read_bytes() for device, store in stores.items()} == before
 
 
-def test_every_contest_has_a_title_of_its_own() -> None:
-    every = [contest for all_ in regimes.REGIMES.values() for contest in all_]
-    assert len({contest.title for contest in every}) == len(every)
+def test_every_comparison_has_a_title_of_its_own() -> None:
+    every = [comparison for all_ in regimes.REGIMES.values() for comparison in all_]
+    assert len({comparison.title for comparison in every}) == len(every)
 
 
 def outcomes(**scores: list[float]) -> Any:
@@ -344,44 +344,46 @@ def outcomes(**scores: list[float]) -> Any:
 
 
 def test_a_lead_is_given_in_deviations_of_a_difference() -> None:
-    own = of(Path(), Contest("mnist", (8,)))
-    rival, lead, deviations = own.standing(outcomes(Lifted=[0.9, 0.92], LSUV=[0.8, 0.84], other=[0.7, 0.71]))
-    assert rival == "LSUV"
+    own = of(Path(), Comparison("mnist", (8,)))
+    best_other, lead, deviations = own.standing(outcomes(Lifted=[0.9, 0.92], LSUV=[0.8, 0.84], other=[0.7, 0.71]))
+    assert best_other == "LSUV"
     assert lead == pytest.approx(0.09)
     assert deviations == pytest.approx(0.09 / math.sqrt(0.0002 + 0.0008))
     assert own.standing(outcomes(Lifted=[0.9], other=[0.8])).deviations == math.inf
-    assert arena.beyond(2.1) == "**+2.1**"
-    assert arena.beyond(-1.94) == "-1.9"
+    assert equal_time.bold_if_large(2.1) == "**+2.1**"
+    assert equal_time.bold_if_large(-1.94) == "-1.9"
 
 
 def test_where_seeds_are_splits_a_lead_is_given_in_deviations_of_the_differences() -> None:
-    own = of(Path(), Contest("california", (8,)))
+    own = of(Path(), Comparison("california", (8,)))
     scores = {"Lifted": [1.0, 3.0, 5.0], "LSUV": [1.1, 3.2, 5.3], "other": [9.0, 9.0, 9.0]}
-    rival, lead, deviations = own.standing(outcomes(**scores))
-    assert rival == "LSUV"  # of errors, the least
+    best_other, lead, deviations = own.standing(outcomes(**scores))
+    assert best_other == "LSUV"  # of errors, the least
     assert lead == pytest.approx(0.2)
     assert deviations == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("deviations", "led"), [(2.1, True), (2.0, False), (-3.0, False), (math.nan, False)])
 def test_what_leads_by_two_deviations_is_tested(deviations: float, led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arena, "standing", lambda self, outcome: arena.Standing("He", 0.1, deviations))
-    assert regimes.promising(of(Path(), Contest("mnist", (8,)))) is led
+    monkeypatch.setattr(Case, "standing", lambda self, outcome: equal_time.Standing("He", 0.1, deviations))
+    assert regimes.promising(of(Path(), Comparison("mnist", (8,)))) is led
 
 
-@pytest.mark.parametrize("contest", [Contest("mnist", (8,)), Contest("california", (8,))], ids=["classes", "real"])
-def test_no_seed_of_a_choice_is_one_of_the_test(contest: Contest) -> None:
-    seeds = contest.tuning_seeds(5, 3)
+@pytest.mark.parametrize(
+    "comparison", [Comparison("mnist", (8,)), Comparison("california", (8,))], ids=["classes", "real"]
+)
+def test_no_seed_of_a_choice_is_one_of_the_test(comparison: Comparison) -> None:
+    seeds = comparison.tuning_seeds(5, 3)
     assert not set(seeds) & set(range(5))
-    assert len(set(seeds)) == len(seeds) == (15 if contest.real else 3)
+    assert len(set(seeds)) == len(seeds) == (15 if comparison.real else 3)
 
 
 def test_a_recipe_that_diverges_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = (
         Outcome((Recipe(rate, "constant", 100, 1),), [score], 1.0) for rate, score in ((1.0, 0.3), (9.0, math.nan))
     )
-    monkeypatch.setattr(Arena, "tried", lambda self, start: [bad, good, bad])
-    own = of(Path(), Contest("mnist", (8,)), choices=1)
+    monkeypatch.setattr(Case, "tried", lambda self, start: [bad, good, bad])
+    own = of(Path(), Comparison("mnist", (8,)), choices=1)
     assert own.chosen("He").recipes == good.recipes
 
 
@@ -389,11 +391,11 @@ def test_a_cpu_s_seconds_are_those_of_two_threads() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        with arena._clock("cpu") as device:
+        with equal_time._clock("cpu") as device:
             assert device == "cpu"
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 1
-        with arena._clock("own") as device:
+        with equal_time._clock("own") as device:
             assert device is None
     finally:
         torch.set_num_threads(threads)
@@ -409,36 +411,36 @@ def test_trained_through_is_as_many_passes_as_epochs(tmp_path: Path, monkeypatch
         return plain(layout, seed, data, passes)
 
     monkeypatch.setattr(starts, "fenchel", counted)
-    of(tmp_path, Contest("mnist", (8,), epochs=7, passes=2), seeds=1).alone()
+    of(tmp_path, Comparison("mnist", (8,), epochs=7, passes=2), seeds=1).alone()
     assert seen == [2, 7, 2, 2, 7, 7]
 
 
-def test_quick_contests_have_few_epochs() -> None:
+def test_quick_comparisons_have_few_epochs() -> None:
     for name in compare.CHOICES:
-        [contest] = compare.contests(name, quick=True)
-        recipes = contest.recipes(0.0, 1000.0, {100: 0.001})
+        [comparison] = compare.comparisons(name, quick=True)
+        recipes = comparison.recipes(0.0, 1000.0, {100: 0.001})
         assert {recipe.epochs for recipe in recipes} == {3}
 
 
 @pytest.mark.usefixtures("small")
 def test_only_settings_that_lead_are_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
-    fast, slow = Contest("mnist", (8,), epochs=1), Contest("fashion", (8,), epochs=1)
+    monkeypatch.setattr(Case, "measure", made_up)
+    fast, slow = Comparison("mnist", (8,), epochs=1), Comparison("fashion", (8,), epochs=1)
     monkeypatch.setattr(regimes, "REGIMES", {"first": [fast], "second": [slow]})
-    monkeypatch.setattr(regimes, "promising", lambda own: own.contest == fast)
-    own = regimes.arenas(tmp_path, "cpu", (), 2, 2, regimes.REGIMES)
+    monkeypatch.setattr(regimes, "promising", lambda own: own.comparison == fast)
+    own = regimes.cases(tmp_path, "cpu", (), 2, 2, regimes.REGIMES)
     regimes.compute([each for all_ in own.values() for each in all_])
     text, (led, other) = regimes.table(own), (own["first"][0], own["second"][0])
     assert led.has("test", LIFTED)
     assert not other.has("test", LIFTED)
     assert "2 settings, 1 with a lead" in text
-    one = regimes.arenas(tmp_path, "cpu", ["first"], 2, 2, regimes.REGIMES)
+    one = regimes.cases(tmp_path, "cpu", ["first"], 2, 2, regimes.REGIMES)
     regimes.compute(one["first"])
     lines = led.store.path.read_text().splitlines(True)
     led.store.path.write_text("".join(x for x in lines if not ('"fashion"' in x and '"He"' in x and '"tune"' in x)))
-    text = regimes.table(regimes.arenas(tmp_path, "cpu", (), 2, 2, regimes.REGIMES))
+    text = regimes.table(regimes.cases(tmp_path, "cpu", (), 2, 2, regimes.REGIMES))
     assert "1 settings, 1 with a lead" in text
-    assert "1 more are not whole yet" in text
+    assert "1 more are not complete yet" in text
 
 
 @pytest.mark.usefixtures("small")
@@ -446,19 +448,19 @@ def test_only_settings_that_lead_are_tested(tmp_path: Path, monkeypatch: pytest.
 def test_a_stopped_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Arena, "measure", made_up)
+    monkeypatch.setattr(Case, "measure", made_up)
     order = ["compare", "--only", "fashion", "--quick", "--results"]
-    play = Arena._play
+    play = Case._train_stage
 
-    def stopped(self: Arena, stage: Any, start: str) -> None:
+    def stopped(self: Case, stage: Any, start: str) -> None:
         if stage == "test" and start == "LSUV":
             raise KeyboardInterrupt
         play(self, stage, start)
 
-    monkeypatch.setattr(Arena, "_play", stopped)
+    monkeypatch.setattr(Case, "_train_stage", stopped)
     assert command([*order, str(tmp_path / "often")]) == 130
     assert "goes on from there" in capsys.readouterr().err
-    monkeypatch.setattr(Arena, "_play", play)
+    monkeypatch.setattr(Case, "_train_stage", play)
     assert command([*order, str(tmp_path / "often")]) == 0
     assert command([*order, str(tmp_path / "once")]) == 0
     once, often = (Store(tmp_path / name / "compare-cpu.jsonl").find(stage="test") for name in ("once", "often"))
@@ -478,12 +480,12 @@ def test_a_quick_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_wrong_orders_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="--only takes mnist, fashion"):
-        compare.contests("wine")
+        compare.comparisons("wine")
     with pytest.raises(ValueError, match="--seeds must be from 1 to 5"):
-        compare.arenas(tmp_path, "uci", seeds=0)
-    assert regimes.table(regimes.arenas(tmp_path)) == "No setting is whole yet.\n"
+        compare.cases(tmp_path, "uci", seeds=0)
+    assert regimes.table(regimes.cases(tmp_path)) == "No setting is complete yet.\n"
     with pytest.raises(ValueError, match="--only takes few epochs"):
-        regimes.arenas(tmp_path, only=["none"])
+        regimes.cases(tmp_path, only=["none"])
     assert command(["regimes", "--only", "none", "--results", str(tmp_path)]) == 2
     assert "--only takes" in capsys.readouterr().err
     assert command(["compare", "--only", "wine", "--results", str(tmp_path)]) == 2

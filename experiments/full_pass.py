@@ -1,7 +1,7 @@
-"""A sweep of 784-300-10 on MNIST against an epoch of Adam on the same network, in one run, and how a sweep grows.
+"""A full pass over the blocks of 784-300-10 on MNIST against an epoch of Adam on the same network, in one run, and how its time grows.
 
-A sweep is timed as a user meets it: all blocks to a KKT residual of 1e-3 and the evaluation for the history.
-`python -m experiments sweep [--device cuda]`
+The time of a full pass is that which a user waits: all blocks to a KKT residual of 1e-3 and the evaluation for the history.
+`python -m experiments full-pass [--device cuda]`
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def seconds(work: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - started
 
 
-class Sweeps:
-    """A descent that is advanced one sweep at a time."""
+class FullPass:
+    """Block-coordinate descent; each call makes one full pass over the blocks."""
 
     def __init__(self, x: Tensor, y: Tensor, sizes: list[int], activation: str) -> None:
         self.network = lnn.LiftedNetwork.mlp(sizes, activation=activation, lam=1.0, rho=1e-3)
@@ -50,7 +50,7 @@ class Sweeps:
 
 
 class Adam:
-    """The same network under Adam, batch 100, advanced one epoch at a time."""
+    """The same network under Adam, batch 100; each call makes one epoch."""
 
     def __init__(self, x: Tensor, y: Tensor, sizes: list[int]) -> None:
         self.x, self.y = x, y
@@ -74,37 +74,37 @@ def peak(device: str, size: int = 3000) -> float:
 
 
 def products(sizes: list[int], rows: int) -> float:
-    """GFLOP in the matrix products that a sweep cannot do without: u = x w' for the X-step and the evaluation, x'z for the W-step."""
+    """GFLOP in the matrix products that a full pass cannot do without: u = x w' for the X-step and the evaluation, x'z for the W-step."""
     return sum(3 * 2 * rows * p * q for p, q in pairwise(sizes)) / 1e9
 
 
 def measure(
     x: Tensor, y: Tensor, sizes: list[int], activation: str, device: str, turns: int, size: int = 3000
 ) -> dict[str, Any]:
-    """Each turn: a whole descent's first sweeps and one epoch of Adam, side by side."""
-    Sweeps(x, y, sizes, activation)()  # libraries load their kernels on first use
-    sweeps, adam = Sweeps(x, y, sizes, activation), Adam(x, y, sizes)
+    """Each turn: one full pass and one epoch of Adam, one after the other."""
+    FullPass(x, y, sizes, activation)()  # libraries load their kernels on first use
+    descent, adam = FullPass(x, y, sizes, activation), Adam(x, y, sizes)
     adam()
-    first = seconds(sweeps, device)
-    ours, theirs, peaks, worst = [], [], [], sweeps.kkt
+    first = seconds(descent, device)
+    ours, theirs, peaks, worst = [], [], [], descent.kkt
     for _ in range(turns):
-        ours.append(seconds(sweeps, device))
+        ours.append(seconds(descent, device))
         theirs.append(seconds(adam, device))
         peaks.append(peak(device, size))
-        worst = max(worst, sweeps.kkt)
-    sweep, epoch = statistics.median(ours), statistics.median(theirs)
+        worst = max(worst, descent.kkt)
+    one_pass, epoch = statistics.median(ours), statistics.median(theirs)
     return {
         "network": "-".join(map(str, sizes)),
         "activation": activation,
         "rows": len(x),
-        "first_sweep_s": first,
-        "sweep_s": sweep,
+        "first_pass_s": first,
+        "pass_s": one_pass,
         "adam_epoch_s": epoch,
         "first_over_adam": first / epoch,
-        "sweep_over_adam": sweep / epoch,
+        "pass_over_adam": one_pass / epoch,
         "kkt": worst,
-        "gflops": products(sizes, len(x)) / sweep,
-        "share_of_peak": products(sizes, len(x)) / sweep / statistics.median(peaks),
+        "gflops": products(sizes, len(x)) / one_pass,
+        "share_of_peak": products(sizes, len(x)) / one_pass / statistics.median(peaks),
     }
 
 
@@ -122,11 +122,14 @@ QUICK = [("relu", [50, 20, 10], 200), ("fenchel_relu", [50, 20, 10], 200)]
 
 
 def run(settings: Settings) -> None:
-    store, device, turns = settings.store("sweep"), settings.device, 1 if settings.quick else TURNS
+    store, device, turns = settings.store("full-pass"), settings.device, 1 if settings.quick else TURNS
     data = small(mnist(device), 200) if settings.quick else mnist(device)
     for activation, sizes, n in QUICK if settings.quick else CASES:
         work = partial(
             measure, data.x[:n], data.y[:n], sizes, activation, device, turns, 300 if settings.quick else 3000
         )
         store(work, network="-".join(map(str, sizes)), activation=activation, rows=n)
-    table(f"one sweep against one Adam epoch of batch 100 on {device}, medians of {turns}", store.values())
+    table(
+        f"one full pass over the blocks against one Adam epoch of batch 100 on {device}, medians of {turns}",
+        store.values(),
+    )

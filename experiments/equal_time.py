@@ -1,7 +1,7 @@
-"""How contests are run: one record for each stage of each start, from which the tables are made.
+"""How comparisons are run: one record for each stage of each start, from which the tables are made.
 
-A stage that is stored is not computed again, and it is stored when it is whole, so that no figure depends on where a run was stopped.
-The budget of a contest is measured once and kept: what was chosen under it stays comparable.
+A stage that is stored is not computed again, and it is stored when it is complete, so that no figure depends on where a run was stopped.
+The budget of a comparison is measured once and kept: what was chosen under it stays comparable.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import torch
 from experiments import starts
 from experiments.batched import Together, epoch_seconds, train_together
 from experiments.cells import made, sizes
-from experiments.contests import BATCH, LIFTED, SMALL, STARTS, TUNING, Contest, Recipe, Stage
+from experiments.comparisons import BATCH, LIFTED, SMALL, STARTS, TUNING, Comparison, Recipe, Stage
 from experiments.datasets import Dataset
 from experiments.parts import Part, unless_stored
 from experiments.settings import threads
 from experiments.store import Fields, Store, open_store
 from liftednn.base import Affine
 
-__all__ = ["DEVIATIONS", "Arena", "Outcome", "Standing", "beyond", "store_of"]
+__all__ = ["DEVIATIONS", "Case", "Outcome", "Standing", "bold_if_large", "store_of"]
 
 _THREADS = 2
-DEVIATIONS = 2.0  # beyond which a lead is more than noise
+DEVIATIONS = 2.0  # a lead of more is not noise
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Scores over seeds with the recipes they were reached by, one for all or one each; `seconds` of one network trained alone, its
-    first weights included."""
+    """Scores over seeds with the recipes they were reached with, one for all or one each; `seconds` of one network trained alone, its
+    initialisation included."""
 
     recipes: tuple[Recipe, ...]
     scores: list[float]
     seconds: float
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         steps = Counter(recipe.step for recipe in self.recipes).most_common()
         counted = [step if len(steps) == 1 else f"{step} ({count} of {len(self.recipes)})" for step, count in steps]
         return ", ".join([*counted, *dict.fromkeys(recipe.length for recipe in self.recipes)])
@@ -63,37 +63,39 @@ class Standing(NamedTuple):
     """The best of the other starts, how far the lifted weights are ahead of it, and that in standard deviations: of the difference of
     two runs or, where seeds are splits that both have, of their differences."""
 
-    rival: str
+    best_other: str
     lead: float
     deviations: float
 
 
 @dataclass(frozen=True)
-class Arena:
-    """One contest, and its records.
+class Case:
+    """One comparison, and its records.
 
-    device   where networks are trained; where the contest's clock is the CPU's, any will do
+    device   where networks are trained; where the comparison's clock is the CPU's, any will do
     seeds    of the test
     choices  seeds of the choice, for each split where every test has its own
     small    whether the small rate is also run, for the same epochs from every start
     """
 
     store: Store
-    contest: Contest
+    comparison: Comparison
     device: str = "cpu"
     seeds: int = 5
     choices: int = 2
     small: bool = False
 
     def fields(self, stage: str, start: str | None = None) -> Fields:
-        """What names a record of this contest."""
-        return asdict(self.contest) | {"stage": stage} | ({"start": start} if start else {})
+        """What names a record of this comparison."""
+        return asdict(self.comparison) | {"stage": stage} | ({"start": start} if start else {})
 
     def value(self, stage: str, start: str | None = None) -> Fields:
         found = self.store.get(**self.fields(stage, start))
         if found is None:
-            told = f"{self.store.path} has no {stage} of {self.contest.title}{f' from {start}' if start else ''} yet"
-            raise ValueError(f"{told}: run the experiment, and it is made")
+            problem = (
+                f"{self.store.path} has no {stage} of {self.comparison.title}{f' from {start}' if start else ''} yet"
+            )
+            raise ValueError(f"{problem}: run the experiment, and it is made")
         return found
 
     def has(self, stage: str, start: str | None = None) -> bool:
@@ -106,11 +108,13 @@ class Arena:
     def check(self) -> None:
         """Refuse a store that holds figures of another kind: a table must not mix them."""
         given = {"seeds": self.seeds, "choices": self.choices, "small": self.small}
-        stored = self.value("contest") if self.has("contest") else self.store.add(given, **self.fields("contest"))
+        stored = (
+            self.value("comparison") if self.has("comparison") else self.store.add(given, **self.fields("comparison"))
+        )
         for name, value in given.items():
             if stored.get(name) != value:
-                told = f"{self.store.path} holds figures of {self.contest.title} with {name} {stored.get(name)}"
-                raise ValueError(f"{told}, and these would have {value}: name another folder by --results")
+                problem = f"{self.store.path} holds figures of {self.comparison.title} with {name} {stored.get(name)}"
+                raise ValueError(f"{problem}, and these would have {value}: name another folder by --results")
         for start in STARTS:
             self._check_choice(start)
 
@@ -120,36 +124,35 @@ class Arena:
             return
         stored = [each.recipes[0] for each in self.tried(start)] if self.has("times") else []
         if not stored or stored != self.recipes(start):
-            told = f"in {self.store.path}, {self.contest.title} from {start} was chosen under other times, or among other recipes"
-            raise ValueError(f"{told}, than there are: remove its lines of stage tune and test")
+            problem = f"in {self.store.path}, {self.comparison.title} from {start} was chosen under other times, or among other recipes"
+            raise ValueError(f"{problem}, than there are: remove its lines of stage tune and test")
 
     def _part(self, name: str, work: Callable[[], object], stage: str, start: str | None = None) -> Part:
-        told = f"{self.contest.title}, {name}"
-        return Part(told, unless_stored(self.store, work, **self.fields(stage, start)))
+        return Part(f"{self.comparison.title}, {name}", unless_stored(self.store, work, **self.fields(stage, start)))
 
     def tuning(self) -> Iterator[Part]:
         """The work up to the choices."""
         yield self._part("times", self.measure, "times")
         for start in STARTS:
-            yield self._part(f"choose for {start}", partial(self._play, "tune", start), "tune", start)
+            yield self._part(f"choose for {start}", partial(self._train_stage, "tune", start), "tune", start)
 
     def testing(self) -> Iterator[Part]:
         """The work on the test rows."""
         for start in STARTS:
-            yield self._part(f"test {start}", partial(self._play, "test", start), "test", start)
+            yield self._part(f"test {start}", partial(self._train_stage, "test", start), "test", start)
 
     def lifted_alone(self) -> Part:
         return self._part("lifted alone", self.alone, "alone")
 
     def measure(self) -> None:
-        """Store the seconds of an epoch of one network by itself, for each batch size, and of making each kind of first weights."""
-        with _clock(self.contest.clock) as device:
-            data, _ = self.contest.rows_of("test", TUNING, device or self.device)
-            layout = sizes(self.contest.hidden, data)
-            first = made(self.contest.start("He"), layout, TUNING, data)[0]
+        """Store the seconds of an epoch of one network trained alone, for each batch size, and of each initialisation."""
+        with _clock(self.comparison.clock) as device:
+            data, _ = self.comparison.rows_of("test", TUNING, device or self.device)
+            layout = sizes(self.comparison.hidden, data)
+            first = made(self.comparison.start("He"), layout, TUNING, data)[0]
             rows = self._cast(data)
-            epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.contest.batches, BATCH}}
-            kinds = {name: self.contest.start(name) for name in STARTS}
+            epochs = {b: min(self._epoch(first, rows, b) for _ in range(2)) for b in {*self.comparison.batches, BATCH}}
+            kinds = {name: self.comparison.start(name) for name in STARTS}
             spent = {name: min(made(kind, layout, TUNING, data)[1] for _ in range(2)) for name, kind in kinds.items()}
             self.store.add({"start_seconds": spent, "epoch_seconds": epochs}, **self.fields("times"))
 
@@ -157,24 +160,24 @@ class Arena:
         return epoch_seconds(Together([[weights]], [1e-5], rows), batch)
 
     def _cast(self, data: Dataset) -> Dataset:
-        to = getattr(torch, self.contest.precision)
+        to = getattr(torch, self.comparison.precision)
         return data._replace(x=data.x.to(to), x_test=data.x_test.to(to))
 
     def recipes(self, start: str) -> list[Recipe]:
         """What a start may choose from: the budget is the time of the lifted weights and their epochs."""
         times = self.value("times")
         epochs = {int(batch): float(seconds) for batch, seconds in times["epoch_seconds"].items()}
-        budget = times["start_seconds"][LIFTED] + self.contest.epochs * epochs[BATCH]
-        return self.contest.recipes(times["start_seconds"][start], budget, epochs)
+        budget = times["start_seconds"][LIFTED] + self.comparison.epochs * epochs[BATCH]
+        return self.comparison.recipes(times["start_seconds"][start], budget, epochs)
 
-    def _play(self, stage: Stage, start: str) -> None:
+    def _train_stage(self, stage: Stage, start: str) -> None:
         """Train with the recipes of this stage, and store the scores of each over its seeds."""
         plan, found = self._plan(stage, start), dict[tuple[Recipe, int], float]()
         seeds = list(dict.fromkeys(seed for _, own in plan for seed in own))
-        for together in [[seed] for seed in seeds] if self.contest.split else [seeds]:
+        for together in [[seed] for seed in seeds] if self.comparison.split else [seeds]:
             recipes = list(dict.fromkeys(recipe for recipe, own in plan if together[0] in own))
             for inputs in dict.fromkeys(recipe.inputs for recipe in recipes):
-                data, unit = self.contest.rows_of(stage, together[0], self.device, inputs)
+                data, unit = self.comparison.rows_of(stage, together[0], self.device, inputs)
                 alike = [recipe for recipe in recipes if recipe.inputs == inputs]
                 scores = self._train(start, alike, together, data)
                 found |= {run: unit * score for run, score in scores.items()}
@@ -184,21 +187,21 @@ class Arena:
     def _plan(self, stage: Stage, start: str) -> list[tuple[Recipe, list[int]]]:
         """Recipes, and the seeds that each is run with. The small rate of a test comes last."""
         if stage == "tune":
-            seeds = self.contest.tuning_seeds(self.seeds, self.choices)
+            seeds = self.comparison.tuning_seeds(self.seeds, self.choices)
             return [(recipe, seeds) for recipe in self.recipes(start)]
         every = list(range(self.seeds))
         plan = [
             (self.chosen(start, own[0]).recipes[0], own)
-            for own in ([[s] for s in every] if self.contest.real else [every])
+            for own in ([[s] for s in every] if self.comparison.real else [every])
         ]
-        return plan + [(Recipe(SMALL, "constant", BATCH, self.contest.epochs), every)] * self.small
+        return plan + [(Recipe(SMALL, "constant", BATCH, self.comparison.epochs), every)] * self.small
 
     def _train(
         self, start: str, recipes: Sequence[Recipe], seeds: list[int], data: Dataset
     ) -> dict[tuple[Recipe, int], float]:
         """Scores by recipe and seed: those of one batch size and length are trained together."""
-        layout = sizes(self.contest.hidden, data)
-        first = [made(self.contest.start(start), layout, seed, data)[0] for seed in seeds]
+        layout = sizes(self.comparison.hidden, data)
+        first = [made(self.comparison.start(start), layout, seed, data)[0] for seed in seeds]
         rows = self._cast(data)
         found: dict[tuple[Recipe, int], float] = {}
         for kind in dict.fromkeys((r.batch, r.epochs) for r in recipes):
@@ -210,18 +213,18 @@ class Arena:
         return found
 
     def alone(self) -> None:
-        """Store what the lifted model does by itself: after its phase, and trained for as many passes as the others have epochs."""
-        lengths = {"phase": self.contest.passes, "through": self.contest.epochs}
+        """Store the scores of the lifted model alone: after its phase, and trained for as many passes as the others have epochs."""
+        lengths = {"phase": self.comparison.passes, "through": self.comparison.epochs}
         phases = {name: partial(starts.fenchel, passes=passes) for name, passes in lengths.items()}
         scores: dict[str, list[float]] = {name: [] for name in phases}
         for seed in range(self.seeds):
-            data, unit = self.contest.rows_of("test", seed, self.device)
-            layout = sizes(self.contest.hidden, data)
+            data, unit = self.comparison.rows_of("test", seed, self.device)
+            layout = sizes(self.comparison.hidden, data)
             for name, phase in phases.items():
                 weights, _ = made(phase, layout, seed, data)
                 scores[name].append(unit * float(Together([[weights]], [0.0], data).scores()))
-        with _clock(self.contest.clock) as device:
-            data, _ = self.contest.rows_of("test", TUNING, device or self.device)
+        with _clock(self.comparison.clock) as device:
+            data, _ = self.comparison.rows_of("test", TUNING, device or self.device)
             seconds = {name: [made(phase, layout, TUNING, data)[1] for _ in range(2)] for name, phase in phases.items()}
             self.store.add({"scores": scores, "seconds": seconds}, **self.fields("alone"))
 
@@ -241,10 +244,10 @@ class Arena:
 
     def chosen(self, start: str, seed: int = 0) -> Outcome:
         """The recipe that is best on the held-back rows, the first of equal ones; for a test's own split, where it has one."""
-        seeds = self.contest.tuning_seeds(self.seeds, self.choices)
-        own = [place for place, each in enumerate(seeds) if not self.contest.real or each % TUNING == seed]
+        seeds = self.comparison.tuning_seeds(self.seeds, self.choices)
+        own = [place for place, each in enumerate(seeds) if not self.comparison.real or each % TUNING == seed]
         outcomes = [replace(each, scores=[each.scores[place] for place in own]) for each in self.tried(start)]
-        sign = -1 if self.contest.real else 1
+        sign = -1 if self.comparison.real else 1
         return max(outcomes, key=lambda each: sign * each.mean if math.isfinite(each.mean) else -math.inf)
 
     def tested(self, start: str) -> Outcome:
@@ -257,25 +260,25 @@ class Arena:
 
     def standing(self, outcome: Callable[[str], Outcome]) -> Standing:
         """How the lifted weights stand against the best of the others, by `chosen` or `tested`."""
-        sign = -1 if self.contest.real else 1
-        rival = max((start for start in STARTS if start != LIFTED), key=lambda start: sign * outcome(start).mean)
-        ours, theirs = outcome(LIFTED), outcome(rival)
+        sign = -1 if self.comparison.real else 1
+        best_other = max((start for start in STARTS if start != LIFTED), key=lambda start: sign * outcome(start).mean)
+        ours, theirs = outcome(LIFTED), outcome(best_other)
         noise = math.hypot(ours.deviation, theirs.deviation)
-        if self.contest.real and len(ours.scores) > 1:
+        if self.comparison.real and len(ours.scores) > 1:
             noise = statistics.stdev(a - b for a, b in zip(ours.scores, theirs.scores, strict=True))
         gap = sign * (ours.mean - theirs.mean)
-        return Standing(rival, gap, gap / noise if noise else math.copysign(math.inf, gap))
+        return Standing(best_other, gap, gap / noise if noise else math.copysign(math.inf, gap))
 
 
-def beyond(deviations: float) -> str:
+def bold_if_large(deviations: float) -> str:
     """In bold what is more than noise, either way."""
     return f"**{deviations:+.1f}**" if abs(deviations) > DEVIATIONS else f"{deviations:+.1f}"
 
 
-def store_of(results: Path, experiment: str, contest: Contest, device: str) -> Store:
+def store_of(results: Path, experiment: str, comparison: Comparison, device: str) -> Store:
     """By whose seconds count. What a record was written without has its default."""
-    usual = {each.name: each.default for each in fields(Contest) if each.default is not MISSING}
-    return open_store(results, experiment, "cpu" if contest.clock == "cpu" else device, defaults=usual)
+    usual = {each.name: each.default for each in fields(Comparison) if each.default is not MISSING}
+    return open_store(results, experiment, "cpu" if comparison.clock == "cpu" else device, defaults=usual)
 
 
 @contextmanager
