@@ -89,6 +89,7 @@ class Recipe:
             seed=self.seed,
             device=self.device,
             learn_activation=self.learn_activation,
+            learn_rho=self.rho is None and not self.initial,
         )
 
     def _passes(self, rows: int | None) -> int:

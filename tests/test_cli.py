@@ -118,12 +118,12 @@ def test_predictions_are_those_of_the_python_interface(run: Any, shelf: Path, tm
     encoding = tables.Encoding.of(table, "label")
     x, y = encoding.inputs(table), encoding.targets(table)
     network = lnn.automatic(lnn.LiftedNetwork.mlp([encoding.width, 20, 3], activation="fenchel_relu"), x, y, 0)
-    fit = lnn.MiniBatch(passes=15, device="cpu").run(network, x, y)
+    fit = lnn.MiniBatch(passes=15, device="cpu", learn_rho=True).run(network, x, y)
     scores = lnn.predict.feedforward(network, fit.weights, encoding.inputs(tables.read(shelf / "new.csv")))
     labels = [encoding.classes[place] for place in scores.argmax(1).tolist()]
     assert pd.read_csv(tmp_path / "p.csv")["label"].tolist() == labels
     saved = lnn.load(shelf / "model.safetensors")
-    assert saved.network == network
+    assert saved.network == fit.network
     assert [record.number for record in saved.history] == list(range(1, 16))
 
 

@@ -348,7 +348,7 @@ def test_partial_fits_improve() -> None:
 def test_partial_fits_of_a_regressor_improve_and_keep_their_units() -> None:
     model = small_regressor(hidden_layer_sizes=(20,), batch_size=10)
     scores = [model.partial_fit(X[part], 100 * REAL[part] + 5).score(X, 100 * REAL + 5) for part in chunks() * 6]
-    assert scores[-1] > scores[0] + 0.1
+    assert np.mean(scores[-6:]) > np.mean(scores[:6]) + 0.1
     with pytest.raises(ValueError, match="2 columns"):
         model.partial_fit(X, np.stack([REAL, REAL], 1))
 
@@ -522,7 +522,8 @@ def test_what_is_given_is_what_the_network_holds() -> None:
     only_lam = small(lam=2.0).fit(X, Y).network_.layers
     neither = small().fit(X, Y).network_.layers
     assert only_lam[0].lam == 2.0
-    assert only_lam[0].penalty == neither[0].penalty != lnn.penalties.L2(0.25)
+    assert isinstance(only_lam[0].penalty, lnn.penalties.L2)
+    assert lnn.penalties.L2(0.25) not in (only_lam[0].penalty, neither[0].penalty)
     assert only_alpha[0].penalty == only_alpha[1].penalty == lnn.penalties.L2(0.25)
     assert only_alpha[0].lam == neither[0].lam > 0
     sparse = small(penalty="l1", alpha=0.25).fit(X, Y)

@@ -241,10 +241,11 @@ def test_batches_do_not_depend_on_the_scale_of_weights_below_the_number_of_rows(
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["array", "memmap"])
 def test_weights_beyond_the_number_of_rows_stand_for_so_many_rows(tmp_path: Path, mapped: bool) -> None:
-    """Four times the rows need half the penalty."""
+    """Four times the rows need half the penalty, if they are not copies: here each has two labels."""
     network, _ = chosen("softmax")
-    rows = on_disk(tmp_path, X.numpy()) if mapped else X
-    one, four = (lnn.automatic(network, rows, LABELS.numpy(), sample_weight=np.full(N, s)) for s in (1.0, 4.0))
+    twice, labels = X.repeat(2, 1), torch.cat([LABELS, (LABELS + 1) % 3]).numpy()
+    rows = on_disk(tmp_path, twice.numpy()) if mapped else twice
+    one, four = (lnn.automatic(network, rows, labels, sample_weight=np.full(2 * N, s)) for s in (1.0, 4.0))
     for a, b in zip(one.layers, four.layers, strict=True):
         assert (b.penalty.ridge or 0.0) == pytest.approx((a.penalty.ridge or 0.0) / 2, rel=1e-9)
 
@@ -279,7 +280,7 @@ def test_of_two_labels_the_one_of_larger_weight_is_predicted(tmp_path: Path, for
     x, y, counts = contradictory()
     counts = 2.0 - counts if flipped else counts
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
-    many = lnn.MiniBatch(passes=1 if form == "iterator" else 6, batch_size=50, step=0.2)
+    many = lnn.MiniBatch(passes=1 if form == "iterator" else 10, batch_size=50, step=0.2)
     if form == "memmap":
         fit = many.run(network, on_disk(tmp_path, x.numpy()), y.numpy(), sample_weight=counts.numpy())
     elif form == "array":

@@ -249,6 +249,13 @@ LOSSES: list[Fault] = [
         lambda self, u, z, row_weights=None: AbsoluteError.effective_curvature(self, u, z),
         "effective_curvature does not weight rows by row_weights",
     ),
+    (SquaredError(), "hessian_vectors", lambda self, u, z: u, "hessian_vectors gave shape"),
+    (
+        SoftmaxCrossEntropy(),
+        "hessian_vectors",
+        lambda self, u, z: 1.1 * SoftmaxCrossEntropy.hessian_vectors(self, u, z),
+        "hessian_vectors make up neither",
+    ),
     (Split(), "invariant", True, "declared invariant, but L"),
     (Huber(), "quadratic", True, "declared quadratic, but D is not"),
     (Huber(), "homogeneous", True, "declared homogeneous, but D"),

@@ -223,6 +223,13 @@ class Loss(Divergence):
         """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows have that."""
         return self.curvature
 
+    def hessian_vectors(self, u: Tensor, z: Tensor) -> Tensor:
+        """Vectors v_1 .. v_m (m, n, p) for scores u and responses z (n, p): on each row, the sum of v v' is the Hessian in u, or a multiple
+        of the identity, the effective curvature."""
+        n, p = u.shape
+        identity = torch.eye(p, dtype=u.dtype, device=u.device)
+        return (math.sqrt(self.effective_curvature(u, z)) * identity)[:, None].expand(p, n, p)
+
     @abstractmethod
     def encode(self, y: Tensor, width: int) -> Tensor:
         """Responses as the user gives them -> (n, width), the last state."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from liftednn import reduce
+from liftednn.data.copies import independent_rows
 
 __all__ = [
     "Gathered",
@@ -36,6 +38,8 @@ Batch = tuple[Any, Any, Any]
 
 # A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
 _RUN = 32
+# Rows that are read at a time where all are read.
+_READ = 8192
 # A sample of it is read in about this many runs.
 _RUNS = 64
 
@@ -65,9 +69,11 @@ class _Permuted(ABC):
     row_weights: Tensor | None = None
     total: int | None = None
 
-    @property
+    @cached_property
     def rows(self) -> int:
-        return self.total or len(self.x)
+        """Copies of a row do not count, nor do weights that stand for copies."""
+        read = (self.at(chosen)[:2] for chosen in torch.split(torch.arange(len(self.x)), _READ))
+        return independent_rows(read, len(self.x), self.total or len(self.x))
 
     @abstractmethod
     def at(self, chosen: Tensor) -> Batch:
@@ -97,12 +103,8 @@ class Memory(_Permuted):
         row_weights = (
             None if self.row_weights is None else self.row_weights.index_select(0, chosen.to(self.row_weights.device))
         )
-        # index_select does not take every integer dtype.
-        y = (
-            self.y.index_select(0, chosen.to(self.y.device))
-            if self.y.is_floating_point()
-            else self.y[chosen.to(self.y.device)]
-        )
+        at = chosen.to(self.y.device)
+        y = self.y.index_select(0, at) if self.y.is_floating_point() else self.y[at]  # not for every integer dtype
         return self.x.index_select(0, chosen.to(self.x.device)), y, row_weights
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:

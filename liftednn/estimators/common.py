@@ -229,6 +229,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
         trainer = self._recipe(work).trainer(len(work.x))
+        if work.passes:  # these rows are some of all: rho stays
+            trainer = replace(trainer, learn_rho=False)
         moments = self._moments = self._moments_so_far(work) if work.passes else None
         source = work.x.source(work.y, work.row_weights, self.device)
         fit = trainer.run(

@@ -14,6 +14,9 @@ from liftednn.functional import barrier, entropy_prox, log_partition, softmax
 
 __all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
 
+# Classes up to which a matrix of classes by classes is decomposed for every row.
+_MANY = 64
+
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(Loss):
@@ -42,6 +45,15 @@ class SoftmaxCrossEntropy(Loss):
         return shifted - step * entropy_prox(
             shifted / step, 1 / step
         )  # Moreau's identity with the entropy of the simplex
+
+    def hessian_vectors(self, u: Tensor, z: Tensor) -> Tensor:
+        """The columns of the symmetric square root of the Hessian diag(p) - p p', p the probabilities; for many classes those of another
+        root, sqrt(p_k) (e_k - p), which costs less."""
+        p, identity = softmax(u), torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
+        if u.shape[1] > _MANY:
+            return p.T.sqrt()[:, :, None] * (identity[:, None] - p)
+        values, vectors = torch.linalg.eigh(identity * p[:, None] - p[:, :, None] * p[:, None])
+        return torch.einsum("nij,nj,nkj->kni", vectors, values.clamp(min=0).sqrt(), vectors)
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)

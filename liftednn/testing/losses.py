@@ -39,6 +39,7 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
     _check_responses(loss, u, width)
     _check_link(loss, u)
     _check_effective_curvature(loss, u, encoded)
+    _check_hessian_vectors(loss, u, encoded)
     check_units(loss, u, encoded)
     if loss.invariant:
         shifted = loss.value(u + 0.7, loss.encode(y + 0.7, width))
@@ -90,3 +91,16 @@ def _check_effective_curvature(loss: Loss, u: Tensor, encoded: Tensor) -> None:
     assert curvature > 0, f"effective_curvature must be positive, got {curvature}"
     many = loss.effective_curvature(*(part.repeat_interleave(row_weights, 0) for part in (u, encoded)))
     close(torch.tensor(curvature), torch.tensor(many), "effective_curvature does not weight rows by row_weights")
+
+
+def _check_hessian_vectors(loss: Loss, u: Tensor, encoded: Tensor) -> None:
+    """Their outer products add up to the Hessian, found from differences of the gradient, or to the effective curvature times I."""
+    if loss.curvature == torch.inf:
+        return
+    vectors, (n, p), step = loss.hessian_vectors(u, encoded), u.shape, 1e-5
+    assert vectors.shape[1:] == (n, p), f"hessian_vectors gave shape {tuple(vectors.shape)}, expected (m, {n}, {p})"
+    found, shifts = torch.einsum("mni,mnj->nij", vectors, vectors), step * torch.eye(p, dtype=u.dtype)
+    ends = [torch.stack([loss.grad(u + sign * shift, encoded) for shift in shifts], 1) for sign in (1, -1)]
+    exact, bound = (ends[0] - ends[1]) / (2 * step), loss.effective_curvature(u, encoded) * torch.eye(p, dtype=u.dtype)
+    agrees = any(bool((found - each).abs().max() <= 1e-4 * (1 + each.abs().max())) for each in (exact, bound))
+    assert agrees, "hessian_vectors make up neither the Hessian nor the effective curvature times I"

@@ -23,7 +23,7 @@ from liftednn.base import Activation
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 
-__all__ = ["XStep", "curvatures", "recursion", "why_not_minibatch", "x_step"]
+__all__ = ["XStep", "curvatures", "probe_gradients", "recursion", "why_not_minibatch", "x_step"]
 
 # Curvature below this fraction of the loss's is taken as 0 for a layer, and below this fraction of the largest unit's for a unit.
 _NEGLIGIBLE = 1e-10
@@ -107,11 +107,7 @@ def curvatures(
         network.loss.curvature if y is None else network.loss.effective_curvature(preactivations[-1], y, row_weights)
     )
     top = network.layers[-1].lam * loss_curvature
-    received = [_backward(network, weights, preactivations, probe * top**0.5)[1] for probe in probes]
-    # A jointly convex divergence has a gradient in u that is not 0 even where the states obey the recursion.
-    if any(activation.joint for activation in network.hidden):
-        rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
-        received = [[g - at_rest for g, at_rest in zip(u_gradients, rest, strict=True)] for u_gradients in received]
+    received = probe_gradients(network, weights, preactivations, probes * top**0.5)
     found = [
         torch.stack([reduce.mean_square(g, row_weights) for g in u_gradients]).mean() / _active_fraction(u_gradients)
         for u_gradients in zip(*received, strict=True)
@@ -120,6 +116,18 @@ def curvatures(
     found = [torch.where(c < _NEGLIGIBLE * top, torch.inf, c) for c in found]
     bounded = [torch.where(c.isinf(), c, c.clamp(max=limit)) for c, limit in zip(found, limits, strict=True)]
     return [*bounded[:-1], probes.new_full((), top)]
+
+
+def probe_gradients(
+    network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], probes: Tensor
+) -> list[list[Tensor]]:
+    """For each of the probes (m, n, outputs), the gradient in u of every layer that it causes in place of the loss's own."""
+    received = [_backward(network, weights, preactivations, probe)[1] for probe in probes]
+    # A jointly convex divergence has a gradient in u that is not 0 even where the states obey the recursion.
+    if any(activation.joint for activation in network.hidden):
+        rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
+        received = [[g - at_rest for g, at_rest in zip(u_gradients, rest, strict=True)] for u_gradients in received]
+    return received
 
 
 def _active_fraction(u_gradients: Sequence[Tensor]) -> Tensor:

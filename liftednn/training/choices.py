@@ -24,6 +24,7 @@ from liftednn.penalties import L2
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
 from liftednn.training.batch import curvatures, recursion
+from liftednn.training.biases import best_biases
 from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
 
 __all__ = [
@@ -127,6 +128,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
     network = with_loss(network, smoothed(network.loss, y, row_weights))
     weights = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
+    weights = best_biases(network, weights, seed, x, y, row_weights)
     scales = _scales(network, weights, x, row_weights)
     loss_curvature = (
         2.0 if isinstance(network.loss, Bounded) else min(network.loss.curvature, 1 / torch.finfo(x.dtype).eps)
@@ -228,7 +230,8 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed."""
-    start = with_fixed(random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights)), fixed)
+    start = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
+    start = with_fixed(best_biases(network, start, seed, x, y, row_weights), fixed)
     weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
     if any(part is not None for part in fixed[-1]):
         return weights

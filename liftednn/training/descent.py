@@ -25,6 +25,8 @@ __all__ = ["Descent", "norm_limit_of"]
 
 # The fraction of its size by which a step of rate 1 may move a layer's pre-activations.
 _TRUST = 0.3
+# By how much more a single batch may move them than the one that the step was shortened for.
+_ONE_BATCH = 2.0
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _NORM_LIMIT = 10.0
 
@@ -137,12 +139,14 @@ class Descent:
             rows = [batch.rows[each] for each in layers]
             geometry.absorb(rows, [repeated(row_weights, self._positions(each)) for each in layers])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
+            geometry.limit(torch.inf)
             w, *intercepts = self._direction(at, batch)
             excess = max(
                 self._excess(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)
             )
             if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
                 geometry.shorten(excess)
+            geometry.limit(self._allowed(layers[0], batch, row_weights))
 
     def _positions(self, number: int) -> int:
         return self.network.layers[number].operator.positions
@@ -154,6 +158,13 @@ class Descent:
             regress(batch.rows[number], Affine(w, b)), repeated(row_weights, self._positions(number))
         )
         return float((motion / reduce.mean_square(batch.preactivations[number], row_weights)).sqrt()) / _TRUST
+
+    def _allowed(self, number: int, batch: BatchGradients, row_weights: Tensor | None) -> float:
+        """The mean square, summed over outputs, by which one batch may move a layer's pre-activations: a batch with a rare row, which this
+        one may lack, has a far larger gradient."""
+        u = batch.preactivations[number]
+        outputs = self.network.layers[number].operator.weight_shape[-2]
+        return outputs * (_ONE_BATCH * _TRUST) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
 
     def restore(self, values: Tensor) -> None:
         """Set the weights to earlier values, with zero velocity."""

@@ -38,6 +38,12 @@ class Geometry(Protocol):
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """Factor again, for the curvature of every layer and, if given, an extra curvature (p, p) in w."""
 
+    def set_rho_factor(self, factor: float) -> None:
+        """Multiply the penalty's rho by this factor, from the next refresh on."""
+
+    def limit(self, allowed: float) -> None:
+        """Let one batch move the outputs, at rate 1, by no more than this: the mean square, summed over outputs."""
+
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
 
@@ -134,6 +140,14 @@ class Grouped:
         for group in self.groups:
             group.refresh(curvatures)
 
+    def set_rho_factor(self, factor: float) -> None:
+        for group in self.groups:
+            group.set_rho_factor(factor)
+
+    def limit(self, allowed: float) -> None:
+        for group in self.groups:
+            group.limit(allowed / len(self.groups))
+
     def shorten(self, factor: float) -> None:
         for group in self.groups:
             group.shorten(factor)
@@ -165,11 +179,13 @@ class SharedMetric:
     blocks/shared.py, with a = c t and gram + d I for gram.
 
     left, right   the spectra's eigenvectors
+    shrinkage     2 rho
     inverse       1 over the sums of their eigenvalues, (q, p); one number for all where the penalty has a prox
     """
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics, self.layer = metrics, metrics[0].layer
+        self.shrinkage = 2 * (self.layer.penalty.ridge or 0.0)
         self.flips = [metric.layer.transposed for metric in metrics]
         q, p = self.layer.operator.weight_shape[-2:]
         mean = metrics[0].mean
@@ -193,13 +209,12 @@ class SharedMetric:
         if sides[0] is None and sides[1] is None:
             self.inverse.zero_()
             return
-        rho = 2 * (self.layer.penalty.ridge or 0.0)
         right = (
             torch.zeros(self.right.shape, dtype=torch.float64, device=self.right.device)
             if sides[0] is None
             else sides[0]
         )
-        right.diagonal().add_(rho)
+        right.diagonal().add_(self.shrinkage)
         bound = Sylvester.of(right, sides[1])
         if self.layer.penalty.ridge is None:
             self.inverse.fill_(1 / max(bound.largest, 1e-12))
@@ -221,6 +236,12 @@ class SharedMetric:
                 total = part if total is None else total + part
         return total
 
+    def set_rho_factor(self, factor: float) -> None:
+        self.shrinkage = 2 * factor * (self.layer.penalty.ridge or 0.0)
+
+    def limit(self, allowed: float) -> None:
+        """Not for a shared w: its outputs are those of several layers, and `shorten` limits its steps."""
+
     def shorten(self, factor: float) -> None:
         self.inverse.div_(factor)
         for metric in self.metrics:
@@ -232,8 +253,7 @@ class SharedMetric:
     def direction(
         self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
     ) -> list[Tensor]:
-        rho = 2 * (self.layer.penalty.ridge or 0.0)
-        gradient, intercepts = rho * w, []
+        gradient, intercepts = self.shrinkage * w, []
         for metric, flip, x, g in zip(self.metrics, self.flips, rows, u_gradients, strict=True):
             t, scale = metric.layer.operator.positions, 1 / len(x)
             b = reduce.product(g, x.new_full((len(x),), scale)) if metric.free[1] else g.new_zeros(g.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from liftednn.solvers import Factor
 
 __all__ = ["Metric"]
 
+_STATE = ("mean", "inverse", "curvature", "allowed")
+
 
 @dataclass
 class Metric:
@@ -24,7 +26,9 @@ class Metric:
     forget      the factor on the weight of older rows at each refresh
     shrinkage   2 rho, or 2 rho diag(scale)^2 as a row in whitened coordinates, where gram + d I = I; divided by the t rows of a
                 sample, since means here are over all rows
+    unscaled    `shrinkage` for the penalty's own rho
     free        whether w and b may move
+    allowed     the most that one batch may move the layer's outputs by, at rate 1: the mean square, summed over outputs
     """
 
     layer: Layer
@@ -37,6 +41,8 @@ class Metric:
     free: tuple[bool, bool] = (True, True)
     moments: Moments | None = None
     forget: float = 0.8
+    allowed: Tensor = field(default_factory=lambda: torch.tensor(torch.inf))
+    unscaled: Tensor = field(default_factory=lambda: torch.zeros(1))
 
     @classmethod
     def of(
@@ -58,6 +64,7 @@ class Metric:
         shape = (p, p) if shape and layer.uncertainty is not None else shape
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
+        metric.allowed, metric.unscaled = x.new_full((), torch.inf), shrinkage.clone()
         metric.absorb([x], [row_weights])
         return metric
 
@@ -103,19 +110,27 @@ class Metric:
         floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
         return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
 
+    def set_rho_factor(self, factor: float) -> None:
+        """Multiply the penalty's rho by this factor, from the next refresh on."""
+        self.shrinkage.copy_(factor * self.unscaled)
+
+    def limit(self, allowed: float) -> None:
+        """Let one batch move the outputs by no more than this: the mean square, summed over outputs."""
+        self.allowed.fill_(allowed)
+
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
         self.inverse.div_(factor)
         self.curvature.mul_(factor)
 
     def state(self) -> dict[str, Tensor]:
-        parts = {"mean": self.mean, "inverse": self.inverse, "curvature": self.curvature}
+        parts = {name: getattr(self, name) for name in _STATE}
         if self.moments is not None:
             parts |= {"weight": self.moments.weight, "mean_x": self.moments.mean_x, "xx": self.moments.xx}
         return parts
 
     def load(self, named: dict[str, Tensor]) -> None:
-        for name in ("mean", "inverse", "curvature"):
+        for name in _STATE:
             getattr(self, name).copy_(named[name])
         if self.moments is not None:
             weight, mean, xx = (named[name].to(self.moments.xx) for name in ("weight", "mean_x", "xx"))
@@ -144,6 +159,9 @@ class Metric:
             w.addr_(b, self.mean, alpha=-1)
         if w_gradient is not None:
             w.add_(w_gradient)
-        w = w @ self.inverse if self.inverse.ndim == 2 else w.mul_(self.inverse)
-        b = b / self.curvature
-        return [w, b if self.white or not self.free[1] else b - w @ self.mean]
+        move, shift = w @ self.inverse if self.inverse.ndim == 2 else w * self.inverse, b / self.curvature
+        # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
+        motion = (torch.vdot(move.view(-1), w.view(-1)) + torch.dot(shift, b)) / self.curvature
+        within = (self.allowed / motion).sqrt_().clamp_(max=1)
+        move, shift = move.mul_(within), shift.mul_(within)
+        return [move, shift if self.white or not self.free[1] else shift - move @ self.mean]

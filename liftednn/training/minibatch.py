@@ -50,6 +50,8 @@ class MiniBatch:
     seed               of the initial weights and the order of rows
     device             where to train; None: where x is
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
+    learn_rho          multiply rho of all `L2` penalties by one factor, renewed ten times in a run, so that it fits the noise in the data
+                       (training/evidence.py); needs a known number of rows
 
     >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
@@ -70,6 +72,7 @@ class MiniBatch:
     seed: int = 0
     device: str | None = None
     learn_activation: Granularities = None
+    learn_rho: bool = False
 
     def __post_init__(self) -> None:
         check_device(self.device)

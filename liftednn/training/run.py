@@ -22,6 +22,7 @@ from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.descent import Descent, norm_limit_of
+from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
@@ -42,7 +43,9 @@ _ROWS = 8192
 _FEW = 4096
 _HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
-_COUNTERS = ("taken", "per_pass", "halved", "seconds")
+# Where rho is learned: the fractions of all steps after which it is renewed, and the rows that it is found from.
+_RENEWALS, _SAMPLE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 512
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "renewed")
 
 
 class Run:
@@ -80,7 +83,7 @@ class Run:
         if checkpoint is not None:
             known = f"{settings!r} in {x.dtype}"
             self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
-        self.network = as_tensors(network, settings.learn_activation, x)
+        self.network = self.given = as_tensors(network, settings.learn_activation, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, row_weights, weights, moments, stored[0] if stored else {})
         held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
@@ -89,6 +92,8 @@ class Run:
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
+        self.rho_factor, self.renewed = 1.0, 0
+        self.learns_rho = settings.learn_rho and source.rows is not None and adaptable(self.network)
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
             with checkpoint.rebuilding():
@@ -164,12 +169,15 @@ class Run:
 
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
-        if self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
+        renews = self.learns_rho and progress >= [*_RENEWALS, math.inf][self.renewed]
+        if renews:
+            self._renew_rho()
+        if renews or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 or within * number >= len(self.monitor.evaluations) * expected:
             self._evaluate_batch(x, y, row_weights)
-        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
@@ -196,6 +204,21 @@ class Run:
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
+
+    def _renew_rho(self) -> None:
+        x, _, y, row_weights = self.check_rows
+        few, rows = None if row_weights is None else row_weights[:_SAMPLE], self.feed.source.rows
+        assert rows is not None
+        weights = self.unwhitened_weights()
+        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[:_SAMPLE], y[:_SAMPLE], rows, few))
+        self.renewed += 1
+
+    def _set_rho_factor(self, factor: float) -> None:
+        """Multiply every rho that the run started with by this factor."""
+        self.rho_factor = factor
+        self.network = self.monitor.network = with_rho_factor(self.given, factor)
+        for geometry in self.descent.geometries:
+            geometry.set_rho_factor(factor)
 
     def _roll_back(self, loss: float) -> None:
         self._restore()
@@ -231,6 +254,7 @@ class Run:
     def _resume(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         self.descent.load(tensors)
         self.learner.load(tensors)
+        self._set_rho_factor(metadata["rho_factor"])
         self.good.copy_(tensors["good"])
         self.monitor.load(metadata, tensors, self.good)
         self.guard.load(metadata)

@@ -100,7 +100,7 @@ def test_noise_on_a_column_that_does_not_vary() -> None:
     x[:, 4] = 2.0
     only = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     plain, robust = (
-        lnn.LiftedRegressor((3,), max_iter=3, random_state=0, robust=each).fit(x, x[:, 0])
+        lnn.LiftedRegressor((3,), alpha=1e-4, max_iter=3, random_state=0, robust=each).fit(x, x[:, 0])
         for each in (None, Noise(only))
     )
     np.testing.assert_allclose(plain.predict(x), robust.predict(x), atol=1e-4)

@@ -1,0 +1,152 @@
+"""rho from the data: the strength of the squared norms at which the penalty explains the weights (MacKay 1992, "evidence").
+
+A network that is linear in its weights near the present ones, with Jacobian J (n, weights) and loss Hessians C, has
+
+    dof = trace K (K + n I)^-1,      K = C^1/2 J diag(1 / 2 rho) J' C^1/2
+
+effective parameters. The loss as minus a log-likelihood of temperature t, and the penalty as minus a log-prior, fit together where
+
+    t dof = 2 n sum_l rho_l |W_l|^2,
+
+so all rho are multiplied by one factor until this holds. Only the product of two layers' rho matters where the activation between them is
+homogeneous, which is why there is one factor and not one for each layer.
+
+dof counts parameters of the linearised network. Hidden weights have been chosen among many that fit, which costs more than one parameter
+each (as in MARS, Friedman 1991): they are charged one and a half times.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from liftednn import reduce
+from liftednn.base import Affine, Loss, Operator
+from liftednn.blocks.regressions import repeated
+from liftednn.losses.regression import Bounded
+from liftednn.network import LiftedNetwork
+from liftednn.penalties import L2
+from liftednn.training.batch import probe_gradients, recursion
+
+__all__ = ["adaptable", "rho_factor", "with_rho_factor"]
+
+# What one effective parameter counts for.
+_CHARGE = 1.5
+# The most effective parameters, as a fraction of the rows.
+_MOST = 0.95
+# The most that one evaluation changes rho by.
+_CHANGE = 10.0
+# The most vectors of the loss's Hessian that are sent backward; random combinations of them if there are more.
+_VECTORS = 16
+
+
+def adaptable(network: LiftedNetwork) -> bool:
+    """Whether some rho can be adapted: there is an `L2` with rho > 0, and no uncertain inputs, which have a penalty of their own."""
+    return any(_ridge(network, number) for number in range(len(network.layers))) and all(
+        layer.uncertainty is None for layer in network.layers
+    )
+
+
+def with_rho_factor(network: LiftedNetwork, factor: float) -> LiftedNetwork:
+    """The network with every rho of an `L2` multiplied by `factor`."""
+    penalties = [L2(factor * p.rho) if isinstance(p := layer.penalty, L2) else p for layer in network.layers]
+    return network.with_penalty(penalties)
+
+
+@torch.no_grad()
+def rho_factor(
+    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None
+) -> float:
+    """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
+    states, preactivations = recursion(network, weights, x)
+    u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
+    vectors = lam**0.5 * _hessian_vectors(loss, u, y)
+    # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
+    shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
+    degrees = max(1, u.shape[1] - (0 if shifts else 1))
+    kernel = _kernel(network, weights, states, preactivations, vectors, row_weights) / (degrees * len(x))
+    identity = torch.eye(len(x), dtype=kernel.dtype, device=kernel.device)
+    factor, failed = torch.linalg.cholesky_ex(kernel + identity)
+    penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
+    if int(failed) or not 0 < penalty < math.inf:
+        return 1.0 if int(failed) or penalty else _CHANGE
+    dof = _CHARGE * degrees * (len(x) - float(torch.cholesky_inverse(factor).diagonal().sum()))
+    dof = min(dof, _MOST * rows * degrees)
+    found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)
+    return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
+
+
+def _ridge(network: LiftedNetwork, number: int) -> float:
+    """rho of a layer that owns its w, 0 where it has another penalty or none."""
+    penalty = network.layers[number].penalty
+    return penalty.rho if isinstance(penalty, L2) and network.connections.owners[number] == number else 0.0
+
+
+def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, used: float) -> float:
+    """t, where loss / t is minus a log-likelihood: 1 for the cross-entropies, 2 variances for the squared error, estimated from residuals
+    of which a fraction `used` has been fitted away."""
+    if loss.classes:
+        return 1.0
+    degree = 1.0 if isinstance(loss, Bounded) else 2.0  # that of the loss as a power of the residual
+    return degree * float(reduce.mean(loss.value(u, y), row_weights)) / u.shape[1] / (1 - used)
+
+
+def _hessian_vectors(loss: Loss, u: Tensor, y: Tensor) -> Tensor:
+    """Those of the loss, or a few random combinations of them with the same sum of outer products on average."""
+    vectors = loss.hessian_vectors(u, y)
+    if len(vectors) <= _VECTORS:
+        return vectors
+    drawn = torch.randint(0, 2, (_VECTORS, len(vectors)), generator=torch.Generator().manual_seed(0))
+    signs = (2 * drawn - 1).to(vectors) / math.sqrt(_VECTORS)
+    return torch.einsum("mk,knp->mnp", signs, vectors)
+
+
+def _kernel(
+    network: LiftedNetwork,
+    weights: list[Affine],
+    states: list[Tensor],
+    preactivations: list[Tensor],
+    vectors: Tensor,
+    row_weights: Tensor | None,
+) -> Tensor:
+    """The sum over layers and vectors of g g', g (n, weights) the gradients of a row divided by sqrt(2 rho); in float64."""
+    n, owners = len(vectors[0]), network.connections.owners
+    kernel = vectors.new_zeros(n, n, dtype=torch.float64)
+    u_gradients = [
+        list(parts) for parts in zip(*probe_gradients(network, weights, preactivations, vectors), strict=True)
+    ]
+    for number, layer in enumerate(network.layers):
+        if rho := _ridge(network, owners[number]):
+            t = layer.operator.positions
+            rows = layer.operator.rows(network.read(number, states))
+            rows = rows - reduce.mean(rows, repeated(row_weights, t)).to(rows) if layer.operator.bias else rows
+            targets = torch.cat([layer.operator.targets(g) for g in u_gradients[number]], 1)
+            kernel += _products(rows, targets, layer.operator).double() / (2 * rho)
+    if row_weights is None:
+        return kernel
+    root = (row_weights / row_weights.mean()).sqrt().to(kernel)
+    return root[:, None] * kernel * root
+
+
+def _products(rows: Tensor, targets: Tensor, operator: Operator) -> Tensor:
+    """The inner products (n, n) of the samples' gradients in w, the sums over positions of g x' for rows x and gradients g in the output;
+    added up over the m gradients of each, which lie side by side in targets (n t, m q)."""
+    q, p = operator.weight_shape[-2:]
+    if operator.grouped:  # each group has its own columns of rows and targets
+        per = targets.reshape(len(targets), -1, operator.weight_shape[0], q)
+        parts = zip(torch.split(rows, p, 1), per.unbind(2), strict=True)
+        return torch.stack([_of_one_matrix(x, g.flatten(1), q, operator.positions) for x, g in parts]).sum(0)
+    return _of_one_matrix(rows, targets, q, operator.positions)
+
+
+def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int) -> Tensor:
+    if positions == 1:
+        return (targets @ targets.T) * (rows @ rows.T)
+    x = rows.reshape(-1, positions, rows.shape[1])
+    total = rows.new_zeros(len(x), len(x))
+    for each in torch.split(targets, q, 1):
+        gradients = torch.einsum("ntq,ntp->nqp", each.reshape(len(x), positions, q), x).flatten(1)
+        total += gradients @ gradients.T
+    return total

@@ -1,0 +1,140 @@
+"""rho from the evidence, against explicit Jacobians and Hessians and against the closed form of ridge regression."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn.base import Affine
+from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64)
+
+
+X = draw(60, 4)
+SOFTMAX, SQUARED = lnn.losses.SoftmaxCrossEntropy(), lnn.losses.SquaredError()
+
+
+def network(sizes: list[int], loss: str, lam: float = 1e6, rho: float = 1e-3) -> lnn.LiftedNetwork:
+    return lnn.LiftedNetwork.mlp(sizes, "fenchel_relu", loss=loss, lam=lam, rho=rho)
+
+
+def weights_of(sizes: list[int]) -> list[Affine]:
+    return [Affine(draw(q, p) / p**0.5, draw(q) / 3) for p, q in itertools.pairwise(sizes)]
+
+
+def explicit_dof(net: lnn.LiftedNetwork, weights: list[Affine], x: Tensor, hessian: Tensor) -> float:
+    """trace H (H + 2 n rho)^-1 over all w, H = J' C J with J by automatic differentiation and centred rows of every layer."""
+    shapes, flat = [w.shape for w, _ in weights], torch.cat([w.reshape(-1) for w, _ in weights])
+    states = net.propagate(weights, x)
+    centres = [state.mean(0) for state in states]
+
+    def scores(values: Tensor) -> Tensor:
+        parts = [
+            p.view(s)
+            for p, s in zip(values.split([s.numel() for s in shapes]), shapes, strict=True)  # type: ignore[no-untyped-call]
+        ]
+        state = x
+        for number, (w, own, centre) in enumerate(zip(parts, weights, centres, strict=True)):
+            u = (state - centre) @ w.T + own.b + centre @ own.w.T
+            state = u.relu() if number + 1 < len(parts) else u
+        return state
+
+    jacobian = torch.autograd.functional.jacobian(scores, flat)  # type: ignore[no-untyped-call]
+    h = torch.einsum("nkp,nkl,nlq->pq", jacobian, hessian, jacobian)
+    rho = torch.cat(
+        [torch.full((w.numel(),), layer.penalty.ridge) for (w, _), layer in zip(weights, net.layers, strict=True)]
+    )
+    return float(torch.linalg.solve(h + 2 * len(x) * torch.diag(rho.double()), h).trace())
+
+
+@pytest.mark.parametrize("sizes", [[4, 1], [4, 6, 1], [4, 6, 5, 1]])
+def test_effective_parameters_are_those_of_the_explicit_jacobian(sizes: list[int]) -> None:
+    net, weights, y = network(sizes, "squared"), weights_of(sizes), draw(60, 1)
+    dof = 1.5 * explicit_dof(net, weights, X, torch.full((60, 1, 1), 2.0, dtype=torch.float64))
+    loss = float(net.loss.value(net.scores(weights, X), y).mean())
+    rows = 6000
+    penalty = sum(net.penalties(weights))
+    expected = 2 * loss / (1 - dof / rows) * dof / (2 * rows * penalty)
+    assert 0.1 < expected < 10, "the case must not be at the bounds"
+    assert rho_factor(net, weights, X, y, rows) == pytest.approx(expected, rel=1e-3)
+
+
+def test_two_classes_are_one_logistic_regression() -> None:
+    """With opposite scores, the softmax of two classes has the effective parameters of a logistic regression on their difference."""
+    net, v = network([4, 2], "softmax", rho=1e-2), draw(1, 4)
+    weights = [Affine(torch.cat([v, -v]), torch.zeros(2, dtype=torch.float64))]
+    p = (2 * X @ v.T).sigmoid()[:, 0]
+    y = SOFTMAX.encode((p > 0.5).long(), 2).double()
+    # The difference d = 2 x v', |w|^2 = 2 |v|^2: in v, a Hessian of 4 p (1 - p) x x' and a penalty of 2 rho |v|^2.
+    centred = X - X.mean(0)
+    h = 4 * (centred.T * (p * (1 - p))) @ centred
+    dof = 1.5 * float(torch.linalg.solve(h + 4 * 60 * 1e-2 * torch.eye(4), h).trace())
+    expected = dof / (2 * 60 * 1e-2 * float(weights[0].w.square().sum()))
+    assert rho_factor(net, weights, X, y, 60) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("classes", [4, 70])
+def test_the_hessian_vectors_of_the_softmax_make_up_its_hessian(classes: int) -> None:
+    u = draw(3, classes)
+    vectors = SOFTMAX.hessian_vectors(u, torch.zeros_like(u))
+    for row, scores in enumerate(u):
+        own = torch.autograd.functional.hessian(lambda s: s.logsumexp(0), scores)  # type: ignore[no-untyped-call]
+        assert torch.allclose(torch.einsum("mp,mq->pq", vectors[:, row], vectors[:, row]), own)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_rho_follows_the_noise(noise: float) -> None:
+    """The more noise, the larger rho; predictions of pure noise shrink towards the mean."""
+    x = draw(400, 6)
+    signal = x[:, :1].abs() + x[:, 1:2]
+    fits = {}
+    for size in (noise, noise + 2):
+        y = (signal + size * draw(400, 1)) / math.sqrt(1 + size**2)
+        net = lnn.automatic(lnn.LiftedNetwork.mlp([6, 20, 1], "fenchel_relu", loss="squared"), x, y)
+        fits[size] = lnn.MiniBatch(passes=40, learn_rho=True).run(net, x, y).network.layers[0].penalty.ridge or 0.0
+    assert fits[noise + 2] > 2 * fits[noise]
+
+
+def test_what_can_be_adapted() -> None:
+    net = network([4, 6, 1], "squared")
+    assert adaptable(net)
+    assert not adaptable(net.with_penalty("l1", 1e-3))
+    assert not adaptable(net.with_penalty("none"))
+    uncertain = lnn.LiftedNetwork([replace(net.layers[0], uncertainty=lnn.robust.Noise(1.0)), *net.layers[1:]])
+    assert not adaptable(uncertain)
+    mixed = with_rho_factor(net.with_penalty([lnn.penalties.L1(0.5), lnn.penalties.L2(0.5)]), 3.0)
+    assert [layer.penalty for layer in mixed.layers] == [lnn.penalties.L1(0.5), lnn.penalties.L2(1.5)]
+
+
+def test_weights_that_are_zero_raise_rho_and_row_weights_act_as_copies() -> None:
+    net, y = network([4, 6, 1], "squared"), draw(60, 1)
+    zero = [Affine(torch.zeros_like(w), b) for w, b in weights_of([4, 6, 1])]
+    assert rho_factor(net, zero, X, y, 60) == 10.0
+    weights = weights_of([4, 6, 1])
+    once = rho_factor(net, weights, X.repeat(2, 1), y.repeat(2, 1), 600)
+    weighted = rho_factor(net, weights, X, y, 600, torch.full((60,), 2.0, dtype=torch.float64))
+    assert weighted == pytest.approx(once, rel=1e-6)
+
+
+def test_a_resumed_run_continues_with_its_rho(tmp_path: object) -> None:
+    x = draw(200, 4)
+    y = x[:, :1].abs() + 0.5 * draw(200, 1)
+    net = lnn.automatic(network([4, 8, 1], "squared"), x, y)
+    whole = lnn.MiniBatch(passes=12, learn_rho=True).run(net, x, y)
+    path = lnn.Checkpoint(f"{tmp_path}/run.safetensors")
+    stops = iter([False] * 6 + [True])
+    lnn.MiniBatch(passes=12, learn_rho=True).run(net, x, y, checkpoint=path, callback=lambda record: next(stops))
+    resumed = lnn.MiniBatch(passes=12, learn_rho=True).run(net, x, y, checkpoint=path)
+    assert resumed.network.layers == whole.network.layers
+    assert all(torch.equal(a.w, b.w) for a, b in zip(resumed.weights, whole.weights, strict=True))
