@@ -47,7 +47,7 @@ _ROWS = 4096
 # The number of rows that is assumed where it is unknown.
 _MANY = 50_000
 # The most passes, and the number of rows that all passes together should read at least.
-_MOST, _ROWS_IN_ALL = 200, 60_000
+_MOST, _ROWS_IN_ALL = 200, 25_000
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.

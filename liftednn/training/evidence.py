@@ -38,6 +38,8 @@ _CHARGE = 1.5
 _MOST = 0.95
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
+# Rows times outputs of the kernel in which outputs are together.
+_TOGETHER = 400
 # The most vectors of the loss's Hessian that are sent backward; random combinations of them if there are more.
 _VECTORS = 16
 
@@ -62,20 +64,40 @@ def rho_factor(
     """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
     states, preactivations = recursion(network, weights, x)
     u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
-    vectors = lam**0.5 * _hessian_vectors(loss, u, y)
+    vectors = lam**0.5 * loss.hessian_vectors(u, y)
     # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
     shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
     degrees = max(1, u.shape[1] - (0 if shifts else 1))
-    kernel = _kernel(network, weights, states, preactivations, vectors, row_weights) / (degrees * len(x))
-    identity = torch.eye(len(x), dtype=kernel.dtype, device=kernel.device)
-    factor, failed = torch.linalg.cholesky_ex(kernel + identity)
+    kernel = _kernel(network, weights, states, preactivations, _few(vectors), row_weights) / degrees
     penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
-    if int(failed) or not 0 < penalty < math.inf:
-        return 1.0 if int(failed) or penalty else _CHANGE
-    dof = _CHARGE * degrees * (len(x) - float(torch.cholesky_inverse(factor).diagonal().sum()))
-    dof = min(dof, _MOST * rows * degrees)
+    if not 0 < penalty < math.inf:
+        return 1.0 if penalty else _CHANGE
+    most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
+    shared = _shared_fraction(network, weights, x, vectors, degrees) if degrees > 1 else 1.0
+    dof = min(_CHARGE * min(shared * _effective_parameters(kernel, rows), most), _MOST * rows) * degrees
     found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
+
+
+def _effective_parameters(kernel: Tensor, rows: int) -> float:
+    """dof of a training set of `rows` rows, from the kernel of some. Few rows show no more parameters than rows; the numbers that they and
+    half of them show are continued by d n / (n + a)."""
+    shown, half = len(kernel), len(kernel) // 2
+    dof = _trace(kernel)
+    if rows <= shown or half < 2:
+        return dof
+    smaller = min(_trace(kernel[:half, :half]), dof)
+    slope = (1 / max(smaller, 1e-12) - 1 / max(dof, 1e-12)) / (1 / half - 1 / shown)
+    limit = 1 / max(dof, 1e-12) - slope * (1 / shown - 1 / rows)
+    return 1 / limit if limit > 0 else math.inf
+
+
+def _trace(kernel: Tensor, rows: int | None = None) -> float:
+    """trace K (K + n I)^-1, n = `rows`, or as many as K has."""
+    size = len(kernel)
+    identity = torch.eye(size, dtype=kernel.dtype, device=kernel.device)
+    factor, failed = torch.linalg.cholesky_ex(kernel / (rows or size) + identity)
+    return math.nan if int(failed) else size - float(torch.cholesky_inverse(factor).diagonal().sum())
 
 
 def _ridge(network: LiftedNetwork, number: int) -> float:
@@ -93,14 +115,24 @@ def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, u
     return degree * float(reduce.mean(loss.value(u, y), row_weights)) / u.shape[1] / (1 - used)
 
 
-def _hessian_vectors(loss: Loss, u: Tensor, y: Tensor) -> Tensor:
-    """Those of the loss, or a few random combinations of them with the same sum of outer products on average."""
-    vectors = loss.hessian_vectors(u, y)
+def _few(vectors: Tensor) -> Tensor:
+    """Vectors of a Hessian, or a few random combinations of them with the same sum of outer products on average."""
     if len(vectors) <= _VECTORS:
         return vectors
     drawn = torch.randint(0, 2, (_VECTORS, len(vectors)), generator=torch.Generator().manual_seed(0))
     signs = (2 * drawn - 1).to(vectors) / math.sqrt(_VECTORS)
     return torch.einsum("mk,knp->mnp", signs, vectors)
+
+
+def _shared_fraction(network: LiftedNetwork, weights: list[Affine], x: Tensor, vectors: Tensor, degrees: int) -> float:
+    """Outputs share the hidden weights, and the kernel, which is their mean, counts these once for every output: dof of the outputs
+    together, as a fraction of that. From a few rows, since it takes a kernel of rows times outputs."""
+    few = max(2, min(len(x), _TOGETHER // len(vectors)))
+    states, preactivations = recursion(network, weights, x[:few])
+    each, together = (
+        _kernel(network, weights, states, preactivations, vectors[:, :few], None, joint) for joint in (False, True)
+    )
+    return min(1.0, _trace(together, few) / (degrees * _trace(each / degrees)))
 
 
 def _kernel(
@@ -110,10 +142,12 @@ def _kernel(
     preactivations: list[Tensor],
     vectors: Tensor,
     row_weights: Tensor | None,
+    joint: bool = False,
 ) -> Tensor:
-    """The sum over layers and vectors of g g', g (n, weights) the gradients of a row divided by sqrt(2 rho); in float64."""
-    n, owners = len(vectors[0]), network.connections.owners
-    kernel = vectors.new_zeros(n, n, dtype=torch.float64)
+    """The sum over layers and m vectors of g g', g (n, weights) the gradients of a row divided by sqrt(2 rho); in float64. `joint`: not
+    added up over vectors but (m n, m n), with the products of different ones."""
+    m, n, owners = len(vectors), len(vectors[0]), network.connections.owners
+    kernel = vectors.new_zeros(m * n if joint else n, m * n if joint else n, dtype=torch.float64)
     u_gradients = [
         list(parts) for parts in zip(*probe_gradients(network, weights, preactivations, vectors), strict=True)
     ]
@@ -122,7 +156,8 @@ def _kernel(
             t = layer.operator.positions
             rows = layer.operator.rows(network.read(number, states))
             rows = rows - reduce.mean(rows, repeated(row_weights, t)).to(rows) if layer.operator.bias else rows
-            targets = torch.cat([layer.operator.targets(g) for g in u_gradients[number]], 1)
+            targets = torch.cat([layer.operator.targets(g) for g in u_gradients[number]], 0 if joint else 1)
+            rows = rows.repeat(m, 1) if joint else rows
             kernel += _products(rows, targets, layer.operator).double() / (2 * rho)
     if row_weights is None:
         return kernel

@@ -80,8 +80,11 @@ class Tally:
 
 @dataclass
 class Monitor:
-    """`evaluations` are those of some batches of the present pass, for its objective and gaps; `best` and `best_network` the weights and
-    the network of the pass with the best validation score."""
+    """What a run reports.
+
+    evaluations          of some batches of the present pass, or of the last one that has any: for its objective and gaps
+    best, best_network   the weights and the network of the pass with the best validation score
+    """
 
     network: LiftedNetwork
     validation: tuple[Tensor, Tensor] | None
@@ -99,7 +102,7 @@ class Monitor:
 
     def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
         """The record of a pass that ends at `weights`."""
-        evaluations, self.evaluations = self.evaluations, []
+        evaluations = self.evaluations
         penalty = sum(self.network.penalties(weights))
         gaps = tuple(_mean(gap) for gap in zip(*(each.gaps for each in evaluations), strict=True))
         loss, score = self.tally.close()

@@ -16,7 +16,7 @@ from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
 from liftednn.moments import Moments
-from liftednn.network import LiftedNetwork
+from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
@@ -43,8 +43,10 @@ _ROWS = 8192
 _FEW = 4096
 _HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
-# Where rho is learned: the fractions of all steps after which it is renewed, and the rows that it is found from.
-_RENEWALS, _SAMPLE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 512
+# Steps between two evaluations of the objective where passes are shorter.
+_EVALUATED = 20
+# Where rho is learned: the fractions of all steps after which it is renewed, and the rows that it is found from, of few and of many.
+_RENEWALS, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "renewed")
 
 
@@ -176,8 +178,10 @@ class Run:
         if renews or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
-        if within == 0 or within * number >= len(self.monitor.evaluations) * expected:
-            self._evaluate_batch(x, y, row_weights)
+        if within == 0 and -self.taken % _EVALUATED < expected:
+            self.monitor.evaluations = [self._evaluation(x, y, row_weights)]
+        elif within * number >= len(self.monitor.evaluations) * expected:
+            self.monitor.evaluations.append(self._evaluation(x, y, row_weights))
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
@@ -185,11 +189,11 @@ class Run:
         self.monitor.tally.add(self.step(x, y, row_weights), y, row_weights)
         self.taken += 1
 
-    def _evaluate_batch(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
-        """Evaluate a batch for the objective and the gaps of its pass."""
+    def _evaluation(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> Evaluation:
+        """The objective and the gaps of a batch."""
         inner, weights = self.descent.network, self.descent.weights
         states = x_step(inner, weights, x, y, None, self.descent.terms).states
-        self.monitor.evaluations.append(inner.evaluate(weights, [x, *states, y], row_weights))
+        return inner.evaluate(weights, [x, *states, y], row_weights)
 
     def _refresh(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Roll back to the last good weights and activations if the run diverges, and renew the geometry."""
@@ -207,10 +211,11 @@ class Run:
 
     def _renew_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
-        few, rows = None if row_weights is None else row_weights[:_SAMPLE], self.feed.source.rows
+        rows, weights = self.feed.source.rows, self.unwhitened_weights()
         assert rows is not None
-        weights = self.unwhitened_weights()
-        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[:_SAMPLE], y[:_SAMPLE], rows, few))
+        few = slice(_SAMPLES[rows > _MANY])
+        counts = None if row_weights is None else row_weights[few]
+        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], rows, counts))
         self.renewed += 1
 
     def _set_rho_factor(self, factor: float) -> None:
