@@ -17,9 +17,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from experiments.datasets import Dataset, load, small
+from experiments.markdown import table
 from experiments.settings import Settings
 from experiments.store import Store
-from experiments.tables import table
 from liftednn.blocks import Design, WeightStep, update_weights
 from liftednn.losses import SquaredError
 from liftednn.network import LiftedNetwork

@@ -23,9 +23,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from experiments import datasets
+from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
-from experiments.tables import table
 from liftednn import LiftedClassifier, LiftedRegressor
 
 TAKES = ("only",)

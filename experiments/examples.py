@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from examples import constraints, learned_activations, regression, robust
 from examples.learned_activations import Curve
+from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
-from experiments.tables import table
 
 SEEDS = 3  # of pruned networks
 SHOWN = 200  # of the new rows of the prediction band

@@ -9,8 +9,8 @@ from experiments import constraints as constrained
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
+from experiments.markdown import grid
 from experiments.store import RESULTS, open_store
-from experiments.tables import grid
 
 Row = dict[str, Any]
 

@@ -20,11 +20,11 @@ from experiments.comparisons import LIFTED
 from experiments.equal_time import bold_if_large
 from experiments.estimators import summary as default_estimators
 from experiments.extension_tables import constraints, refit, regression, robust
+from experiments.markdown import filled, grid, made_on
 from experiments.rendering import spread
 from experiments.rendering import table as rendered
 from experiments.settings import Settings
 from experiments.store import RESULTS, Store, open_store
-from experiments.tables import filled, grid, made_on
 from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]

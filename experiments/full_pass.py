@@ -18,8 +18,8 @@ from torch import Tensor
 
 import liftednn as lnn
 from experiments.datasets import mnist, small
+from experiments.markdown import table
 from experiments.settings import Settings
-from experiments.tables import table
 
 TAKES = ("device",)
 TURNS = 5

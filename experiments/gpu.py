@@ -18,9 +18,9 @@ from torch import Tensor
 import liftednn as lnn
 from experiments.datasets import Dataset, mnist, small
 from experiments.full_pass import seconds
+from experiments.markdown import table
 from experiments.methods import GradientStep, Task
 from experiments.settings import Settings
-from experiments.tables import table
 from liftednn.data.sources import source_of
 from liftednn.runtime.graphs import recorded
 from liftednn.training.run import Run

@@ -18,9 +18,9 @@ from torch import nn
 
 import liftednn as lnn
 from experiments.datasets import Dataset, mnist, small
+from experiments.markdown import table
 from experiments.methods import standard
 from experiments.settings import Settings
-from experiments.tables import table
 
 SIZES, SEEDS, BATCH = (784, 300, 100, 10), 5, 100
 FINE, USUAL = 1e-4, 1e-3

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from experiments.markdown import table
 from experiments.settings import Settings
-from experiments.tables import table
 from liftednn.solvers import nnls
 
 TAKES = ("device",)

@@ -20,8 +20,8 @@ from sklearn.decomposition._cdnmf_fast import _update_cdnmf_fast
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.markdown import table
 from experiments.settings import Settings
-from experiments.tables import table
 from liftednn.solvers import nnls
 
 UNKNOWNS, ROWS, TURNS, PEER_ROWS, TOL = 300, 20_000, 5, 12, 1e-6

@@ -16,9 +16,9 @@ from typing import Any
 
 import liftednn as lnn
 from experiments.datasets import Dataset, mnist, small
+from experiments.markdown import table
 from experiments.settings import Settings
 from experiments.store import Store
-from experiments.tables import table
 
 TAKES = ("device",)
 ARCHITECTURES = {"300": [784, 300, 10], "500-200-100": [784, 500, 200, 100, 10]}

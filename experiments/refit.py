@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from experiments import datasets
+from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
-from experiments.tables import table
 from liftednn import LiftedRegressor
 from liftednn.activations import FenchelLeakyReLU
 

@@ -25,9 +25,9 @@ from sklearn.metrics import mean_pinball_loss
 from sklearn.neural_network import MLPRegressor
 
 from experiments import datasets, tuned
+from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
-from experiments.tables import table
 from liftednn import LiftedRegressor
 from liftednn.losses import Quantile
 

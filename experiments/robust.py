@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from experiments.datasets import Dataset, load, small
+from experiments.markdown import table
 from experiments.methods import standard
 from experiments.settings import Settings
 from experiments.store import Store
-from experiments.tables import table
 from liftednn.base import Affine, Uncertainty
 from liftednn.blocks import Design, update_weights
 from liftednn.network import Layer

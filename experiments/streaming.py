@@ -22,8 +22,8 @@ import torch
 import liftednn as lnn
 from experiments.datasets import mnist
 from experiments.full_pass import peak
+from experiments.markdown import table
 from experiments.settings import Settings
-from experiments.tables import table
 from liftednn.data.sources import source_of
 from liftednn.training.run import Run
 

@@ -20,10 +20,10 @@ import torch
 
 from experiments import methods
 from experiments.datasets import Dataset, load, small
+from experiments.markdown import table
 from experiments.methods import Scorer, Task
 from experiments.settings import Settings
 from experiments.store import Store
-from experiments.tables import table
 
 TAKES = ("device", "seeds")
 PASSES, SEEDS, GOAL = 17, 5, 0.975

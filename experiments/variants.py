@@ -19,9 +19,9 @@ from torch import Tensor
 
 import liftednn as lnn
 from experiments.datasets import NAMES, load, small
+from experiments.markdown import table
 from experiments.settings import Settings
 from experiments.store import Store
-from experiments.tables import table
 from liftednn.blocks import state_problem, update_state
 from liftednn.data.sources import source_of
 from liftednn.network import LiftedNetwork

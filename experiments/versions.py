@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from experiments.datasets import mnist
+from experiments.markdown import table
 from experiments.settings import Settings
-from experiments.tables import table
 
 __all__ = ["TAKES", "run"]
 

@@ -1,4 +1,4 @@
-"""Tables: on the screen, and in Markdown."""
+"""Tables of results: on the screen, and in Markdown."""
 
 from __future__ import annotations
 
