@@ -30,6 +30,8 @@ EXPERIMENTS = {
     "regimes": "experiments.regimes",
     "training": "experiments.training",
     "estimators": "experiments.estimators",
+    "tables": "experiments.tables",
+    "curves": "experiments.curves",
     "initialisation": "experiments.initialisation",
     "robust": "experiments.robust",
     "refit": "experiments.refit",
@@ -79,13 +81,17 @@ def _command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only a part: an architecture of table1, a set of compare, a kind of regimes, the commit of versions. Repeatable."
+            help="Only a part: an architecture of table1, a set of compare, a kind of regimes, a part, set or method of tables, "
+            "a panel of curves, the commit of versions. Repeatable."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file of the picture or page, where one is made.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many processes, each with one thread, where it can be chosen.")
+    ] = None,
 ) -> None:
     """Run an experiment, or show what is stored of all of them (demo, figure1, report, figures)."""
-    given = Settings(quick, device.value, results or RESULTS, seeds, tuple(only or ()), out)
+    given = Settings(quick, device.value, results or RESULTS, seeds, tuple(only or ()), out, workers)
     if name in EXPERIMENTS:
         check_device(device.value)
     if quick and results is None and name in EXPERIMENTS:
@@ -104,7 +110,7 @@ def run(name: str, settings: Settings) -> None:
     takes = getattr(module, "TAKES", ())
     if settings.device != "cpu" and "device" not in takes:
         raise ValueError(f"{name} runs on the CPU alone: leave out --device")
-    for option in ("seeds", "only", "out"):
+    for option in ("seeds", "only", "out", "workers"):
         if getattr(settings, option) and option not in takes:
             raise ValueError(f"{name} takes no --{option}: leave it out")
     module.run(settings)

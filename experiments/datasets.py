@@ -26,6 +26,7 @@ __all__ = [
     "adult",
     "california",
     "cifar10",
+    "content",
     "fashion",
     "folder",
     "friedman",
@@ -232,9 +233,13 @@ def _on(device: str, data: Dataset) -> Dataset:
     return Dataset(*(part.to(device) for part in data))
 
 
+def content(path: Path, digest: str) -> bytes:
+    """What a file holds, checked against its sha256."""
+    return _checked(path, _bytes(path), digest)
+
+
 def _content(place: str, file: str) -> bytes:
-    path = folder(place) / file
-    return _checked(path, _bytes(path), _SHA256[place][file])
+    return content(folder(place) / file, _SHA256[place][file])
 
 
 def _unpacked(path: Path, digest: str) -> bytes:

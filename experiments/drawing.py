@@ -60,6 +60,11 @@ STYLES: dict[str, Style] = {
     "scikit-learn MLP": Style(_BLACK, (5, 2, 5, 2, 1, 2), "^"),
     "LPOM": Style(_GREY, (1, 2), "o"),
     "Zeng's BCD": Style(_GREY, (1, 4), "*"),
+    # Estimators at their defaults.
+    "lifted": Style(_MINIBATCH, (), "P"),
+    "MLP": Style(_BLACK, (5, 2, 5, 2, 1, 2), "^"),
+    "boosting": Style(_GREEN, (6, 2, 1, 2), ">"),
+    "linear": Style(_SKY, (10, 2), "s"),
     # The demonstration: full batches by the two activations, and mini-batches.
     "relu": Style(_FULL, (), "p"),
     "fenchel_relu": Style(_FULL, (4, 2), "d"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,11 +92,11 @@ def measure(who: str, name: str, seed: int, limits: dict[str, Any]) -> dict[str,
     }
 
 
-def at_hand(store: Store, names: Iterable[str]) -> Iterator[str]:
+def at_hand(store: Store, names: Iterable[str], load: Callable[[str], Split]) -> Iterator[str]:
     """The sets that can be found; others are named."""
     for name in names:
         try:
-            split(name, 0)
+            load(name)
         except FileNotFoundError as error:
             store.tell(f"left out: {error}")
         else:
@@ -127,7 +127,8 @@ def run(settings: Settings) -> None:
         raise ValueError(f"--only takes {', '.join(SETS)}, got {', '.join(sorted(unknown))}")
     limits = {"max_iter": 2} if settings.quick else {}
     with threads(2):
-        for name in at_hand(store, settings.only or (("digits",) if settings.quick else SETS)):
+        names = settings.only or (("digits",) if settings.quick else SETS)
+        for name in at_hand(store, names, partial(split, seed=0)):
             for seed in range(seeds):
                 for who in estimators(name):
                     store(partial(measure, who, name, seed, limits), set=name, method=who, seed=seed)

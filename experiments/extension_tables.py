@@ -1,4 +1,4 @@
-"""The tables of what goes beyond the paper, in Markdown: from the stores of robust, refit, constraints and regression."""
+"""The tables of what goes beyond the paper, in Markdown: from the stores of robust, refit, constraints, regression and tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from experiments import constraints as constrained
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
+from experiments import tables as real_tables
 from experiments.markdown import grid
 from experiments.store import RESULTS, open_store
 
@@ -95,3 +96,16 @@ def regression() -> list[str]:
     lines += columns("a tenth of the training responses moved", found["outliers"], errors)
     names = [key for key in found["quantiles"][0] if key.split()[0] in ("cover", "pinball")]
     return lines + columns("quantiles on the test rows", found["quantiles"], ("set", "method", *names))[:-1]
+
+
+def defaults() -> list[str]:
+    """For each part of the tables the mean ranks of all estimators, then the sets on which ours is behind."""
+    store, lines, late = open_store(RESULTS, "tables"), list[str](), list[Row]()
+    for part, names in real_tables.PARTS.items():
+        if found := real_tables.means(store, names, real_tables.SPLITS):
+            rows = real_tables.summary(found)
+            lines += columns(f"{part}, {len(found)} of {len(names)} sets", rows, list(rows[0]), ".3g")
+            late += [row | {"set": f"{row['set']}, {part}"} for row in real_tables.behind(found)]
+    if late:
+        lines += columns("behind the better of MLP and linear", late, list(late[0]), ".3f")
+    return lines[:-1] or ["Not measured yet: `python -m experiments tables` measures it."]

@@ -19,7 +19,7 @@ from experiments.cells import cells
 from experiments.comparisons import LIFTED
 from experiments.equal_time import bold_if_large
 from experiments.estimators import summary as default_estimators
-from experiments.extension_tables import constraints, refit, regression, robust
+from experiments.extension_tables import constraints, defaults, refit, regression, robust
 from experiments.markdown import filled, grid, made_on
 from experiments.rendering import spread
 from experiments.rendering import table as rendered
@@ -28,15 +28,16 @@ from experiments.store import RESULTS, Store, open_store
 from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
-_PAGES = "training initialisation measurements learned-activations"
+_PAGES = "training initialisation measurements learned-activations defaults"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
-EXTENSIONS = (robust, refit, constraints, regression)  # markers name them, as the functions below
-# Below every table until it is made again; remove it then.
+EXTENSIONS = (robust, refit, constraints, regression, defaults)  # markers name them, as the functions below
+# Below every table until it is made again; name the table in MADE_AGAIN then.
 OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, and before small networks were trained on one thread.*"
 )
+MADE_AGAIN = {"defaults"}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -288,8 +289,10 @@ def comparisons() -> list[str]:
 
 def render(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
-        tables = ["\n".join(globals()[name.strip()]()) for name in match[2].split(",")]
-        return match[1] + "\n\n".join([*tables, OLDER]) + "\n" + match[3]
+        names = [name.strip() for name in match[2].split(",")]
+        tables = ["\n".join(globals()[name]()) for name in names]
+        older = [OLDER] if set(names) - MADE_AGAIN else []
+        return match[1] + "\n\n".join([*tables, *older]) + "\n" + match[3]
 
     return MARKED.sub(fill, text)
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from examples import constraints, learned_activations, regression, robust
+from experiments import curves as difficulties
 from experiments import drawing
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
-__all__ = ["EXAMPLES", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
+__all__ = ["EXAMPLES", "curves", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
 
 
 def draw(results: Path) -> list[Path]:
@@ -26,6 +27,8 @@ def draw(results: Path) -> list[Path]:
     made: dict[str, Callable[[], Any]] = {}
     for store in existing(results, "training"):
         made[store.path.stem] = partial(training, store, "mnist 300")
+    for store in existing(results, "curves"):
+        made["curves"] = partial(curves, store)
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
     for name, figure in made.items():
@@ -45,6 +48,24 @@ def training(store: Store, task: str) -> Any:
     panel.set(xscale="log", xlabel="seconds", ylabel="test accuracy", ylim=(0.88, 0.99))
     panel.set_title(f"{task}: medians over seeds, bands from the least to the largest")
     figure.legend(loc="outside right center", frameon=False, fontsize=8, handlelength=4)
+    return figure
+
+
+def curves(store: Store) -> Any:
+    """Scores of estimators at their defaults against one difficulty in each panel: medians over seeds, and ranges."""
+    figure, panels = drawing.new_figure(16, 7, 2, 4)
+    for panel, (name, kind) in zip(panels.flat, difficulties.PANELS.items(), strict=True):
+        places = range(len(kind.levels))
+        for who in difficulties.METHODS:
+            if found := difficulties.scores(store, name, who):
+                drawing.line(panel, who, places, found)
+        panel.set_xticks(places, [str(level).replace(" of", "\nof") for level in kind.levels])
+        # Far below zero it no longer matters by how much.
+        panel.set(title=name, xlabel=kind.across, ylabel=kind.measure, ylim=(max(panel.get_ylim()[0], -0.3), None))
+    shown = {
+        who: handle for panel in panels.flat for handle, who in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, handlelength=4)
     return figure
 
 

@@ -25,6 +25,7 @@ class Settings:
     seeds     how many; None for as many as the experiment has by default
     only      parts of the experiment; all of them where empty
     out       the picture or page to write
+    workers   how many processes to use; None for one
     """
 
     quick: bool = False
@@ -33,6 +34,7 @@ class Settings:
     seeds: int | None = None
     only: tuple[str, ...] = ()
     out: Path | None = None
+    workers: int | None = None
 
     def store(self, experiment: str, device: str | None = None, **more: Any) -> Store:
         """The records of an experiment, with progress on stderr."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples import learned_activations, robust
-from experiments import drawing, pictures, rendering
+from experiments import curves, drawing, pictures, rendering
 from experiments.drawing import STYLES
 from experiments.store import RESULTS, Store
 from experiments.training import METHODS
@@ -21,8 +21,8 @@ SLOPES = tuple(f"{way} {start:g}" for way in ("from", "fixed at") for start in l
 
 @pytest.mark.parametrize(
     "names",
-    [rendering.COLUMNS, tuple(METHODS), robust.METHODS, SLOPES],
-    ids=["initial weights", "training", "noise", "slopes"],
+    [rendering.COLUMNS, tuple(METHODS), robust.METHODS, SLOPES, curves.METHODS],
+    ids=["initial weights", "training", "noise", "slopes", "estimators"],
 )
 def test_methods_of_a_picture_differ_in_grey_print(names: tuple[str, ...]) -> None:
     for kind in (1, 2):  # dashes and marks
@@ -31,7 +31,7 @@ def test_methods_of_a_picture_differ_in_grey_print(names: tuple[str, ...]) -> No
 
 def test_a_method_has_one_colour_under_all_its_names() -> None:
     for same in (
-        ("Lifted (Fenchel)", "lifted, automatic", "lifted, mini-batch"),
+        ("Lifted (Fenchel)", "lifted, automatic", "lifted, mini-batch", "lifted"),
         ("Lifted (euclidean)", "lifted, relu"),
     ):
         assert len({STYLES[name].colour for name in same}) == 1
@@ -65,6 +65,21 @@ def test_the_picture_of_training_has_one_line_per_method(tmp_path: Path) -> None
     first = [file.read_bytes() for file in files]
     assert [file.name for file in pictures.draw(tmp_path)] == ["training-cpu.png"]
     assert [file.read_bytes() for file in files] == first
+
+
+def test_the_picture_of_curves_has_medians_of_complete_levels(tmp_path: Path) -> None:
+    store = Store(tmp_path / "curves-cpu.jsonl")
+    for (place, level), seed in itertools.product(enumerate(curves.PANELS["heavy tails"].levels), range(3)):
+        value = {"score": place + 0.1 * seed}
+        store.add(value, panel="heavy tails", level=level, method="lifted", seed=seed)
+    store.add({"score": 1.0}, panel="noise", level=0, method="MLP", seed=0)
+    panels = {panel.get_title(): panel for panel in pictures.curves(store).axes}
+    assert list(panels) == list(curves.PANELS)
+    (line,) = panels["heavy tails"].lines
+    np.testing.assert_allclose(line.get_ydata(), np.arange(5) + 0.1)
+    assert [text.get_text() for text in panels["heavy tails"].get_xticklabels()][-2:] == ["3", "one cell\nof 1e12"]
+    assert not panels["noise"].lines
+    assert [file.name for file in pictures.draw(tmp_path)] == ["curves.png"]
 
 
 ROOT = Path(__file__).parents[1]

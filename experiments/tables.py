@@ -1,0 +1,169 @@
+"""Estimators at their defaults on real tables: those on which our defaults are chosen, those that judge them, and the sets of `estimators`.
+
+`python -m experiments tables`, with `--workers N` for N processes. Tables have five random splits, 75 % to train on, with the same share
+of every class; the sets of `estimators` those it gives them. All fits use one thread, and seconds are the processor's. What judges the
+defaults must not influence them: it is run only where named, `--only judging`, once, when nothing is left to choose.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from scipy.stats import rankdata
+from sklearn.metrics import r2_score
+from sklearn.model_selection import train_test_split
+
+from experiments import datasets, default_models, estimators, tabular
+from experiments.default_models import METHODS, OPTIONAL
+from experiments.estimators import Split, at_hand
+from experiments.markdown import table
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.workers import Job, fill
+
+TAKES = ("only", "workers")
+SPLITS = 5
+PARTS = {"choosing": tabular.CHOOSING, "judging": tabular.JUDGING, "old": estimators.SETS}
+QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
+# Measures by name, and whether less is better.
+RANKED = {"accuracy": False, "log_loss": True, "r2": False}
+BEHIND = {"accuracy": 0.02, "r2": 0.05}  # what counts as behind MLP or the linear model
+MANY = 1000  # training rows, from which seconds are summed up apart
+
+Row = dict[str, Any]
+Means = Mapping[str, Mapping[str, Mapping[str, float]]]  # by set, method and measure
+
+
+def has_classes(name: str) -> bool:
+    return tabular.load(name).classes if name in tabular.NAMES else name in estimators.CLASSES
+
+
+def split(name: str, number: int) -> Split:
+    """Rows to train on and rows to be judged by."""
+    if name == "friedman":
+        return Split(*(part.double().numpy() for part in datasets.friedman(number)))
+    if name not in tabular.NAMES:
+        return estimators.split(name, number)
+    x, y, classes = tabular.load(name)
+    x, x_test, y, y_test = train_test_split(x, y, test_size=0.25, random_state=number, stratify=y if classes else None)
+    return Split(x, y, x_test, y_test)
+
+
+def measure(who: str, name: str, number: int, quick: bool = False) -> Row:
+    """One fit, and its scores on the test rows."""
+    data, classes = split(name, number), has_classes(name)
+    x, y = (data.x[:QUICK_ROWS], data.y[:QUICK_ROWS]) if quick else (data.x, data.y)
+    fitted = default_models.fit(who, x, y, classes, number, quick=quick)
+    found = {"rows": len(x), "columns": x.shape[1]} | fitted.cost
+    if classes:
+        return found | default_models.class_scores(fitted.model, data.x_test, data.y_test)
+    return found | {"r2": float(r2_score(data.y_test, fitted.model.predict(data.x_test)))}
+
+
+def means(store: Store, names: Iterable[str], splits: int) -> Means:
+    """Over the splits, of the sets for which every method that needs no further package is complete."""
+    found = {}
+    for name in names:
+        runs = {who: store.values(set=name, method=who) for who in METHODS}
+        whole = {who: _mean(runs[who]) for who in METHODS if len(runs[who]) == splits}
+        if whole.keys() >= set(METHODS) - set(OPTIONAL):
+            found[name] = whole
+    return found
+
+
+def _mean(runs: Sequence[Row]) -> dict[str, float]:
+    numbers = [key for key, value in runs[0].items() if isinstance(value, int | float)]
+    return {key: statistics.mean(run[key] for run in runs) for key in numbers}
+
+
+def ranks(found: Means, methods: Sequence[str], measured: str, less: bool) -> dict[str, float]:
+    """Mean rank of each method over the sets that have this measure; equal ones share their ranks."""
+    sign = 1 if less else -1
+    seen = [rankdata([sign * of[who][measured] for who in methods]) for of in found.values() if measured in of["MLP"]]
+    return {who: statistics.mean(float(each[k]) for each in seen) for k, who in enumerate(methods) if seen}
+
+
+def times_mlp(found: Means, who: str) -> Row:
+    """Seconds over those of MLP: the median, and the worst set of many and of few rows."""
+    ratio = {name: of[who]["seconds"] / of["MLP"]["seconds"] for name, of in found.items()}
+    many = {name: value for name, value in ratio.items() if found[name][who]["rows"] > MANY}
+    few = {name: value for name, value in ratio.items() if name not in many}
+    return {"median": statistics.median(ratio.values()), "many rows": _worst(many), "few rows": _worst(few)}
+
+
+def _worst(ratio: Mapping[str, float]) -> str:
+    name = max(ratio, key=lambda each: ratio[each], default="")
+    return f"{ratio[name]:.2f} ({name})" if name else ""
+
+
+def summary(found: Means) -> list[Row]:
+    """One row per method that is complete on all these sets."""
+    methods = [who for who in METHODS if found and all(who in of for of in found.values())]
+    ranked = {key: ranks(found, methods, key, less) for key, less in RANKED.items()}
+    rows = []
+    for who in methods:
+        row: Row = {"method": who} | {f"{key} rank": of.get(who, "") for key, of in ranked.items()}
+        errors = [of[who]["calibration"] for of in found.values() if "calibration" in of[who]]
+        row["calibration error"] = statistics.mean(errors) if errors else ""
+        rows.append(row | {f"seconds / MLP, {key}": value for key, value in times_mlp(found, who).items()})
+    return rows
+
+
+def behind(found: Means) -> list[Row]:
+    """The sets on which ours is below the better of MLP and the linear model by more than `BEHIND`."""
+    rows = []
+    for name, of in found.items():
+        (measured,) = BEHIND.keys() & of["MLP"].keys()
+        scores = {who: of[who][measured] for who in ("lifted", "MLP", "linear")}
+        lead = max(scores["MLP"], scores["linear"]) - scores["lifted"]
+        if lead > BEHIND[measured]:
+            rows.append({"set": name, "measure": measured, **scores, "behind by": lead})
+    return rows
+
+
+def chosen(only: Sequence[str], parts: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Sets and methods; all methods, and all sets but those that judge, where none is named."""
+    sets = [name for names in parts.values() for name in names]
+    if unknown := set(only) - {*parts, *sets, *METHODS}:
+        allowed = f"{', '.join(parts)}, a set ({', '.join(sets)}) or a method ({', '.join(METHODS)})"
+        raise ValueError(f"--only takes {allowed}, got {', '.join(sorted(unknown))}")
+    named = [name for part, names in parts.items() for name in names if part in only or name in only]
+    default = [name for part, names in parts.items() for name in names if part != "judging"]
+    return named or default, [who for who in METHODS if who in only] or list(METHODS)
+
+
+def runnable(store: Store, methods: Iterable[str]) -> list[str]:
+    """The methods whose packages are installed; others are named."""
+    here = default_models.installed()
+    for who in set(methods) - set(here):
+        store.tell(f'left out: {who} is not installed: pip install "liftednn[experiments]"')
+    return [who for who in methods if who in here]
+
+
+def run(settings: Settings) -> None:
+    """--only takes sets, parts and methods."""
+    store = settings.store("tables")
+    parts, splits = (QUICK, 1) if settings.quick else (PARTS, SPLITS)
+    names, asked = chosen(settings.only, parts)
+    methods = runnable(store, asked)
+    jobs = [
+        Job(partial(measure, who, name, number, settings.quick), {"set": name, "split": number, "method": who})
+        for name in at_hand(store, names, partial(split, number=0))
+        for number in range(splits)
+        for who in methods
+    ]
+    fill(store, jobs, settings.workers or 1)
+    for part, sets in parts.items():
+        show(part, means(store, sets, splits), len(sets))
+
+
+def show(part: str, found: Means, count: int) -> None:
+    """Print the tables of a part."""
+    print(f"\n{part}: {len(found)} of {count} sets are complete")
+    if found:
+        table(f"{part}, mean ranks, seconds by the processor on one thread", summary(found))
+    if late := behind(found):
+        table(f"{part}, behind the better of MLP and linear", late)

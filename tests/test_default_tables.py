@@ -1,0 +1,142 @@
+"""The experiments on defaults: which tables judge, how methods are scored and ranked, and several processes with one writer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import __main__ as program
+from experiments import curves, default_models, extension_tables, tables, tabular
+from experiments.settings import Settings
+from experiments.store import Store
+from experiments.workers import Job, fill
+
+
+def test_tables_that_judge_are_run_only_where_they_are_named() -> None:
+    assert (len(tabular.CHOOSING), len(tabular.JUDGING)) == (24, 20)
+    assert set(tabular.CHOOSING) | set(tabular.JUDGING) == set(tabular.NAMES)
+    assert all(hashlib.sha256(name.encode()).digest()[0] % 2 for name in tabular.JUDGING)
+    sets, methods = tables.chosen((), tables.PARTS)
+    assert sets == [*tabular.CHOOSING, *tables.PARTS["old"]]
+    assert methods == list(tables.METHODS)
+    assert not set(tables.chosen(("MLP",), tables.PARTS)[0]) & set(tabular.JUDGING)
+    assert tables.chosen(("judging", "MLP", "heart"), tables.PARTS) == (["heart", *tabular.JUDGING], ["MLP"])
+    with pytest.raises(ValueError, match=r"--only takes choosing, judging, old, a set .*, got nothing"):
+        tables.chosen(("nothing",), tables.PARTS)
+
+
+def test_a_table_is_checked_and_its_classes_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIFTEDNN_DATA", str(tmp_path))
+    buffer, y = io.BytesIO(), np.repeat([3, 7, 9], 20)
+    np.savez(buffer, x=np.ones((60, 2), np.float32), y=y, task="classification", onehot=np.zeros(2))
+    (tmp_path / "tabular").mkdir()
+    (tmp_path / "tabular" / "heart.npz").write_bytes(buffer.getvalue())
+    with pytest.raises(ValueError, match="damaged"):
+        tabular.load("heart")
+    monkeypatch.setitem(tabular._SHA256, "heart", hashlib.sha256(buffer.getvalue()).hexdigest())
+    assert tabular.load("heart").y.tolist() == np.repeat([0, 1, 2], 20).tolist()
+    data = tables.split("heart", 0)
+    assert [np.bincount(part).tolist() for part in (data.y, data.y_test)] == [[15] * 3, [5] * 3]
+    with pytest.raises(FileNotFoundError, match="boston"):
+        tabular.load("boston")
+
+
+def test_the_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
+    """Three rows in the bin of 0.9 of which two are right, and a sure one in the last bin, which is right."""
+    predicted = np.array([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.0, 1.0]])
+    right = np.array([True, True, False, True])
+    assert default_models.calibration_error(predicted, right) == pytest.approx(abs(2 - 2.7) / 4)
+
+
+def test_scores_of_a_classifier_follow_their_formulas() -> None:
+    class Fixed:
+        classes_ = np.array([0, 1])
+
+        def predict_proba(self, x: np.ndarray) -> np.ndarray:
+            return np.array([[0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], np.float32)
+
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return np.array([0, 1, 1])
+
+    found = default_models.class_scores(Fixed(), np.zeros((3, 1)), np.array([0, 1, 0]))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["log_loss"] == pytest.approx(-math.log(0.8 * 0.6 * 0.3) / 3, rel=1e-6)
+
+
+def store_of(folder: Path, splits: int = 2) -> Store:
+    """A set of classes on which ours is behind and one that is not, and a regression of many rows; XGBoost knows one of them."""
+    store = Store(folder / "tables-cpu.jsonl")
+    accuracy = {"lifted": 0.8, "MLP": 0.9, "boosting": 0.9, "forest": 0.7, "linear": 0.6, "XGBoost": 0.95}
+    for number, (who, score) in itertools.product(range(splits), accuracy.items()):
+        classes = {"rows": 100, "log_loss": 1 - score, "calibration": 0.1, "warnings": ["some words"]}
+        cell = classes | {"accuracy": score, "seconds": 2.0 if who == "lifted" else 1.0}
+        store.add(cell, set="heart", split=number, method=who)
+        if who != "XGBoost":
+            store.add(cell | {"accuracy": 1.0, "seconds": 1.0}, set="bupa", split=number, method=who)
+            store.add({"rows": 2000, "r2": score, "seconds": 3.0}, set="boston", split=number, method=who)
+    store.add({"rows": 100, "accuracy": 1.0}, set="crx", split=0, method="lifted")
+    return store
+
+
+def test_methods_are_ranked_on_complete_sets_and_equal_ones_share_ranks(tmp_path: Path) -> None:
+    found = tables.means(store_of(tmp_path), tabular.CHOOSING, splits=2)
+    assert set(found) == {"heart", "bupa", "boston"}
+    rows = {row["method"]: row for row in tables.summary(found)}
+    assert list(rows) == ["lifted", "MLP", "boosting", "forest", "linear"]
+    assert [row["accuracy rank"] for row in rows.values()] == [3, 2.25, 2.25, 3.5, 4]  # all of bupa have rank 3
+    assert [row["r2 rank"] for row in rows.values()] == [3, 1.5, 1.5, 4, 5]
+    assert rows["lifted"]["calibration error"] == pytest.approx(0.1)
+    keys = ("seconds / MLP, median", "seconds / MLP, many rows", "seconds / MLP, few rows")
+    assert [rows["lifted"][key] for key in keys] == [1, "1.00 (boston)", "2.00 (heart)"]
+
+
+def test_sets_on_which_ours_is_behind_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tables.means(store_of(tmp_path, tables.SPLITS), tabular.CHOOSING, tables.SPLITS)
+    late = tables.behind(found)
+    assert {row["set"]: row["measure"] for row in late} == {"heart": "accuracy", "boston": "r2"}
+    assert all(row["behind by"] == pytest.approx(0.1) for row in late)
+    tables.show("choosing", found, 24)
+    assert "3 of 24 sets are complete" in capsys.readouterr().out
+    monkeypatch.setattr(extension_tables, "RESULTS", tmp_path)
+    written = "\n".join(extension_tables.defaults())
+    assert "| choosing, 3 of 24 sets | accuracy rank |" in written
+    assert "| heart, choosing | accuracy | 0.800 | 0.900 | 0.600 | 0.100 |" in written
+
+
+def test_processes_work_and_one_of_them_writes(tmp_path: Path) -> None:
+    told: list[str] = []
+    jobs = [Job(partial(dict, score=number), {"name": number}) for number in range(4)]
+    one, several = Store(tmp_path / "one.jsonl"), Store(tmp_path / "several.jsonl", tell=told.append)
+    several.add({"score": 0}, name=0)
+    fill(one, jobs)
+    fill(several, jobs, 2)
+    for store in (one, several, Store(several.path)):
+        assert [store.get(name=number) for number in range(4)] == [{"score": number} for number in range(4)]
+    assert len(told) == 3
+    with pytest.raises(TypeError) as raised:
+        fill(several, [Job(partial(dict, 1), {"name": each}) for each in ("a", "b")], 2)
+    assert raised.value.__notes__[0] in ("in the job of a", "in the job of b")
+    with pytest.raises(ValueError, match="nnls takes no --workers"):
+        program.run("nnls", Settings(workers=2, results=tmp_path))
+
+
+def test_difficulties_are_those_of_their_levels() -> None:
+    assert curves.imbalance(100, 0).y.mean() == pytest.approx(1 / 101, rel=0.2)
+    clean, noisy = curves.noise(0, 0), curves.noise(3, 0)
+    assert (noisy.y - clean.y).std() == pytest.approx(3 * clean.y.std(), rel=0.1)
+    assert np.array_equal(noisy.y_test, clean.y_test)
+    wrong, right = curves.heavy_tails(curves.CELL, 0), curves.heavy_tails(0.5, 0)
+    assert np.argwhere(wrong.x != right.x).tolist() == [[0, 0]]
+    assert curves.many_columns(20, 0).x.shape == (20, 2000)
+    assert np.array_equal(curves.weights(100, 0).y, curves.weights(1, 0).y)
+    with pytest.raises(ValueError, match=r"--only takes one column, .*, got more"):
+        curves.run(Settings(only=("more",)))
