@@ -45,12 +45,12 @@ def installed() -> tuple[str, ...]:
     return tuple(who for who in METHODS if who not in OPTIONAL or find_spec(OPTIONAL[who]) is not None)
 
 
-def model(who: str, classes: bool, seed: int, **limits: int) -> Any:
+def model(who: str, classes: bool, seed: int, **limits: Any) -> Any:
     """One of `METHODS`, not fitted, for classes or for a real response; limits are for the networks, in quick runs."""
     return _classifier(who, seed, limits) if classes else _regressor(who, seed, limits)
 
 
-def _classifier(who: str, seed: int, limits: dict[str, int]) -> Any:
+def _classifier(who: str, seed: int, limits: dict[str, Any]) -> Any:
     match who:
         case "lifted":
             return LiftedClassifier(random_state=seed, **limits)
@@ -69,7 +69,7 @@ def _classifier(who: str, seed: int, limits: dict[str, int]) -> Any:
     raise ValueError(f"no method {who!r}, the names are: {', '.join(METHODS)}")
 
 
-def _regressor(who: str, seed: int, limits: dict[str, int]) -> Any:
+def _regressor(who: str, seed: int, limits: dict[str, Any]) -> Any:
     match who:
         case "lifted":
             return LiftedRegressor(random_state=seed, **limits)

@@ -127,8 +127,8 @@ def run(settings: Settings) -> None:
         raise ValueError(f"--only takes {', '.join(SETS)}, got {', '.join(sorted(unknown))}")
     limits = {"max_iter": 2} if settings.quick else {}
     with threads(2):
-        names = settings.only or (("digits",) if settings.quick else SETS)
-        for name in at_hand(store, names, partial(split, seed=0)):
+        asked = settings.only or (("digits",) if settings.quick else SETS)
+        for name in at_hand(store, asked, partial(split, seed=0)):
             for seed in range(seeds):
                 for who in estimators(name):
                     store(partial(measure, who, name, seed, limits), set=name, method=who, seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ def curves(store: Store) -> Any:
     """Scores of estimators at their defaults against one difficulty in each panel: medians over seeds, and ranges."""
     figure, panels = drawing.new_figure(16, 7, 2, 4)
     for panel, (name, kind) in zip(panels.flat, difficulties.PANELS.items(), strict=True):
-        places = range(len(kind.levels))
         for who in difficulties.METHODS:
             if found := difficulties.scores(store, name, who):
-                drawing.line(panel, who, places, found)
-        panel.set_xticks(places, [str(level).replace(" of", "\nof") for level in kind.levels])
+                _over_levels(panel, who, kind.levels, found)
+        labels = [level.replace(" of", "\nof") if isinstance(level, str) else f"{level:,}" for level in kind.levels]
+        panel.set_xticks(range(len(labels)), labels)
         # Far below zero it no longer matters by how much.
         panel.set(title=name, xlabel=kind.across, ylabel=kind.measure, ylim=(max(panel.get_ylim()[0], -0.3), None))
     shown = {
@@ -67,6 +67,16 @@ def curves(store: Store) -> Any:
     }
     figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, handlelength=4)
     return figure
+
+
+def _over_levels(panel: Any, who: str, levels: Sequence[float | str], found: Sequence[Sequence[float]]) -> None:
+    """A line over the numbers; a level in words, which stand behind them, is a point with its range."""
+    numbers = sum(not isinstance(level, str) for level in levels)
+    drawing.line(panel, who, range(numbers), [curve[:numbers] for curve in found])
+    middle, low, high = drawing.over_seeds([curve[numbers:] for curve in found])
+    look, places = drawing.style(who), range(numbers, len(levels))
+    panel.plot(places, middle, look.mark, color=look.colour)
+    panel.vlines(places, low, high, color=look.colour)
 
 
 def filters_and_pruning(store: Store) -> Any:

@@ -75,8 +75,8 @@ def test_the_picture_of_curves_has_medians_of_complete_levels(tmp_path: Path) ->
     store.add({"score": 1.0}, panel="noise", level=0, method="MLP", seed=0)
     panels = {panel.get_title(): panel for panel in pictures.curves(store).axes}
     assert list(panels) == list(curves.PANELS)
-    (line,) = panels["heavy tails"].lines
-    np.testing.assert_allclose(line.get_ydata(), np.arange(5) + 0.1)
+    line, point = panels["heavy tails"].lines
+    np.testing.assert_allclose([*line.get_ydata(), *point.get_ydata()], np.arange(5) + 0.1)
     assert [text.get_text() for text in panels["heavy tails"].get_xticklabels()][-2:] == ["3", "one cell\nof 1e12"]
     assert not panels["noise"].lines
     assert [file.name for file in pictures.draw(tmp_path)] == ["curves.png"]
