@@ -60,8 +60,9 @@ def curves(store: Store) -> Any:
                 _over_levels(panel, who, kind.levels, found)
         labels = [level.replace(" of", "\nof") if isinstance(level, str) else f"{level:,}" for level in kind.levels]
         panel.set_xticks(range(len(labels)), labels)
+        low, high = panel.get_ylim()
         # Far below zero it no longer matters by how much.
-        panel.set(title=name, xlabel=kind.across, ylabel=kind.measure, ylim=(max(panel.get_ylim()[0], -0.3), None))
+        panel.set(title=name, xlabel=kind.across, ylabel=kind.measure, ylim=(max(low, -0.3), min(high, 1.05)))
     shown = {
         who: handle for panel in panels.flat for handle, who in zip(*panel.get_legend_handles_labels(), strict=True)
     }

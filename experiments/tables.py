@@ -24,7 +24,7 @@ from experiments.settings import Settings
 from experiments.store import Store
 from experiments.workers import Job, fill
 
-TAKES = ("only", "workers")
+TAKES = ("only", "seeds", "workers")
 SPLITS = 5
 PARTS = {"choosing": tabular.CHOOSING, "judging": tabular.JUDGING, "old": estimators.SETS}
 QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
@@ -67,11 +67,16 @@ def means(store: Store, names: Iterable[str], splits: int) -> Means:
     """Over the splits, of the sets for which every method that needs no further package is complete."""
     found = {}
     for name in names:
-        runs = {who: store.values(set=name, method=who) for who in METHODS}
+        runs = {who: _runs(store, name, who, splits) for who in METHODS}
         whole = {who: _mean(runs[who]) for who in METHODS if len(runs[who]) == splits}
         if whole.keys() >= set(METHODS) - set(OPTIONAL):
             found[name] = whole
     return found
+
+
+def _runs(store: Store, name: str, who: str, splits: int) -> list[Row]:
+    """Of the first so many splits."""
+    return [each.value for each in store.find(set=name, method=who) if each.fields["split"] < splits]
 
 
 def _mean(runs: Sequence[Row]) -> dict[str, float]:
@@ -144,9 +149,9 @@ def runnable(store: Store, methods: Iterable[str]) -> list[str]:
 
 
 def run(settings: Settings) -> None:
-    """--only takes sets, parts and methods."""
+    """--only takes sets, parts and methods, --seeds the number of splits."""
     store = settings.store("tables")
-    parts, splits = (QUICK, 1) if settings.quick else (PARTS, SPLITS)
+    parts, splits = (QUICK, 1) if settings.quick else (PARTS, settings.seeds or SPLITS)
     names, asked = chosen(settings.only, parts)
     methods = runnable(store, asked)
     jobs = [
