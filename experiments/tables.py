@@ -20,7 +20,7 @@ from experiments import datasets, default_models, estimators, tabular
 from experiments.default_models import METHODS, OPTIONAL
 from experiments.estimators import Split, at_hand
 from experiments.markdown import table
-from experiments.settings import Settings
+from experiments.settings import Settings, threads
 from experiments.store import Store
 from experiments.workers import Job, fill
 
@@ -160,7 +160,8 @@ def run(settings: Settings) -> None:
         for number in range(splits)
         for who in methods
     ]
-    fill(store, jobs, settings.workers or 1)
+    with threads(1):  # as records say
+        fill(store, jobs, settings.workers or 1)
     for part, sets in parts.items():
         show(part, means(store, sets, splits), len(sets))
 
