@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["independent_rows"]
+__all__ = ["distinct_columns", "independent_rows"]
 
 _MOST = 100_000
 
@@ -31,9 +31,15 @@ def independent_rows(parts: Iterable[tuple[Tensor, Tensor]], rows: int, total: i
     return inputs if pairs == inputs else total
 
 
+def distinct_columns(x: Tensor) -> int:
+    """The number of columns of x (n, p) that vary, without copies of others; at least 1."""
+    varies = x.amin(0) < x.amax(0)
+    return max(1, len(torch.unique(_hashes(x[:, varies].T, 0))))
+
+
 def _hashes(rows: Tensor, seed: int) -> Tensor:
     """One integer for each row, equal for equal rows: the sum of the bits of its entries, as integers, times random odd numbers."""
-    rows = rows.reshape(len(rows), -1)
+    rows = rows.reshape(len(rows), -1) if len(rows) else rows.reshape(0, 1)
     bits = (rows.double() + 0.0).view(torch.int64)  # -0.0 + 0.0 is 0.0
     odd = torch.randint(1 << 62, (rows.shape[1],), generator=torch.Generator().manual_seed(seed)) * 2 + 1
     mixed = bits * odd.to(bits.device)

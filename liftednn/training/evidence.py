@@ -34,8 +34,8 @@ __all__ = ["adaptable", "rho_factor", "with_rho_factor"]
 
 # What one effective parameter counts for.
 _CHARGE = 1.5
-# The most effective parameters, as a fraction of the rows.
-_MOST = 0.95
+# With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor.
+_MOST, _RISE = 0.95, 3.0
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
 # Rows times outputs of the kernel in which outputs are together.
@@ -74,7 +74,9 @@ def rho_factor(
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
     shared = _shared_fraction(network, weights, x, vectors, degrees) if degrees > 1 else 1.0
-    dof = min(_CHARGE * min(shared * _effective_parameters(kernel, rows), most), _MOST * rows) * degrees
+    dof = _CHARGE * min(shared * _effective_parameters(kernel, rows), most) * degrees
+    if dof >= _MOST * rows * degrees:
+        return _RISE
     found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
+from liftednn.data.copies import distinct_columns
 from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
@@ -76,9 +77,10 @@ class Run:
                 "can be read again, such as a DataLoader or a list"
             )
         self.size = settings.batch_size or choices.batch_size(source.rows)
-        self.per_pass, self.damping = source.steps(self.size), self._damping(source.rows)
-        count = max(_ROWS, 8 * network.in_width)
+        self.per_pass, count = source.steps(self.size), max(_ROWS, 8 * network.in_width)
         x, y, row_weights = self.feed.sample(count, settings.seed)
+        self.width = distinct_columns(x)
+        self.damping = self._damping(source.rows)
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
         )
@@ -102,8 +104,7 @@ class Run:
                 self._resume(*stored)
 
     def _damping(self, rows: int | None) -> float:
-        width, given = self.network.in_width, self.settings.damping
-        return choices.damping(rows, width) if given is None else given
+        return choices.damping(rows, self.width) if self.settings.damping is None else self.settings.damping
 
     def _prepare(
         self,

@@ -1,0 +1,83 @@
+"""Columns with heavy tails, compressed: one entry that is far from all others would otherwise set the unit of its column.
+
+    g(x) = c + a arsinh((x - c) / a),      c the median, a the smaller of the distances from it to the two quartiles
+
+It is x near the median and grows like a logarithm far from it. Only columns with an entry further than 20 spreads from the median are
+compressed, a spread being the interquartile range / 1.349, the standard deviation of normal data: of a million normal numbers none is
+further than 6. Indicators, columns of two values, stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from liftednn.estimators.scaling import Array
+from liftednn.functional import median_and_spread, quantile
+
+__all__ = ["CompressTails", "Tails"]
+
+_FAR = 20.0
+# Rows that quartiles are found from, spread over all.
+_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class Tails:
+    """The columns that are compressed, by their numbers, with c and a of each."""
+
+    columns: Array
+    centre: Array
+    unit: Array
+
+    @classmethod
+    def none(cls) -> Tails:
+        return cls(np.zeros(0, int), np.zeros(0), np.zeros(0))
+
+    @classmethod
+    def of(cls, x: Any, low: Array, high: Array, row_weights: Array | None = None) -> Tails:
+        """From rows x (n, p), an array or what gives rows for slices, and the smallest and largest entry of every column."""
+        step = max(1, len(x) // _ROWS)
+        rows = torch.from_numpy(np.array(x[::step], np.float64))
+        counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
+        centre, spread = median_and_spread(rows, counts)
+        below, above = centre - quantile(rows, 0.25, counts), quantile(rows, 0.75, counts) - centre
+        unit = torch.where((below > 0) & (above > 0), torch.minimum(below, above), spread)
+        far = np.maximum(high - centre.numpy(), centre.numpy() - low) > _FAR * spread.numpy()
+        two = ((rows == torch.from_numpy(low)) | (rows == torch.from_numpy(high))).all(0).numpy()
+        chosen = np.flatnonzero(far & ~two)
+        return cls(chosen, centre.numpy()[chosen], unit.numpy()[chosen])
+
+    def __bool__(self) -> bool:
+        return len(self.columns) > 0
+
+    def __call__(self, x: Array) -> Array:
+        """g(x), column by column; x itself where no column is compressed."""
+        if not self:
+            return x
+        compressed: Array = np.array(x, order="K")
+        part = np.asarray(x[:, self.columns], np.float64)
+        compressed[:, self.columns] = self.centre + self.unit * np.arcsinh((part - self.centre) / self.unit)
+        return compressed
+
+
+class CompressTails(nn.Module):
+    """`Tails` as a torch module, in front of a network's layers."""
+
+    def __init__(self, tails: Tails, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        chosen = torch.zeros(width, dtype=torch.bool)
+        chosen[torch.from_numpy(tails.columns)] = True
+        self.register_buffer("chosen", chosen)
+        for name in ("centre", "unit"):
+            whole = torch.ones(width, dtype=dtype)
+            whole[chosen] = torch.from_numpy(getattr(tails, name)).to(dtype)
+            self.register_buffer(name, whole)
+
+    def forward(self, x: Tensor) -> Tensor:
+        centre, unit, chosen = self.get_buffer("centre"), self.get_buffer("unit"), self.get_buffer("chosen")
+        return torch.where(chosen, centre + unit * torch.asinh((x - centre) / unit), x)
