@@ -93,7 +93,7 @@ def test_batches_whitened_one_by_one_train_as_a_whitened_copy_does(
     row_weights = np.arange(len(X)) % 4 if weighted else None  # some count for nothing
     copied = classifier(**options).fit(X, Y, row_weights)
     monkeypatch.setattr(rows, "_SMALL", 0)
-    monkeypatch.setattr(rows, "_SHARE", 0.0)
+    monkeypatch.setattr(rows, "_FRACTION", 0.0)
     monkeypatch.setattr(Memory, "batches", None)  # not used then
     streamed = classifier(**options).fit(X, Y, row_weights)
     tolerance = 1e-3 if options.get("dtype") else 1e-9

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +20,8 @@ from torch import Tensor, nn
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
 from liftednn.data.sources import Loader, Source, as_tensor
-from liftednn.data.validation import check_device
 from liftednn.defaults import Recipe, numbers_of
+from liftednn.estimators.parameters import check_parameters
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
@@ -31,7 +29,6 @@ from liftednn.estimators.structure import Structured
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.robust.naming import uncertainty_of
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
 
@@ -60,7 +57,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     """What both estimators share; a subclass encodes responses as numbers, and names their loss, `task_loss`."""
 
     task_loss: str
-    stratified = False
+    stratified: bool
     network_: LiftedNetwork
 
     def __init__(
@@ -154,41 +151,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return row_weights
 
     def _check_parameters(self) -> None:
-        """Check numbers and names; networks and trainers check the rest."""
-        for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
-            given = getattr(self, name)
-            chosen = open_ and isinstance(given, str) and given == "auto"
-            if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
-                raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
-        for name, open_ in {"alpha": True, "tol": False}.items():
-            given = getattr(self, name)
-            chosen = open_ and isinstance(given, str) and given == "auto"
-            if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
-                raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
-        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
-        numbers_of(self.lam)
-        widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
-        if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
-            raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
-        check_device(self.device)
-        uncertainty_of(self.robust)
-        if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
-            raise ValueError(
-                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' takes full passes: "
-                "leave them at their defaults, or give divergence='fenchel'"
-            )
-        if self.learn_activation not in (None, "layer", "unit"):
-            raise ValueError(f"learn_activation must be None, 'layer' or 'unit', got {self.learn_activation!r}")
-        if self.learn_activation and self.divergence == "euclidean":
-            raise ValueError(
-                "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
-            )
-        if self.dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
+        check_parameters(self)
 
     def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
         """The network with all settings chosen, and with the activations of the last fit where this one resumes from it."""
