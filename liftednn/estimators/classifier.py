@@ -190,7 +190,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, labels)
             Labels, or zeros and ones for several labels.
@@ -224,7 +224,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, labels)
             Labels, or zeros and ones for several labels.
@@ -256,7 +256,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         return self
 
     def _read(self, x: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, Array]:
-        rows, labels = validate_data(self, x, y, multi_output=True, reset=reset)
+        rows, labels = validate_data(self, x, y, multi_output=True, reset=reset, accept_sparse="csr")
         return rows, labels.toarray() if hasattr(labels, "toarray") else labels
 
     def _fit_labels(

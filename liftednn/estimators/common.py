@@ -22,6 +22,7 @@ from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
 from liftednn.data.sources import Loader, Source, as_tensor
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators.parameters import check_parameters
+from liftednn.estimators.reduction import main_directions, narrowed, widened, with_inputs
 from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
@@ -119,6 +120,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._inputs = self._scaling(rows, row_weights)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if resumes else None
+        if self._reduces(rows.shape[1]):
+            rows = replace(rows, basis=main_directions(rows, y, row_weights, seed))
         work, validation = _Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
@@ -160,7 +163,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
-        return self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
+        chosen = self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
+        return with_inputs(chosen, work.x.scaling.width)
 
     def _recipe(self, work: _Work) -> Recipe:
         """The parameters as a `Recipe`."""
@@ -192,24 +196,23 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
         trainer = self._recipe(work).trainer(len(work.x))
-        moments = self._moments = self._moments_so_far(work) if work.passes else None
+        moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
-        fit = trainer.run(
-            self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
-        )
+        network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
+        fit = trainer.run(network, source, weights=start, validation=validation, callback=stopping, moments=moments)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
         # After partial_fit, training is not finished.
         for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
-        self.network_ = snapshot(fit.network, "cpu")
-        self._keep(fit.weights, fit.history, len(fit.history))
+        self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
+        self._keep(widened(fit.weights, work.x.basis, work.start), fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
     def _moments_so_far(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
         moments: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
-        for part in blocks(len(work.x)):
+        for part in blocks(*work.x.shape):
             rows = as_tensor(work.x[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
             unit = 1.0 if work.row_weights is None else float(work.row_weights[part].max())
@@ -263,8 +266,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
         """New rows, a few at a time, in the precision and on the device of the fitted network."""
-        checked = validate_data(self, x, reset=False)
-        for part in blocks(len(checked)):
+        checked = validate_data(self, x, reset=False, accept_sparse="csr")
+        for part in blocks(*checked.shape):
             yield Rows.of(checked[part], str(self.coefs_[0].dtype)).tensor(self.device)
 
     def _scores(self, x: ArrayLike) -> Tensor:
@@ -293,4 +296,5 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
         return tags

@@ -134,7 +134,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, outputs)
             Responses.
@@ -153,7 +153,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, outputs)
             Responses.
@@ -172,7 +172,12 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     ) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or first}
+            options = {
+                "multi_output": True,
+                "y_numeric": True,
+                "reset": passes is None or first,
+                "accept_sparse": "csr",
+            }
             rows, responses = validate_data(self, x, y, **options)
             if first:
                 self._standardise(responses, self._checked_weights(sample_weight, rows))

@@ -18,8 +18,8 @@ __all__ = ["Array", "Scaling"]
 
 Array = NDArray[Any]
 
-# Rows that are added up at a time.
-_ROWS = 8192
+# Rows that are added up at a time, and their entries where there are many columns.
+_ROWS, _ENTRIES = 8192, 8192 * 1024
 # The least spread that weights are divided by, as a multiple of the smallest normal number.
 _LEAST = 1e4
 
@@ -76,6 +76,10 @@ class Scaling:
         return cls(np.zeros(width), np.ones(width))
 
     @property
+    def width(self) -> int:
+        return len(self.mean)
+
+    @property
     def shift(self) -> Scaling:
         """To mean 0 only."""
         return Scaling(self.mean, np.ones_like(self.scale))
@@ -111,8 +115,9 @@ class Scaling:
 
 
 def _blocks(a: Any, row_weights: Array | None) -> Iterator[tuple[Array, Array | None]]:
-    for start in range(0, len(a), _ROWS):
-        rows = slice(start, start + _ROWS)
+    step = max(1, min(_ROWS, _ENTRIES // a.shape[1]))
+    for start in range(0, len(a), step):
+        rows = slice(start, start + step)
         yield np.ascontiguousarray(a[rows], np.float64), None if row_weights is None else row_weights[rows]
 
 

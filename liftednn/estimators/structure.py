@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
+from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.network import LiftedNetwork
@@ -74,6 +75,11 @@ class Structured:
         if noise is None:
             return scaling
         return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(x.shape[1]).numpy()))
+
+    def _reduces(self, width: int) -> bool:
+        """Whether inputs of that many columns are trained on in fewer coordinates: the squared norm of the weights is the same there."""
+        plain = self._penalties()[0].ridge is not None and self.robust is None
+        return width > WIDE and plain and self.divergence == "fenchel"
 
     def _uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the inputs, in the units of the scaled inputs."""
