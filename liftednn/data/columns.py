@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from liftednn.functional import quantile
 
-__all__ = ["MOST_CATEGORIES", "Column", "Columns", "Kind", "median"]
+__all__ = ["MOST_CATEGORIES", "Column", "Columns", "Kind", "medians"]
 
 # More categories than this would make one column wider than most tables.
 MOST_CATEGORIES = 1000
@@ -112,10 +112,13 @@ class Columns:
         return np.flatnonzero(np.asarray(mask, bool))
 
 
-def median(values: Array, row_weights: Array | None = None) -> float:
-    """The median of the values (n,) that are not NaN, weighted by `row_weights`; 0 where all are."""
-    present = ~np.isnan(values)
-    if not present.any():
-        return 0.0
-    weights = None if row_weights is None else torch.as_tensor(row_weights[present], dtype=torch.float64)
-    return float(quantile(torch.from_numpy(values[present, None].astype(np.float64)), 0.5, weights))
+def medians(values: Array, row_weights: Array | None = None) -> list[float]:
+    """Of each column of values (n, p), the median of what is not NaN, weighted by `row_weights`; 0 where all are."""
+    missing = np.isnan(values)
+    weights = None if row_weights is None else torch.as_tensor(row_weights, dtype=torch.float64)
+    found = quantile(torch.from_numpy(np.where(missing, 0.0, values)), 0.5, weights).numpy()
+    for index in np.flatnonzero(missing.any(axis=0)):
+        there = ~missing[:, index]
+        part = None if row_weights is None else row_weights[there]
+        found[index] = medians(values[there, index, None], part)[0] if there.any() else 0.0
+    return [float(each) for each in found]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight
 
 from liftednn.base import Activation, Loss, Penalty, Uncertainty
 from liftednn.estimators.common import Lifted
@@ -76,6 +76,9 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
+    categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
+        Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
+        of a category type or hold text.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, {label: weight}, which multiply `sample_weight`; "balanced" is n / (n_classes * rows of the class), for `fit`
         only. With several labels for each row, a list of one dict for each label, and the weight of a row is the product.
@@ -85,7 +88,8 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     classes_ : ndarray of shape (n_classes,)
         The labels; with several labels for each row, their column numbers.
     coefs_ : list of ndarrays of shape (in, out)
-        The weights of every layer.
+        The weights of every layer. The first has a row for each encoded column: one for a number and one more where some were missing
+        in training, one for each category.
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
@@ -143,6 +147,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         device: str | None = None,
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
+        categorical_features: Any = "from_dtype",
         class_weight: Any = None,
     ) -> None:
         super().__init__(
@@ -167,6 +172,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
             device=device,
             dtype=dtype,
             learn_activation=learn_activation,
+            categorical_features=categorical_features,
         )
         self.class_weight = class_weight
 
@@ -204,7 +210,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         """
         self._check_parameters()
         with self._all_or_nothing():
-            x, labels = self._read(X, y)
+            x, labels = self._read(X, y, whole=True)
             found = labels_of(labels)
             if self.warm_start and hasattr(self, "coefs_") and not _same(found, self._labels):
                 raise ValueError(
@@ -248,16 +254,12 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
                 "such as that of sklearn.utils.class_weight.compute_class_weight('balanced', classes=classes, y=y)"
             )
         with self._all_or_nothing():
-            x, labels = self._read(X, y, reset=first)
+            x, labels = self._read(X, y, whole=False)
             found = labels_of(labels, self.classes_ if classes is None else classes)
             if not first and not np.array_equal(found.classes, self.classes_):
                 raise ValueError(f"classes must be those of the first call, {self.classes_}, got {found.classes}")
             self._fit_labels(x, labels, found if first else self._labels, sample_weight, 1)
         return self
-
-    def _read(self, x: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, Array]:
-        rows, labels = validate_data(self, x, y, multi_output=True, reset=reset, accept_sparse="csr")
-        return rows, labels.toarray() if hasattr(labels, "toarray") else labels
 
     def _fit_labels(
         self, x: Array, y: Array, labels: Classes | Indicator, sample_weight: ArrayLike | None, passes: int | None

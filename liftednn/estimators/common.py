@@ -14,16 +14,26 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
+from liftednn.data.columns import Columns
 from liftednn.data.sources import Loader, Source, as_tensor
 from liftednn.defaults import Recipe, numbers_of
+from liftednn.estimators.columns import (
+    NO_RESPONSES,
+    Known,
+    categorical_mask,
+    check_categorical,
+    encoding_of,
+    known_categories,
+    read,
+)
 from liftednn.estimators.parameters import check_parameters
 from liftednn.estimators.reduction import main_directions, narrowed, widened, with_inputs
-from liftednn.estimators.rows import Rows, blocks
+from liftednn.estimators.rows import Rows, blocks, is_sparse
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
@@ -60,6 +70,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     task_loss: str
     stratified: bool
     network_: LiftedNetwork
+    _known: Known | None
+    _columns: Columns
 
     def __init__(
         self,
@@ -85,6 +97,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         device: str | None = None,
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
+        categorical_features: Any = "from_dtype",
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -107,15 +120,19 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.device = device
         self.dtype = dtype
         self.learn_activation = learn_activation
+        self.categorical_features = categorical_features
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, train the present weights for that many more."""
-        rows, row_weights = Rows.of(x, self.dtype), self._checked_weights(sample_weight, x)
+        row_weights = self._checked_weights(sample_weight, x)
+        resumes = self._resumes(passes is None)
+        if not resumes:
+            self._columns = encoding_of(x, self._known, row_weights)
+        rows = Rows.of(x, self.dtype, self._columns)
         if row_weights is not None and not row_weights.all():
             chosen = np.flatnonzero(row_weights)
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        resumes = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not resumes:
             self._inputs = self._scaling(rows, row_weights)
         rows = replace(rows, scaling=self._inputs)
@@ -132,6 +149,18 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._descend(work, stopping)
         else:
             self._train(work, stopping, validation)
+
+    def _resumes(self, whole: bool) -> bool:
+        """Whether training goes on from the present weights, for a `fit`, which has the whole data, or a `partial_fit`."""
+        return hasattr(self, "coefs_") and (self.warm_start or not whole)
+
+    def _read(self, x: Any, y: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
+        """X and y checked, with categories as their indices, which are found here unless training goes on."""
+        if not self._resumes(whole):
+            self._known = known_categories(x, categorical_mask(x, self.categorical_features))
+        reset = whole or not hasattr(self, "coefs_")
+        rows, responses = read(self, x, y, self._known, reset, multi_output=True, **options)
+        return rows, responses.toarray() if is_sparse(responses) else responses
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -155,6 +184,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _check_parameters(self) -> None:
         check_parameters(self)
+        check_categorical(self.categorical_features)
 
     def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
         """The network with all settings chosen, and with the activations of the last fit where this one resumes from it."""
@@ -266,9 +296,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
         """New rows, a few at a time, in the precision and on the device of the fitted network."""
-        checked = validate_data(self, x, reset=False, accept_sparse="csr")
-        for part in blocks(*checked.shape):
-            yield Rows.of(checked[part], str(self.coefs_[0].dtype)).tensor(self.device)
+        checked = read(self, x, NO_RESPONSES, self._known, reset=False)
+        for part in blocks(checked.shape[0], self._inputs.width):
+            yield Rows.of(checked[part], str(self.coefs_[0].dtype), self._columns).tensor(self.device)
 
     def _scores(self, x: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -296,5 +326,5 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_pinball_score, r2_score
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine, Loss
@@ -81,11 +80,15 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
+    categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
+        Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
+        of a category type or hold text.
 
     Attributes
     ----------
     coefs_ : list of ndarrays of shape (in, out)
-        The weights of every layer.
+        The weights of every layer. The first has a row for each encoded column: one for a number and one more where some were missing
+        in training, one for each category.
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
@@ -172,13 +175,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     ) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            options = {
-                "multi_output": True,
-                "y_numeric": True,
-                "reset": passes is None or first,
-                "accept_sparse": "csr",
-            }
-            rows, responses = validate_data(self, x, y, **options)
+            rows, responses = self._read(x, y, passes is None, y_numeric=True)
             if first:
                 self._standardise(responses, self._checked_weights(sample_weight, rows))
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 
+from liftednn.data.columns import Columns
 from liftednn.data.sources import Gathered, Mapped, Source, as_tensor, weighted
 from liftednn.estimators.scaling import Array, Scaling
 
-__all__ = ["Rows", "blocks"]
+__all__ = ["Rows", "blocks", "is_sparse"]
 
 # Rows that are read at a time, and their entries where there are many columns.
 _ROWS, _ENTRIES = 8192, 8192 * 1024
@@ -29,26 +29,33 @@ def blocks(count: int, width: int = 1) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
+def is_sparse(x: object) -> bool:
+    """Whether x is a sparse matrix or array of scipy, in any of its forms."""
+    return hasattr(x, "toarray")
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of an array of any layout and numeric type, or of a sparse matrix in rows (csr), converted to `dtype` and scaled when they
     are read.
 
     chosen   the numbers of the rows that are used; None for all
-    basis    (columns, k), orthonormal: rows are given by their k coordinates in it; None: by their columns
+    columns  how columns become inputs; None: they are the inputs
+    basis    (inputs, k), orthonormal: rows are given by their k coordinates in it; None: by their inputs
     """
 
     x: Any
     dtype: np.dtype
     scaling: Scaling
+    columns: Columns | None = None
     chosen: Array | None = None
     basis: Array | None = None
 
     @classmethod
-    def of(cls, x: Any, dtype: str | None) -> Rows:
+    def of(cls, x: Any, dtype: str | None, columns: Columns | None = None) -> Rows:
         """Unscaled, in `dtype`; None: float32 if X is float32, otherwise float64."""
         exact = np.dtype(dtype or (np.float32 if x.dtype.newbyteorder("=") == np.float32 else np.float64))
-        return cls(x, exact, Scaling.none(x.shape[1]))
+        return cls(x, exact, Scaling.none(x.shape[1] if columns is None else columns.width), columns)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -56,7 +63,7 @@ class Rows:
     @property
     def shape(self) -> tuple[int, int]:
         count = self.x.shape[0] if self.chosen is None else len(self.chosen)
-        return count, self.x.shape[1] if self.basis is None else self.basis.shape[1]
+        return count, self.scaling.width if self.basis is None else self.basis.shape[1]
 
     def __getitem__(self, key: slice | Array) -> Array:
         if self.basis is None:
@@ -67,9 +74,10 @@ class Rows:
 
     def _scaled(self, key: slice | Array) -> Array:
         rows = self.x[key if self.chosen is None else self.chosen[key]]
-        rows = rows.toarray() if issparse(rows) else rows
+        rows = rows.toarray() if is_sparse(rows) else rows
         with np.errstate(over="ignore"):  # the trainer refuses values that are infinite in `dtype`
-            return self.scaling(np.asarray(rows, self.dtype))
+            values = np.asarray(rows, self.dtype)
+        return self.scaling(values if self.columns is None else self.columns(values))
 
     @property
     def like(self) -> Tensor:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from liftednn.data.columns import MOST_CATEGORIES, Column, Columns, Kind, median
+from liftednn.data.columns import MOST_CATEGORIES, Column, Columns, Kind, medians
 from liftednn.data.tables.reading import Table, listed
 from liftednn.data.tables.values import (
     WORDS,
@@ -47,7 +47,8 @@ def _learned(table: Table, name: str, row_weights: NDArray[np.float64] | None = 
         found, weights = numbers(table.present(name), name), None if row_weights is None else row_weights[present]
         mean, scale = mean_and_scale(found, weights)
         flagged = not present.all()  # then the column varies, even where its numbers do not
-        return Column(name, kind, mean, scale or float(flagged), fill=median(found, weights), flagged=flagged)
+        fill = medians(found[:, None], weights)[0]
+        return Column(name, kind, mean, scale or float(flagged), fill=fill, flagged=flagged)
     categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
     if kind == "text" and len(categories) == table.rows > 1:
         table.refuse(name, f"has a different value in each of its {table.rows} rows, as an identifier does: remove it")
