@@ -134,7 +134,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         if not resumes:
-            self._inputs = self._scaling(rows, row_weights)
+            self._inputs, self._moments = self._scaling(rows, row_weights), None
+        self._follow(rows, row_weights, passes is not None, resumes)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if resumes else None
         if self._reduces(rows.shape[1]):
@@ -241,7 +242,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _moments_so_far(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
-        moments: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
+        moments = self._moments
         for part in blocks(*work.x.shape):
             rows = as_tensor(work.x[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.

@@ -14,6 +14,7 @@ from liftednn.base import Affine, Loss
 from liftednn.defaults import spread
 from liftednn.estimators.common import Lifted
 from liftednn.estimators.rows import Rows
+from liftednn.estimators.running import Seen
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
@@ -152,7 +153,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """One pass over more rows; X and y are standardised by the mean and spread of the first call.
+        """One pass over more rows; X and y are standardised by the mean and spread of all rows so far.
 
         Parameters
         ----------
@@ -176,8 +177,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         self._check_parameters()
         with self._all_or_nothing():
             rows, responses = self._read(x, y, passes is None, y_numeric=True)
+            row_weights = self._checked_weights(sample_weight, rows)
             if first:
-                self._standardise(responses, self._checked_weights(sample_weight, rows))
+                self._standardise(responses, row_weights)
+            self._follow_responses(responses, row_weights, first, passes is not None)
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
@@ -211,12 +214,34 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             self._units = spread(columns, row_weights)
             self._responses = self._responses.shift
 
-    def _encode(self, y: Array, dtype: np.dtype) -> Array:
+    def _follow_responses(self, y: Array, row_weights: Array | None, first: bool, stream: bool) -> None:
+        """Where all calls were of `partial_fit`, responses are scaled by the mean and the spread of all so far. Those of a loss of bounded
+        slope, which needs medians, stay as the first call has scaled them."""
+        before: Seen | None = None if first else getattr(self, "_seen_responses", None)
+        self._seen_responses = None
+        if (
+            not stream
+            or isinstance(self._loss(), Bounded)
+            or (before is None and not first)
+            or not self._loss().invariant
+        ):
+            return
+        fresh = Seen.of(self._responses_of(y), row_weights)
+        self._seen_responses = fresh if before is None else before + fresh
+        if before is not None:
+            found = self._seen_responses.scaling(np.dtype(np.float64))
+            self._responses = found.shift if self._penalties()[-1].scale_sensitive else found
+
+    def _responses_of(self, y: Array) -> Array:
+        """One column for each output."""
         columns = y.reshape(len(y), -1).astype(np.float64)
         width = 1 if self._levels else self.n_outputs_
         if columns.shape[1] != width:
             raise ValueError(f"y has {columns.shape[1]} columns, but the network has {width} outputs")
-        return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(dtype)
+        return columns.repeat(max(len(self._levels), 1), axis=1)
+
+    def _encode(self, y: Array, dtype: np.dtype) -> Array:
+        return self._responses(self._responses_of(y)).astype(dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         super()._keep([*weights[:-1], self._responses.from_scaled_outputs(weights[-1])], history, n_iter)
