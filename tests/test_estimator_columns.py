@@ -231,7 +231,9 @@ def test_gaps_with_other_parameters(options: dict[str, Any]) -> None:
 
 
 def test_a_table_of_the_command_line_is_encoded_alike(tmp_path: Any) -> None:
-    frame = FRAME.assign(size=np.where(np.arange(200) % 7 == 0, np.nan, SIZES), city=np.where(SIZES > 1, None, CITIES))
+    frame = FRAME.assign(
+        size=np.where(np.arange(200) % 7 == 0, np.nan, SIZES), city=FRAME["city"].astype(object).where(SIZES <= 1, None)
+    )
     frame.assign(y=REAL).to_csv(tmp_path / "t.csv", index=False)
     table = read(tmp_path / "t.csv", missing=[""])
     encoding = Encoding.of(table, "y", missing=[""])

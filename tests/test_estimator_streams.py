@@ -99,7 +99,7 @@ def test_a_first_chunk_unlike_the_rest_ends_close_to_a_shuffled_stream(case: str
 
 
 def test_a_sorted_stream_has_the_scaling_of_a_shuffled_one() -> None:
-    models = [regressor(), regressor()]
+    models: list[Any] = [regressor(), regressor()]
     for order, model in zip((LOW, np.arange(2400)), models, strict=True):
         for start in range(0, 2400, 200):
             model.partial_fit(X[order[start : start + 200]], 50 * REAL[order[start : start + 200]])

@@ -176,8 +176,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
-    @property
-    def stratified(self) -> bool:
+    def _stratifies(self) -> bool:
         return self._labels.stratified
 
     def _check_parameters(self) -> None:

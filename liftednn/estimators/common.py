@@ -68,7 +68,6 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     """What both estimators share; a subclass encodes responses as numbers, and names their loss, `task_loss`."""
 
     task_loss: str
-    stratified: bool
     network_: LiftedNetwork
     _known: Known | None
     _columns: Columns
@@ -263,9 +262,13 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self._keep(solution.weights, solution.history, len(solution.history) - 1)
         self.validation_scores_ = None
 
+    def _stratifies(self) -> bool:
+        """Whether responses are labels, and all classes should be among the rows held back."""
+        return False
+
     def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
         """Rows to train on, and rows for validation."""
-        labels = work.y.numpy() if self.stratified else None
+        labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         row_weights = None if work.row_weights is None else work.row_weights[kept]
         train = replace(work, x=work.x.take(kept), y=work.y[kept], row_weights=row_weights)
@@ -326,6 +329,6 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.transformer_tags.preserves_dtype = [self.dtype] if self.dtype else ["float64", "float32"]
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags

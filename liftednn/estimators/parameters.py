@@ -30,7 +30,7 @@ def check_parameters(model: Any) -> None:
         chosen = open_ and isinstance(given, str) and given == "auto"
         if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
-    if not isinstance(model.validation_fraction, Real) or not 0 < model.validation_fraction < 1:
+    if not isinstance(model.validation_fraction, Real) or not 0 < float(model.validation_fraction) < 1:
         raise ValueError(f"validation_fraction must lie between 0 and 1, got {model.validation_fraction!r}")
     numbers_of(model.lam)
     widths = np.atleast_1d(np.asarray(model.hidden_layer_sizes))

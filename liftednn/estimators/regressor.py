@@ -118,7 +118,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     (True, (442,))
     """
 
-    task_loss, stratified = "squared", False
+    task_loss = "squared"
     # The unit of y for the trainer: 1 where y is standardised, its spread where it is only shifted.
     _units = 1.0
 
