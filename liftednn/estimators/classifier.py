@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import _check_sample_weight
 
+from liftednn.base import Activation, Loss, Penalty, Uncertainty
 from liftednn.estimators.common import Lifted
+from liftednn.estimators.labels import Classes, Indicator, labels_of
 from liftednn.estimators.scaling import Array
-from liftednn.losses import Matching, SoftmaxCrossEntropy
+from liftednn.losses import Matching
 
 __all__ = ["LiftedClassifier"]
 
@@ -33,7 +34,8 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     divergence : {"fenchel", "euclidean"}, default="fenchel"
         "fenchel" trains by mini-batches; "euclidean" is the paper's jointly convex model, by full passes over all rows.
     loss : "auto" or Loss, default="auto"
-        "auto" is the softmax's cross-entropy; or a Loss whose responses are labels.
+        "auto" is the softmax's cross-entropy, and with several labels for each row the sigmoid's, summed over labels; or a Loss whose
+        responses are labels, for one label a row.
     lam : float, sequence of floats or "auto", default="auto"
         How closely the states obey the recursion: one number, or one per hidden layer.
     alpha : float or "auto", default="auto"
@@ -74,13 +76,20 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
+    categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
+        Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
+        of a category type or hold text.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of classes, {label: weight}, which multiply `sample_weight`; "balanced" is n / (n_classes * rows of the class), for `fit`
+        only. With several labels for each row, a list of one dict for each label, and the weight of a row is the product.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels.
+        The labels; with several labels for each row, their column numbers.
     coefs_ : list of ndarrays of shape (in, out)
-        The weights of every layer.
+        The weights of every layer. The first has a row for each encoded column: one for a number and one more where some were missing
+        in training, one for each category.
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
@@ -90,7 +99,8 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     loss_curve_ : list of floats
         The training loss in `history_`, of a pass the mean over all its batches.
     validation_scores_ : list of floats or None
-        With early stopping, the score on the rows held back after each pass.
+        With early stopping, the score on the rows held back after each pass: accuracy, or with several labels for each row R^2 of the
+        probabilities.
     n_iter_ : int
         Passes of the last call.
     n_outputs_ : int
@@ -109,26 +119,86 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     (True, (150, 3))
     """
 
-    task_loss, stratified = "softmax", True
+    task_loss = "softmax"
     classes_: Array
+    _labels: Classes | Indicator
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        activation: str | Activation = "relu",
+        *,
+        divergence: Literal["fenchel", "euclidean"] = "fenchel",
+        loss: str | Loss = "auto",
+        lam: float | Sequence[float] | Literal["auto"] = "auto",
+        alpha: float | Literal["auto"] = "auto",
+        penalty: str | Penalty | Sequence[str | Penalty] = "l2",
+        robust: float | str | Uncertainty | None = None,
+        max_iter: int | Literal["auto"] = "auto",
+        tol: float = 1e-4,
+        batch_size: int | Literal["auto"] = "auto",
+        prediction: Literal["feedforward", "lifted"] = "feedforward",
+        random_state: int | np.random.RandomState | None = None,
+        warm_start: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        verbose: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
+        learn_activation: Literal["layer", "unit"] | None = None,
+        categorical_features: Any = "from_dtype",
+        class_weight: Any = None,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes,
+            activation,
+            divergence=divergence,
+            loss=loss,
+            lam=lam,
+            alpha=alpha,
+            penalty=penalty,
+            robust=robust,
+            max_iter=max_iter,
+            tol=tol,
+            batch_size=batch_size,
+            prediction=prediction,
+            random_state=random_state,
+            warm_start=warm_start,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            verbose=verbose,
+            device=device,
+            dtype=dtype,
+            learn_activation=learn_activation,
+            categorical_features=categorical_features,
+        )
+        self.class_weight = class_weight
+
+    def _stratifies(self) -> bool:
+        return self._labels.stratified
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        loss = self._loss()
+        loss = super()._loss()
         if loss.invariant or isinstance(loss, Matching):
             raise ValueError(
                 f"loss={self.loss!r} is for real responses, and a classifier has labels: leave loss='auto', or use LiftedRegressor"
             )
+
+    def _loss(self) -> Loss:
+        return self._labels.loss if isinstance(self.loss, str) and self.loss == "auto" else super()._loss()
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows and labels.
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
-        y : array of shape (n,)
-            Labels.
+        y : array of shape (n,) or (n, labels)
+            Labels, or zeros and ones for several labels.
         sample_weight : array of shape (n,) or None, default=None
             How much each row counts.
 
@@ -139,13 +209,13 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         """
         self._check_parameters()
         with self._all_or_nothing():
-            x, labels = validate_data(self, X, y)
-            check_classification_targets(labels)
-            found = np.unique(column_or_1d(labels, warn=True))
-            if self.warm_start and hasattr(self, "coefs_") and not np.array_equal(found, self.classes_):
-                raise ValueError(f"warm_start needs the classes of the last fit, {self.classes_}, got {found}")
-            self.classes_, self.n_outputs_ = found, len(found)
-            self._fit(x, self._encode(labels), sample_weight)
+            x, labels = self._read(X, y, whole=True)
+            found = labels_of(labels)
+            if self.warm_start and hasattr(self, "coefs_") and not _same(found, self._labels):
+                raise ValueError(
+                    f"warm_start needs the classes of the last fit, {self.classes_}, got {found.classes}: give labels of the same kind"
+                )
+            self._fit_labels(x, labels, found, sample_weight, None)
         return self
 
     def partial_fit(
@@ -159,10 +229,10 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
-        y : array of shape (n,)
-            Labels.
+        y : array of shape (n,) or (n, labels)
+            Labels, or zeros and ones for several labels.
         classes : array of shape (n_classes,) or None, default=None
             All labels; needed in the first call.
         sample_weight : array of shape (n,) or None, default=None
@@ -177,40 +247,55 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         first = not hasattr(self, "coefs_")
         if first and classes is None:
             raise ValueError("the first call of partial_fit needs all classes: give classes=[...]")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs all labels at once, and partial_fit has a part of them: give a dictionary, "
+                "such as that of sklearn.utils.class_weight.compute_class_weight('balanced', classes=classes, y=y)"
+            )
         with self._all_or_nothing():
-            x, labels = validate_data(self, X, y, reset=first)
-            given = self.classes_ if classes is None else np.unique(np.asarray(classes))
-            if not first and not np.array_equal(given, self.classes_):
-                raise ValueError(f"classes must be those of the first call, {self.classes_}, got {given}")
-            self.classes_, self.n_outputs_ = given, len(given)
-            self._fit(x, self._encode(labels), sample_weight, passes=1)
+            x, labels = self._read(X, y, whole=False)
+            found = labels_of(labels, self.classes_ if classes is None else classes)
+            if not first and not np.array_equal(found.classes, self.classes_):
+                raise ValueError(f"classes must be those of the first call, {self.classes_}, got {found.classes}")
+            self._fit_labels(x, labels, found if first else self._labels, sample_weight, 1)
         return self
 
-    def _encode(self, labels: Array) -> Array:
-        indices: Array = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[indices] != labels
-        if unknown.any():
-            raise ValueError(f"y holds {labels[unknown][0]!r}, which is not one of the classes {self.classes_}")
-        return indices
+    def _fit_labels(
+        self, x: Array, y: Array, labels: Classes | Indicator, sample_weight: ArrayLike | None, passes: int | None
+    ) -> None:
+        self._labels, self.classes_, self.n_outputs_ = labels, labels.classes, len(labels.classes)
+        if self._loss().classes != labels.loss.classes:
+            raise ValueError(
+                f"loss={self.loss!r} is for one label a row, and y has shape {y.shape}, several labels a row: leave loss='auto'"
+            )
+        encoded = labels.encode(y)
+        if self.class_weight is not None:
+            sample_weight = labels.weights(self.class_weight, y) * _check_sample_weight(sample_weight, x)
+        self._fit(x, encoded, sample_weight, passes)
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The label of each row of X (n, features), an array of shape (n,)."""
+        """The label of each row of X (n, features), an array of shape (n,); of several labels, zeros and ones of shape (n, labels)."""
         scores = self._scores(X)
-        labels: Array = self.classes_[scores.argmax(1).numpy()]
-        return labels
+        return self._labels.decode(scores)
 
     def predict_proba(self, X: ArrayLike) -> Array:  # noqa: N803
         """The probabilities of each row of X (n, features), an array of shape (n, n_classes) in the order of `classes_`.
 
-        By the lifted rule they are the softmax of minus the energies.
+        By the lifted rule they are the softmax of minus the energies. Of several labels, each has its own, and they need not add up to 1.
         """
         scores = self._scores(X)
-        return (scores.softmax(1) if self.prediction == "lifted" else self.network_.loss(scores)).numpy()
+        return self._labels.probabilities(scores, self.network_.loss, self.prediction == "lifted")
 
     def predict_log_proba(self, X: ArrayLike) -> Array:  # noqa: N803
         """Logarithms of `predict_proba` for each row of X (n, features), an array of shape (n, n_classes)."""
         scores = self._scores(X)
-        if self.prediction == "lifted" or isinstance(self.network_.loss, SoftmaxCrossEntropy):
-            return scores.log_softmax(1).numpy()
-        with np.errstate(divide="ignore"):
-            return np.log(self.predict_proba(X))
+        return self._labels.log_probabilities(scores, self.network_.loss, self.prediction == "lifted")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _same(a: Classes | Indicator, b: Classes | Indicator) -> bool:
+    return type(a) is type(b) and np.array_equal(a.classes, b.classes)

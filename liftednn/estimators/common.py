@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,22 +14,32 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
+from liftednn.data.columns import Columns
 from liftednn.data.sources import Loader, Source, as_tensor
-from liftednn.data.validation import check_device
 from liftednn.defaults import Recipe, numbers_of
-from liftednn.estimators.rows import Rows, blocks
+from liftednn.estimators.columns import (
+    NO_RESPONSES,
+    Known,
+    categorical_mask,
+    check_categorical,
+    encoding_of,
+    known_categories,
+    read,
+)
+from liftednn.estimators.parameters import check_parameters
+from liftednn.estimators.reduction import main_directions, narrowed, widened, with_inputs
+from liftednn.estimators.rows import Rows, blocks, is_sparse
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
-from liftednn.robust.naming import uncertainty_of
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
 
@@ -60,8 +68,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     """What both estimators share; a subclass encodes responses as numbers, and names their loss, `task_loss`."""
 
     task_loss: str
-    stratified = False
     network_: LiftedNetwork
+    _known: Known | None
+    _columns: Columns
 
     def __init__(
         self,
@@ -87,6 +96,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         device: str | None = None,
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
+        categorical_features: Any = "from_dtype",
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -109,19 +119,26 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.device = device
         self.dtype = dtype
         self.learn_activation = learn_activation
+        self.categorical_features = categorical_features
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, train the present weights for that many more."""
-        rows, row_weights = Rows.of(x, self.dtype), self._checked_weights(sample_weight, x)
+        row_weights = self._checked_weights(sample_weight, x)
+        resumes = self._resumes(passes is None)
+        if not resumes:
+            self._columns = encoding_of(x, self._known, row_weights)
+        rows = Rows.of(x, self.dtype, self._columns)
         if row_weights is not None and not row_weights.all():
             chosen = np.flatnonzero(row_weights)
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        resumes = hasattr(self, "coefs_") and (self.warm_start or passes is not None)
         if not resumes:
-            self._inputs = self._scaling(rows, row_weights)
+            self._inputs, self._moments = self._scaling(rows, row_weights), None
+        self._follow(rows, row_weights, passes is not None, resumes)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if resumes else None
+        if self._reduces(rows.shape[1]):
+            rows = replace(rows, basis=main_directions(rows, y, row_weights, seed))
         work, validation = _Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
@@ -132,6 +149,18 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._descend(work, stopping)
         else:
             self._train(work, stopping, validation)
+
+    def _resumes(self, whole: bool) -> bool:
+        """Whether training goes on from the present weights, for a `fit`, which has the whole data, or a `partial_fit`."""
+        return hasattr(self, "coefs_") and (self.warm_start or not whole)
+
+    def _read(self, x: Any, y: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
+        """X and y checked, with categories as their indices, which are found here unless training goes on."""
+        if not self._resumes(whole):
+            self._known = known_categories(x, categorical_mask(x, self.categorical_features))
+        reset = whole or not hasattr(self, "coefs_")
+        rows, responses = read(self, x, y, self._known, reset, multi_output=True, **options)
+        return rows, responses.toarray() if is_sparse(responses) else responses
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -154,41 +183,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return row_weights
 
     def _check_parameters(self) -> None:
-        """Check numbers and names; networks and trainers check the rest."""
-        for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
-            given = getattr(self, name)
-            chosen = open_ and isinstance(given, str) and given == "auto"
-            if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
-                raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
-        for name, open_ in {"alpha": True, "tol": False}.items():
-            given = getattr(self, name)
-            chosen = open_ and isinstance(given, str) and given == "auto"
-            if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
-                raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
-        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
-        numbers_of(self.lam)
-        widths = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
-        if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
-            raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {self.hidden_layer_sizes!r}")
-        check_device(self.device)
-        uncertainty_of(self.robust)
-        if self.divergence == "euclidean" and (self.early_stopping or self.batch_size != "auto"):
-            raise ValueError(
-                "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' takes full passes: "
-                "leave them at their defaults, or give divergence='fenchel'"
-            )
-        if self.learn_activation not in (None, "layer", "unit"):
-            raise ValueError(f"learn_activation must be None, 'layer' or 'unit', got {self.learn_activation!r}")
-        if self.learn_activation and self.divergence == "euclidean":
-            raise ValueError(
-                "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
-            )
-        if self.dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be None, 'float32' or 'float64', got {self.dtype!r}")
+        check_parameters(self)
+        check_categorical(self.categorical_features)
 
     def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
         """The network with all settings chosen, and with the activations of the last fit where this one resumes from it."""
@@ -197,7 +193,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
-        return self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
+        chosen = self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
+        return with_inputs(chosen, work.x.scaling.width)
 
     def _recipe(self, work: _Work) -> Recipe:
         """The parameters as a `Recipe`."""
@@ -231,24 +228,23 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         trainer = self._recipe(work).trainer(len(work.x))
         if work.passes:  # these rows are some of all: rho stays
             trainer = replace(trainer, learn_rho=False)
-        moments = self._moments = self._moments_so_far(work) if work.passes else None
+        moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
-        fit = trainer.run(
-            self.network_, source, weights=work.start, validation=validation, callback=stopping, moments=moments
-        )
+        network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
+        fit = trainer.run(network, source, weights=start, validation=validation, callback=stopping, moments=moments)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
         # After partial_fit, training is not finished.
         for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
-        self.network_ = snapshot(fit.network, "cpu")
-        self._keep(fit.weights, fit.history, len(fit.history))
+        self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
+        self._keep(widened(fit.weights, work.x.basis, work.start), fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
 
     def _moments_so_far(self, work: _Work) -> Moments:
         """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
-        moments: Moments | None = getattr(self, "_moments", None) if work.start is not None else None
-        for part in blocks(len(work.x)):
+        moments = self._moments
+        for part in blocks(*work.x.shape):
             rows = as_tensor(work.x[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
             unit = 1.0 if work.row_weights is None else float(work.row_weights[part].max())
@@ -268,9 +264,13 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self._keep(solution.weights, solution.history, len(solution.history) - 1)
         self.validation_scores_ = None
 
+    def _stratifies(self) -> bool:
+        """Whether responses are labels, and all classes should be among the rows held back."""
+        return False
+
     def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
         """Rows to train on, and rows for validation."""
-        labels = work.y.numpy() if self.stratified else None
+        labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         row_weights = None if work.row_weights is None else work.row_weights[kept]
         train = replace(work, x=work.x.take(kept), y=work.y[kept], row_weights=row_weights)
@@ -302,9 +302,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
         """New rows, a few at a time, in the precision and on the device of the fitted network."""
-        checked = validate_data(self, x, reset=False)
-        for part in blocks(len(checked)):
-            yield Rows.of(checked[part], str(self.coefs_[0].dtype)).tensor(self.device)
+        checked = read(self, x, NO_RESPONSES, self._known, reset=False)
+        for part in blocks(checked.shape[0], self._inputs.width):
+            yield Rows.of(checked[part], str(self.coefs_[0].dtype), self._columns).tensor(self.device)
 
     def _scores(self, x: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -331,5 +331,6 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.transformer_tags.preserves_dtype = [self.dtype] if self.dtype else ["float64", "float32"]
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_pinball_score, r2_score
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from liftednn.base import Affine, Loss
 from liftednn.defaults import spread
 from liftednn.estimators.common import Lifted
 from liftednn.estimators.rows import Rows
+from liftednn.estimators.running import Seen
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
@@ -81,11 +81,15 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
+    categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
+        Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
+        of a category type or hold text.
 
     Attributes
     ----------
     coefs_ : list of ndarrays of shape (in, out)
-        The weights of every layer.
+        The weights of every layer. The first has a row for each encoded column: one for a number and one more where some were missing
+        in training, one for each category.
     intercepts_ : list of ndarrays of shape (out,)
         The biases of every layer.
     network_ : LiftedNetwork
@@ -134,7 +138,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, outputs)
             Responses.
@@ -149,11 +153,11 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
-        """One pass over more rows; X and y are standardised by the mean and spread of the first call.
+        """One pass over more rows; X and y are standardised by the mean and spread of all rows so far.
 
         Parameters
         ----------
-        X : array of shape (n, features)
+        X : array or sparse matrix of shape (n, features)
             Rows.
         y : array of shape (n,) or (n, outputs)
             Responses.
@@ -172,10 +176,11 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     ) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            options = {"multi_output": True, "y_numeric": True, "reset": passes is None or first}
-            rows, responses = validate_data(self, x, y, **options)
+            rows, responses = self._read(x, y, passes is None, y_numeric=True)
+            row_weights = self._checked_weights(sample_weight, rows)
             if first:
-                self._standardise(responses, self._checked_weights(sample_weight, rows))
+                self._standardise(responses, row_weights)
+            self._follow_responses(responses, row_weights, first, passes is not None)
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
@@ -209,12 +214,34 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             self._units = spread(columns, row_weights)
             self._responses = self._responses.shift
 
-    def _encode(self, y: Array, dtype: np.dtype) -> Array:
+    def _follow_responses(self, y: Array, row_weights: Array | None, first: bool, stream: bool) -> None:
+        """Where all calls were of `partial_fit`, responses are scaled by the mean and the spread of all so far. Those of a loss of bounded
+        slope, which needs medians, stay as the first call has scaled them."""
+        before: Seen | None = None if first else getattr(self, "_seen_responses", None)
+        self._seen_responses = None
+        if (
+            not stream
+            or isinstance(self._loss(), Bounded)
+            or (before is None and not first)
+            or not self._loss().invariant
+        ):
+            return
+        fresh = Seen.of(self._responses_of(y), row_weights)
+        self._seen_responses = fresh if before is None else before + fresh
+        if before is not None:
+            found = self._seen_responses.scaling(np.dtype(np.float64))
+            self._responses = found.shift if self._penalties()[-1].scale_sensitive else found
+
+    def _responses_of(self, y: Array) -> Array:
+        """One column for each output."""
         columns = y.reshape(len(y), -1).astype(np.float64)
         width = 1 if self._levels else self.n_outputs_
         if columns.shape[1] != width:
             raise ValueError(f"y has {columns.shape[1]} columns, but the network has {width} outputs")
-        return self._responses(columns.repeat(max(len(self._levels), 1), axis=1)).astype(dtype)
+        return columns.repeat(max(len(self._levels), 1), axis=1)
+
+    def _encode(self, y: Array, dtype: np.dtype) -> Array:
+        return self._responses(self._responses_of(y)).astype(dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         super()._keep([*weights[:-1], self._responses.from_scaled_outputs(weights[-1])], history, n_iter)

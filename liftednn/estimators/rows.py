@@ -1,60 +1,83 @@
-"""The rows of X as a trainer reads them: standardised a batch at a time, so that no second copy of X is needed."""
+"""The rows of X as a trainer reads them: made dense and standardised a batch at a time, so that no second copy of X is needed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from liftednn.data.columns import Columns
 from liftednn.data.sources import Gathered, Mapped, Source, as_tensor, weighted
 from liftednn.estimators.scaling import Array, Scaling
 
-__all__ = ["Rows", "blocks"]
+__all__ = ["Rows", "blocks", "is_sparse"]
 
-# Rows that are read at a time.
-_ROWS = 8192
+# Rows that are read at a time, and their entries where there are many columns.
+_ROWS, _ENTRIES = 8192, 8192 * 1024
 # A copy for training may take this many bytes, or this fraction of X if that is more.
 _SMALL, _FRACTION = 64 << 20, 0.4
 
 
-def blocks(count: int) -> Iterator[slice]:
-    """Slices that cover `count` rows."""
-    return (slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS))
+def blocks(count: int, width: int = 1) -> Iterator[slice]:
+    """Slices that cover `count` rows of `width` columns."""
+    step = max(1, min(_ROWS, _ENTRIES // width))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def is_sparse(x: object) -> bool:
+    """Whether x is a sparse matrix or array of scipy, in any of its forms."""
+    return hasattr(x, "toarray")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of an array of any layout and numeric type, converted to `dtype` and scaled when they are read.
+    """Rows of an array of any layout and numeric type, or of a sparse matrix in rows (csr), converted to `dtype` and scaled when they
+    are read.
 
     chosen   the numbers of the rows that are used; None for all
+    columns  how columns become inputs; None: they are the inputs
+    basis    (inputs, k), orthonormal: rows are given by their k coordinates in it; None: by their inputs
     """
 
-    x: Array
+    x: Any
     dtype: np.dtype
     scaling: Scaling
+    columns: Columns | None = None
     chosen: Array | None = None
+    basis: Array | None = None
 
     @classmethod
-    def of(cls, x: Array, dtype: str | None) -> Rows:
+    def of(cls, x: Any, dtype: str | None, columns: Columns | None = None) -> Rows:
         """Unscaled, in `dtype`; None: float32 if X is float32, otherwise float64."""
         exact = np.dtype(dtype or (np.float32 if x.dtype.newbyteorder("=") == np.float32 else np.float64))
-        return cls(x, exact, Scaling.none(x.shape[1]))
+        return cls(x, exact, Scaling.none(x.shape[1] if columns is None else columns.width), columns)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.x if self.chosen is None else self.chosen), self.x.shape[1]
+        count = self.x.shape[0] if self.chosen is None else len(self.chosen)
+        return count, self.scaling.width if self.basis is None else self.basis.shape[1]
 
     def __getitem__(self, key: slice | Array) -> Array:
+        if self.basis is None:
+            return self._scaled(key)
+        numbers = np.arange(len(self))[key]
+        parts = blocks(len(numbers), len(self.basis))
+        return np.concatenate([self._scaled(numbers[part]) @ self.basis for part in parts])
+
+    def _scaled(self, key: slice | Array) -> Array:
         rows = self.x[key if self.chosen is None else self.chosen[key]]
+        rows = rows.toarray() if is_sparse(rows) else rows
         with np.errstate(over="ignore"):  # the trainer refuses values that are infinite in `dtype`
-            return self.scaling(np.asarray(rows, self.dtype))
+            values = np.asarray(rows, self.dtype)
+        return self.scaling(values if self.columns is None else self.columns(values))
 
     @property
     def like(self) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.functional import median_and_spread
 
-__all__ = ["Array", "Scaling"]
+__all__ = ["Array", "Scaling", "row_blocks", "scale_of", "total"]
 
 Array = NDArray[Any]
 
-# Rows that are added up at a time.
-_ROWS = 8192
+# Rows that are added up at a time, and their entries where there are many columns.
+_ROWS, _ENTRIES = 8192, 8192 * 1024
 # The least spread that weights are divided by, as a multiple of the smallest normal number.
 _LEAST = 1e4
 
@@ -42,9 +42,9 @@ class Scaling:
         """
         weight, shape = float(len(a) if row_weights is None else row_weights.sum()), a.shape[1]
         mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for rows, weights in _blocks(a, row_weights):
+        for rows, weights in row_blocks(a, row_weights):
             with np.errstate(over="ignore", invalid="ignore"):
-                mean += _total(rows, weights) / weight
+                mean += total(rows, weights) / weight
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         if not np.isfinite(mean).all():
             raise ValueError(
@@ -52,15 +52,10 @@ class Scaling:
             )
         mark, indicates = low + high, (low == 0) | (high == 0)
         unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
-        for rows, weights in _blocks(a, row_weights):
-            squares += _total(((rows - mean) / unit) ** 2, weights)
+        for rows, weights in row_blocks(a, row_weights):
+            squares += total(((rows - mean) / unit) ** 2, weights)
             indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
-        spread, precision = (
-            unit * np.sqrt(squares / weight),
-            np.finfo(np.float64 if a.dtype == np.float64 else np.float32),
-        )
-        varies = spread > np.maximum(10 * precision.eps * np.abs(mean), _LEAST * precision.tiny)
-        return cls(mean, np.where(varies, np.where(indicates, np.abs(mark), spread), np.maximum(spread, 1.0)))
+        return cls(mean, scale_of(mean, unit * np.sqrt(squares / weight), indicates, mark, a.dtype))
 
     @classmethod
     def robust(cls, a: Array, row_weights: Array | None = None) -> Scaling:
@@ -74,6 +69,10 @@ class Scaling:
     @classmethod
     def none(cls, width: int) -> Scaling:
         return cls(np.zeros(width), np.ones(width))
+
+    @property
+    def width(self) -> int:
+        return len(self.mean)
 
     @property
     def shift(self) -> Scaling:
@@ -110,12 +109,23 @@ class Scaling:
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
 
 
-def _blocks(a: Any, row_weights: Array | None) -> Iterator[tuple[Array, Array | None]]:
-    for start in range(0, len(a), _ROWS):
-        rows = slice(start, start + _ROWS)
+def scale_of(mean: Array, spread: Array, indicates: Array, mark: Array, dtype: np.dtype) -> Array:
+    """What the columns are divided by: their spread, the `mark` of an indicator, or 1 for a column that does not vary."""
+    precision = np.finfo(np.float64 if dtype == np.float64 else np.float32)
+    varies = spread > np.maximum(10 * precision.eps * np.abs(mean), _LEAST * precision.tiny)
+    scale: Array = np.where(varies, np.where(indicates, np.abs(mark), spread), np.maximum(spread, 1.0))
+    return scale
+
+
+def row_blocks(a: Any, row_weights: Array | None) -> Iterator[tuple[Array, Array | None]]:
+    """Rows in float64 and their weights, a few at a time."""
+    step = max(1, min(_ROWS, _ENTRIES // a.shape[1]))
+    for start in range(0, len(a), step):
+        rows = slice(start, start + step)
         yield np.ascontiguousarray(a[rows], np.float64), None if row_weights is None else row_weights[rows]
 
 
-def _total(rows: Array, row_weights: Array | None) -> Array:
-    total: Array = (rows if row_weights is None else rows * row_weights[:, None]).sum(axis=0)
-    return total
+def total(rows: Array, row_weights: Array | None) -> Array:
+    """The weighted sum of rows."""
+    found: Array = (rows if row_weights is None else rows * row_weights[:, None]).sum(axis=0)
+    return found

@@ -73,6 +73,6 @@ def _can_stratify(labels: Array, count: int) -> bool:
 
 def _too_few(rows: int, fraction: float, what: str) -> str:
     return (
-        f"early_stopping with validation_fraction={fraction:g} of {rows} row{'s' * (rows != 1)} leaves {what}: give more rows, a smaller "
-        "validation_fraction, or early_stopping=False"
+        f"early_stopping with validation_fraction={fraction:g} of {rows} sample{'s' * (rows != 1)} leaves {what}: give more rows, a "
+        "smaller validation_fraction, or early_stopping=False"
     )

@@ -14,10 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
+from liftednn.defaults import numbers_of
+from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rows import Rows
+from liftednn.estimators.running import Seen, rescaled, shrunk
 from liftednn.estimators.scaling import Array, Scaling
+from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.naming import uncertainty_of
+from liftednn.training.choices import with_input_uncertainty
 
 __all__ = ["Structured"]
 
@@ -30,12 +35,14 @@ class Structured:
     learn_activation: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
     divergence: str
+    lam: float | Sequence[float] | Literal["auto"]
     robust: float | str | Uncertainty | None
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
     _given_activation: Activation
     _inputs: Scaling
+    _moments: Moments | None
 
     def _activations(self, widths: list[int], resumes: bool) -> list[Activation]:
         """One for each hidden layer: that of the parameters, or where this fit resumes, those of the last fit. Changed widths are refused
@@ -66,14 +73,41 @@ class Structured:
     def _scaling(self, x: Rows, row_weights: Array | None) -> Scaling:
         """To mean 0 and variance 1, that of the uncertainty included: a column that is mostly noise must not be scaled up. Under a penalty
         on the size of weights, columns are only shifted, so that `coefs_`, for X as it is given, obeys the constraint too."""
-        if self.divergence == "euclidean":
-            return x.scaling
-        scaling, noise = Scaling.of(x, row_weights), uncertainty_of(self.robust)
+        return x.scaling if self.divergence == "euclidean" else self._adjusted(Scaling.of(x, row_weights))
+
+    def _adjusted(self, scaling: Scaling) -> Scaling:
+        noise = uncertainty_of(self.robust)
         if self._penalties()[0].scale_sensitive:
             return scaling.shift
         if noise is None:
             return scaling
-        return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(x.shape[1]).numpy()))
+        return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(scaling.width).numpy()))
+
+    def _follow(self, rows: Rows, row_weights: Array | None, stream: bool, resumes: bool) -> None:
+        """Where all calls were of `partial_fit`, the scaling of the inputs is that of all rows so far; moments are converted to it."""
+        before: Seen | None = getattr(self, "_seen", None) if resumes else None
+        self._seen: Seen | None = None
+        if not stream or self.divergence == "euclidean" or (resumes and before is None):
+            return
+        fresh = Seen.of(rows, row_weights)
+        self._seen = fresh if before is None else before + fresh
+        if before is not None:
+            self._rescale(self._adjusted(self._seen.scaling(rows.dtype)))
+
+    def _rescale(self, after: Scaling) -> None:
+        """Change the scaling of the inputs, and what is in its units; `coefs_` are not."""
+        first = Affine(torch.from_numpy(self.coefs_[0].T), torch.from_numpy(self.intercepts_[0]))
+        first = shrunk(first, self._inputs, after)
+        self.coefs_, self.intercepts_ = [first.w.T.numpy(), *self.coefs_[1:]], [first.b.numpy(), *self.intercepts_[1:]]
+        self._moments = self._moments and rescaled(self._moments, self._inputs, after)
+        self._inputs = after
+        automatic = numbers_of(self.lam) is None
+        self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
+
+    def _reduces(self, width: int) -> bool:
+        """Whether inputs of that many columns are trained on in fewer coordinates: the squared norm of the weights is the same there."""
+        plain = self._penalties()[0].ridge is not None and self.robust is None
+        return width > WIDE and plain and self.divergence == "fenchel"
 
     def _uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the inputs, in the units of the scaled inputs."""

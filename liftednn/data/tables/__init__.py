@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from liftednn.data.tables.encoding import Column, Encoding
+from liftednn.data.columns import Column
+from liftednn.data.tables.encoding import Encoding
 from liftednn.data.tables.reading import Table, read, suffix, write
 from liftednn.data.tables.values import check_text
 

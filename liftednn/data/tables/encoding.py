@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from liftednn.data.columns import MOST_CATEGORIES, Column, Columns, Kind, medians
 from liftednn.data.tables.reading import Table, listed
 from liftednn.data.tables.values import (
     WORDS,
-    Kind,
     are_labels,
     check_guess,
     check_kind,
@@ -31,69 +31,43 @@ __all__ = ["Column", "Encoding", "Task"]
 
 # A target of integers with more distinct values than this is a quantity, with fewer it holds labels.
 _FEW_LABELS = 30
-# More categories than this would make one column wider than most tables.
-_MOST_CATEGORIES = 1000
 
 Task = Literal["auto", "classification", "regression"]
 
 
-@dataclass(frozen=True)
-class Column:
-    """How one column is encoded: a number by (value - mean) / scale, text and true/false by one 0-or-1 input per category.
+def _learned(table: Table, name: str, row_weights: NDArray[np.float64] | None = None) -> Column:
+    """How a table's column is encoded; mean, scale and median are weighted by `row_weights`. Missing text or true/false is the
+    category ""."""
+    present = ~table.missing(name)
+    if not present.any():
+        table.refuse(name, "has no values: remove it")
+    check_guess(table, name)
+    kind = kind_of(table, name)
+    if kind == "number":
+        found, weights = numbers(table.present(name), name), None if row_weights is None else row_weights[present]
+        mean, scale = mean_and_scale(found, weights)
+        flagged = not present.all()  # then the column varies, even where its numbers do not
+        fill = medians(found[:, None], weights)[0]
+        return Column(name, kind, mean, scale or float(flagged), fill=fill, flagged=flagged)
+    categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
+    if kind == "text" and len(categories) == table.rows > 1:
+        table.refuse(name, f"has a different value in each of its {table.rows} rows, as an identifier does: remove it")
+    if len(categories) > MOST_CATEGORIES:
+        table.refuse(name, f"has {len(categories)} categories, {MOST_CATEGORIES} at most: group or remove them")
+    return Column(name, kind, categories=tuple(categories))
 
-    A missing number, where it is allowed, is the mean, and missing text or true/false the category "".
-    """
 
-    name: str
-    kind: Kind
-    mean: float = 0.0
-    scale: float = 1.0
-    categories: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, table: Table, name: str, row_weights: NDArray[np.float64] | None = None) -> Column:
-        """Learn it from a table; mean and scale are weighted by `row_weights`."""
-        present = ~table.missing(name)
-        if not present.any():
-            table.refuse(name, "has no values: remove it")
-        check_guess(table, name)
-        kind = kind_of(table, name)
-        if kind == "number":
-            found = numbers(table.present(name), name)
-            return cls(name, kind, *mean_and_scale(found, None if row_weights is None else row_weights[present]))
-        categories = sorted(pc.unique(text_of(table.columns[name]).fill_null("")).to_pylist())
-        if kind == "text" and len(categories) == table.rows > 1:
-            table.refuse(
-                name, f"has a different value in each of its {table.rows} rows, as an identifier does: remove it"
-            )
-        if len(categories) > _MOST_CATEGORIES:
-            table.refuse(name, f"has {len(categories)} categories, {_MOST_CATEGORIES} at most: group or remove them")
-        return cls(name, kind, categories=tuple(categories))
-
-    @property
-    def width(self) -> int:
-        return len(self.categories) or 1
-
-    @property
-    def constant(self) -> bool:
-        return len(self.categories) == 1 or self.scale == 0
-
-    def encode(self, table: Table) -> NDArray[np.float32]:
-        """(rows, width)."""
-        present = ~table.missing(self.name)
-        if present.any():
-            check_kind(table.present(self.name), self.name, self.kind)
-        if self.kind != "number":
-            texts = text_of(table.columns[self.name]).fill_null("")
-            indices = indices_of(table, self.name, texts, self.categories)
-            return np.asarray(indices[:, None] == np.arange(self.width), dtype=np.float32)
-        values = np.full(table.rows, self.mean)
-        values[present] = numbers(table.present(self.name), self.name)
-        with np.errstate(over="ignore"):
-            scaled = ((values - self.mean) / self.scale).astype(np.float32)
-        if not np.isfinite(scaled).all():
-            table.refuse(self.name, f"is too large, compared with training, in row {table.row(~np.isfinite(scaled))}")
-        return scaled[:, None]
+def _values(column: Column, table: Table) -> NDArray[np.float64]:
+    """A table's column as numbers, NaN where they are missing, or as indices of categories, (rows,)."""
+    present = ~table.missing(column.name)
+    if present.any():
+        check_kind(table.present(column.name), column.name, column.kind)
+    if column.kind != "number":
+        texts = text_of(table.columns[column.name]).fill_null("")
+        return indices_of(table, column.name, texts, column.categories).astype(np.float64)
+    values = np.full(table.rows, np.nan)
+    values[present] = numbers(table.present(column.name), column.name)
+    return values
 
 
 @dataclass(frozen=True)
@@ -140,7 +114,7 @@ class Encoding:
         chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as given by --task")
         classes = _classes(table, target, kind) if chosen == "classification" else ()
         mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, row_weights)
-        columns = [Column.of(table, name, row_weights) for name in table.columns if name not in (target, weight)]
+        columns = [_learned(table, name, row_weights) for name in table.columns if name not in (target, weight)]
         used = _varying(table, columns, target, drop_constant)
         named = None if missing is None else tuple(missing)
         return cls(tuple(used), target, kind, chosen, why, classes, mean, scale, weight, named)
@@ -148,7 +122,7 @@ class Encoding:
     @property
     def width(self) -> int:
         """The network's inputs."""
-        return sum(column.width for column in self.columns)
+        return Columns(self.columns).width
 
     @property
     def text(self) -> list[str]:
@@ -167,7 +141,13 @@ class Encoding:
             raise ValueError(f"{table.path} lacks columns that the model was trained on: {listed(lacking)}")
         if self.missing is None:
             table.check_whole(column.name for column in self.columns)
-        return np.concatenate([column.encode(table) for column in self.columns], axis=1)
+        encode, values = Columns(self.columns), np.column_stack([_values(column, table) for column in self.columns])
+        with np.errstate(over="ignore"):
+            found = encode(values).astype(np.float32)
+        for column, start in zip(self.columns, encode.starts, strict=False):
+            if not (finite := np.isfinite(found[:, start])).all():
+                table.refuse(column.name, f"is too large, compared with training, in row {table.row(~finite)}")
+        return found
 
     def filled(self, table: Table) -> dict[str, int]:
         """How many missing values of each column are filled in, where some are."""
@@ -225,6 +205,10 @@ def _wrong(encoding: Encoding) -> str:
         if part.kind not in WORDS or not is_number(part.mean) or not (is_number(part.scale) and part.scale > 0):
             return f"{(part.name if isinstance(part, Column) else part.target)!r} has no valid kind, mean or scale"
     for column in encoding.columns:
+        if not (column.fill is None or is_number(column.fill)) or not isinstance(column.flagged, bool):
+            return f"{column.name!r} has no valid value for missing ones"
+        if column.flagged and column.kind != "number":
+            return f"{column.name!r} says where numbers are missing, and holds none"
         if bool(column.categories) == (column.kind == "number") or not are_labels("text", column.categories):
             return f"{column.name!r} has categories that do not fit its kind"
     if not are_labels("text", encoding.missing or ()):

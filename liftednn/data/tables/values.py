@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from liftednn.data.columns import Kind
 from liftednn.data.tables.reading import Table, listed
 
 __all__ = [
     "WORDS",
-    "Kind",
     "are_labels",
     "check_guess",
     "check_kind",
@@ -40,7 +40,6 @@ _MOSTLY = 0.5
 # Letters of a value in a sentence, at most.
 _SHOWN = 60
 
-Kind = Literal["number", "text", "truth"]
 WORDS: dict[Kind, str] = {"number": "numbers", "text": "text", "truth": "true/false"}
 
 

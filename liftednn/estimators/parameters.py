@@ -1,0 +1,53 @@
+"""What the estimators' parameters may be; networks and trainers check the rest."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from liftednn.data.validation import check_device
+from liftednn.defaults import numbers_of
+from liftednn.robust.naming import uncertainty_of
+
+__all__ = ["check_parameters"]
+
+
+def check_parameters(model: Any) -> None:
+    """Refuse wrong numbers and names among the parameters of an estimator."""
+    for name, allowed in {"divergence": ("fenchel", "euclidean"), "prediction": ("feedforward", "lifted")}.items():
+        if getattr(model, name) not in allowed:
+            raise ValueError(f"{name} must be one of {allowed}, got {getattr(model, name)!r}")
+    for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
+        given = getattr(model, name)
+        chosen = open_ and isinstance(given, str) and given == "auto"
+        if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
+            raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
+    for name, open_ in {"alpha": True, "tol": False}.items():
+        given = getattr(model, name)
+        chosen = open_ and isinstance(given, str) and given == "auto"
+        if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+            raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
+    if not isinstance(model.validation_fraction, Real) or not 0 < float(model.validation_fraction) < 1:
+        raise ValueError(f"validation_fraction must lie between 0 and 1, got {model.validation_fraction!r}")
+    numbers_of(model.lam)
+    widths = np.atleast_1d(np.asarray(model.hidden_layer_sizes))
+    if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
+        raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {model.hidden_layer_sizes!r}")
+    check_device(model.device)
+    uncertainty_of(model.robust)
+    if model.divergence == "euclidean" and (model.early_stopping or model.batch_size != "auto"):
+        raise ValueError(
+            "early_stopping and batch_size belong to mini-batches, and divergence='euclidean' takes full passes: "
+            "leave them at their defaults, or give divergence='fenchel'"
+        )
+    if model.learn_activation not in (None, "layer", "unit"):
+        raise ValueError(f"learn_activation must be None, 'layer' or 'unit', got {model.learn_activation!r}")
+    if model.learn_activation and model.divergence == "euclidean":
+        raise ValueError(
+            "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
+        )
+    if model.dtype not in (None, "float32", "float64"):
+        raise ValueError(f"dtype must be None, 'float32' or 'float64', got {model.dtype!r}")

@@ -1,0 +1,129 @@
+"""`partial_fit` where the first rows are unlike the others: scaling and moments are those of all rows so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_friedman1
+
+import liftednn as lnn
+from liftednn import LiftedClassifier, LiftedRegressor
+from liftednn.base import Affine
+from liftednn.estimators.running import Seen, rescaled, shrunk
+from liftednn.estimators.scaling import Scaling
+
+RNG = np.random.default_rng(0)
+COLUMNS = np.column_stack(
+    [
+        np.sort(RNG.standard_normal(300)),
+        np.where(np.arange(300) < 100, 7.0, RNG.standard_normal(300)),  # constant in the first chunk
+        RNG.random(300) < 0.1,
+        np.where(np.arange(300) < 150, 0.0, 3.0),
+        np.where(np.arange(300) < 150, 2.0, 3.0)
+        * (RNG.random(300) < 0.5),  # an indicator in each half, but not in both
+        1e300 * RNG.random(300),
+        np.full(300, 5.0),
+    ]
+)
+
+
+def regressor(**options: Any) -> LiftedRegressor:
+    return LiftedRegressor(**{"hidden_layer_sizes": (20,), "random_state": 0, **options})
+
+
+@pytest.mark.parametrize("weights", [None, RNG.random(300)], ids=["plain", "weighted"])
+def test_what_was_seen_in_parts_scales_as_all_at_once(weights: np.ndarray | None) -> None:
+    seen, *others = (
+        Seen.of(COLUMNS[part], None if weights is None else weights[part])
+        for part in (slice(0, 100), slice(100, 150), slice(150, 300))
+    )
+    for other in others:
+        seen = seen + other
+    found, wanted = seen.scaling(np.dtype(float)), Scaling.of(COLUMNS, weights)
+    np.testing.assert_allclose(found.mean, wanted.mean, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.scale, wanted.scale, rtol=1e-12)
+
+
+def test_moments_and_weights_are_carried_over_exactly() -> None:
+    x = torch.from_numpy(RNG.standard_normal((50, 3)) * [1, 5, 0.1] + [0, 10, 3])
+    before, after = Scaling.of(x[:20].numpy()), Scaling.of(x.numpy())
+    scaled = [torch.from_numpy(each(x.numpy())) for each in (before, after)]
+    moments, wanted = (lnn.Moments.of(rows, rows[:, :0]) for rows in scaled)
+    found = rescaled(moments, before, after)
+    torch.testing.assert_close(found.xx, wanted.xx)
+    torch.testing.assert_close(found.mean_x, wanted.mean_x, atol=1e-12, rtol=0)
+    first = Affine(torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64))
+    assert shrunk(first, before, after).w is not first.w
+    torch.testing.assert_close(shrunk(first, before, after), first)
+
+
+def test_weights_on_a_column_that_grows_stay_small_on_all_of_it() -> None:
+    first = Affine(torch.tensor([[1.0, 1.0]]).double(), torch.zeros(1).double())
+    before = Scaling(np.array([1.0, 2.0]), np.array([1.0, 0.001]))
+    found = shrunk(first, before, Scaling(np.array([1.0, 2.0]), np.array([2.0, 1.0])))
+    torch.testing.assert_close(found.w, torch.tensor([[1.0, 0.003]]).double())
+    mean = torch.from_numpy(before.mean)
+    torch.testing.assert_close(found.w @ mean + found.b, first.w @ mean + first.b)
+
+
+X, REAL = make_friedman1(3000, n_features=6, noise=0.5, random_state=0)
+LOW = np.argsort(X[:2400, 0])
+CENTRAL = np.argsort(np.abs(X[:2400, :3] - 0.5).max(axis=1))
+
+
+def streamed(order: np.ndarray, x: np.ndarray, y: np.ndarray = REAL) -> float:
+    model: Any = regressor()
+    for _ in range(2):
+        for start in range(0, 2400, 200):
+            chosen = order[start : start + 200]
+            model.partial_fit(x[chosen], y[chosen])
+    return float(model.score(X[2400:], y[2400:]))
+
+
+def first_then_shuffled(first: np.ndarray) -> np.ndarray:
+    return np.concatenate([first, np.random.default_rng(1).permutation(np.setdiff1d(np.arange(2400), first))])
+
+
+@pytest.mark.parametrize("case", ["low", "constant", "narrow", "low responses"])
+def test_a_first_chunk_unlike_the_rest_ends_close_to_a_shuffled_stream(case: str) -> None:
+    first = {"low": LOW, "constant": LOW, "narrow": CENTRAL, "low responses": np.argsort(REAL[:2400])}[case][:200]
+    x = X.copy()
+    if case == "constant":
+        x[first, 0] = 0.1
+    if case == "narrow":
+        x[first, :3] = 0.5 + 1e-3 * (x[first, :3] - 0.5)
+    assert streamed(first_then_shuffled(first), x) > streamed(np.arange(2400), X) - 0.08
+
+
+def test_a_sorted_stream_has_the_scaling_of_a_shuffled_one() -> None:
+    models: list[Any] = [regressor(), regressor()]
+    for order, model in zip((LOW, np.arange(2400)), models, strict=True):
+        for start in range(0, 2400, 200):
+            model.partial_fit(X[order[start : start + 200]], 50 * REAL[order[start : start + 200]])
+    for name in ("_inputs", "_responses"):
+        a, b = (getattr(model, name) for model in models)
+        np.testing.assert_allclose(a.mean, b.mean, rtol=1e-10)
+        np.testing.assert_allclose(a.scale, b.scale, rtol=1e-10)
+    np.testing.assert_allclose(models[0]._moments.gram, models[1]._moments.gram, atol=1e-8)
+    np.testing.assert_allclose(models[0]._inputs.scale, X[:2400].std(axis=0), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "options", [{"robust": 0.1}, {"penalty": "ball:2.0"}, {"penalty": "l1"}, {"loss": "absolute"}], ids=str
+)
+def test_streams_with_other_parameters_follow_too(options: dict[str, Any]) -> None:
+    model: Any = regressor(**options)
+    for start in range(0, 800, 200):
+        model.partial_fit(X[LOW[start : start + 200]], REAL[LOW[start : start + 200]])
+    np.testing.assert_allclose(model._inputs.mean, X[LOW[:800]].mean(axis=0), rtol=1e-10)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_after_a_fit_the_scaling_stays() -> None:
+    model: Any = LiftedClassifier((5,), max_iter=3, random_state=0).fit(X, REAL > 14)
+    before = model._inputs
+    model.partial_fit(10 * X, REAL > 14)
+    assert model._inputs is before
