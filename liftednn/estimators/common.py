@@ -37,6 +37,7 @@ from liftednn.estimators.rows import Rows, blocks, is_sparse
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
+from liftednn.estimators.tails import CompressTails, Tails
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
@@ -71,6 +72,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     network_: LiftedNetwork
     _known: Known | None
     _columns: Columns
+    _tails: Tails
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
         categorical_features: Any = "from_dtype",
+        compress_tails: bool = True,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -120,6 +123,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.dtype = dtype
         self.learn_activation = learn_activation
         self.categorical_features = categorical_features
+        self.compress_tails = compress_tails
 
     def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
         """Train on encoded responses; with `passes`, train the present weights for that many more."""
@@ -132,6 +136,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             chosen = np.flatnonzero(row_weights)
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
+        if not resumes:
+            self._tails = self._heavy(rows, row_weights) if passes is None else Tails.none()
+        rows = replace(rows, tails=self._tails)
         if not resumes:
             self._inputs, self._moments = self._scaling(rows, row_weights), None
         self._follow(rows, row_weights, passes is not None, resumes)
@@ -304,7 +311,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """New rows, a few at a time, in the precision and on the device of the fitted network."""
         checked = read(self, x, NO_RESPONSES, self._known, reset=False)
         for part in blocks(checked.shape[0], self._inputs.width):
-            yield Rows.of(checked[part], str(self.coefs_[0].dtype), self._columns).tensor(self.device)
+            rows = Rows.of(checked[part], str(self.coefs_[0].dtype), self._columns)
+            yield replace(rows, tails=self._tails).tensor(self.device)
 
     def _scores(self, x: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -327,7 +335,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         check_is_fitted(self)
         module = to_module(self.network_, self._weights(torch.from_numpy(self.coefs_[0])))
         assert isinstance(module, nn.Sequential)  # the network is a chain
-        return module
+        compress = [CompressTails(self._tails, self.coefs_[0])] if self._tails else []
+        return nn.Sequential(*compress, *module)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -49,5 +49,7 @@ def check_parameters(model: Any) -> None:
         raise ValueError(
             "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
         )
+    if not isinstance(model.compress_tails, (bool, np.bool_)):
+        raise ValueError(f"compress_tails must be True or False, got {model.compress_tails!r}")
     if model.dtype not in (None, "float32", "float64"):
         raise ValueError(f"dtype must be None, 'float32' or 'float64', got {model.dtype!r}")

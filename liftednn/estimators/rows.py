@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from liftednn.data.columns import Columns
 from liftednn.data.sources import Gathered, Mapped, Source, as_tensor, weighted
 from liftednn.estimators.scaling import Array, Scaling
+from liftednn.estimators.tails import Tails
 
 __all__ = ["Rows", "blocks", "is_sparse"]
 
@@ -41,6 +42,7 @@ class Rows:
 
     chosen   the numbers of the rows that are used; None for all
     columns  how columns become inputs; None: they are the inputs
+    tails    the inputs with heavy tails, which are compressed before they are scaled
     basis    (inputs, k), orthonormal: rows are given by their k coordinates in it; None: by their inputs
     """
 
@@ -50,6 +52,7 @@ class Rows:
     columns: Columns | None = None
     chosen: Array | None = None
     basis: Array | None = None
+    tails: Tails = field(default_factory=Tails.none)
 
     @classmethod
     def of(cls, x: Any, dtype: str | None, columns: Columns | None = None) -> Rows:
@@ -77,7 +80,7 @@ class Rows:
         rows = rows.toarray() if is_sparse(rows) else rows
         with np.errstate(over="ignore"):  # the trainer refuses values that are infinite in `dtype`
             values = np.asarray(rows, self.dtype)
-        return self.scaling(values if self.columns is None else self.columns(values))
+        return self.scaling(self.tails(values if self.columns is None else self.columns(values)))
 
     @property
     def like(self) -> Tensor:

@@ -16,9 +16,10 @@ from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
 from liftednn.estimators.reduction import WIDE
-from liftednn.estimators.rows import Rows
+from liftednn.estimators.rows import Rows, is_sparse
 from liftednn.estimators.running import Seen, rescaled, shrunk
 from liftednn.estimators.scaling import Array, Scaling
+from liftednn.estimators.tails import Tails
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.naming import uncertainty_of
@@ -37,6 +38,7 @@ class Structured:
     divergence: str
     lam: float | Sequence[float] | Literal["auto"]
     robust: float | str | Uncertainty | None
+    compress_tails: bool
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
@@ -103,6 +105,11 @@ class Structured:
         self._inputs = after
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
+
+    def _heavy(self, rows: Rows, row_weights: Array | None) -> Tails:
+        """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a sparse X keeps its zeros."""
+        plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None and not is_sparse(rows.x)
+        return Tails.of(rows, row_weights) if plain else Tails.none()
 
     def _reduces(self, width: int) -> bool:
         """Whether inputs of that many columns are trained on in fewer coordinates: the squared norm of the weights is the same there."""

@@ -24,6 +24,8 @@ __all__ = ["CompressTails", "Tails"]
 _FAR = 20.0
 # Rows that quartiles are found from, spread over all.
 _ROWS = 20_000
+# Rows that are read at a time.
+_BLOCK = 8192
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,11 @@ class Tails:
         return cls(np.zeros(0, int), np.zeros(0), np.zeros(0))
 
     @classmethod
-    def of(cls, x: Any, low: Array, high: Array, row_weights: Array | None = None) -> Tails:
-        """From rows x (n, p), an array or what gives rows for slices, and the smallest and largest entry of every column."""
+    def of(cls, x: Any, row_weights: Array | None = None) -> Tails:
+        """From rows x (n, p), an array or what gives rows for slices."""
+        parts = (np.asarray(x[start : start + _BLOCK], np.float64) for start in range(0, len(x), _BLOCK))
+        low, high = (np.stack(ends) for ends in zip(*((part.min(0), part.max(0)) for part in parts), strict=True))
+        low, high = low.min(0), high.max(0)
         step = max(1, len(x) // _ROWS)
         rows = torch.from_numpy(np.array(x[::step], np.float64))
         counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
@@ -66,10 +71,11 @@ class Tails:
 
 
 class CompressTails(nn.Module):
-    """`Tails` as a torch module, in front of a network's layers."""
+    """`Tails` as a torch module, in front of layers of which the first has `coefs` (in, out)."""
 
-    def __init__(self, tails: Tails, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, tails: Tails, coefs: Array) -> None:
         super().__init__()
+        width, dtype = len(coefs), torch.from_numpy(coefs).dtype
         chosen = torch.zeros(width, dtype=torch.bool)
         chosen[torch.from_numpy(tails.columns)] = True
         self.register_buffer("chosen", chosen)

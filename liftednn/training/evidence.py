@@ -111,7 +111,7 @@ def _ridge(network: LiftedNetwork, number: int) -> float:
 def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, used: float) -> float:
     """t, where loss / t is minus a log-likelihood: 1 for the cross-entropies, 2 variances for the squared error, estimated from residuals
     of which a fraction `used` has been fitted away."""
-    if loss.classes:
+    if not loss.invariant:
         return 1.0
     degree = 1.0 if isinstance(loss, Bounded) else 2.0  # that of the loss as a power of the residual
     return degree * float(reduce.mean(loss.value(u, y), row_weights)) / u.shape[1] / (1 - used)
