@@ -214,8 +214,8 @@ def test_sweeps_have_nothing_chosen() -> None:
 @pytest.mark.parametrize(
     ("options", "passes"),
     [
-        ({}, 60),
-        ({"lam": 1.0}, 60),
+        ({}, 30),
+        ({"lam": 1.0}, 30),
         ({"initial": True}, 60),
         ({"initial": True, "lam": 1.0}, 3),
         ({"passes": 7, "initial": True, "lam": 1.0}, 7),

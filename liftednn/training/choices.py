@@ -46,8 +46,9 @@ __all__ = [
 _ROWS = 4096
 # The number of rows that is assumed where it is unknown.
 _MANY = 50_000
-# The most passes, and the number of rows that all passes together should read at least.
-_MOST, _ROWS_IN_ALL = 200, 25_000
+# The most passes, and the number of rows that all passes together should read at least; those of an initialisation are cheap beside the
+# training that follows.
+_MOST, _ROWS_IN_ALL, _ROWS_INITIAL = 200, 25_000, 60_000
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
@@ -83,7 +84,7 @@ def passes(rows: int | None) -> int:
 
 def initialisation_passes(rows: int | None) -> int:
     """The number of initialisation passes, for a network that is then trained otherwise: three, more where there are few rows."""
-    return max(3, min(_MOST, _ROWS_IN_ALL // (rows or _MANY)))
+    return max(3, min(_MOST, _ROWS_INITIAL // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int) -> float:

@@ -66,7 +66,7 @@ class Descent:
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
         self.rate = self.values.new_zeros(())
-        self.weights = self._views(self.values)
+        self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
 
@@ -81,7 +81,7 @@ class Descent:
         views = iter([piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
         return [[next(views) for _ in range(1 + len(layers))] for layers in self.members]
 
-    def _views(self, flat: Tensor) -> list[Affine]:
+    def views(self, flat: Tensor) -> list[Affine]:
         """Weights that share their memory with a vector."""
         found: dict[int, Affine] = {}
         for layers, (w, *intercepts) in zip(self.members, self._parts(flat), strict=True):
@@ -147,6 +147,8 @@ class Descent:
             if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
                 geometry.shorten(excess)
             geometry.limit(self._allowed(layers[0], batch, row_weights))
+            if layers[-1] + 1 < len(self.network.layers):  # the curvature of the loss is the same for all scores
+                geometry.balance([batch.u_gradients[each] for each in layers])
 
     def _positions(self, number: int) -> int:
         return self.network.layers[number].operator.positions

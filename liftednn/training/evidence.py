@@ -73,7 +73,7 @@ def rho_factor(
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
-    shared = _shared_fraction(network, weights, x, vectors, degrees) if degrees > 1 else 1.0
+    shared = _shared_fraction(network, weights, x, vectors, degrees, row_weights) if degrees > 1 else 1.0
     dof = _CHARGE * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
         return _RISE
@@ -126,15 +126,24 @@ def _few(vectors: Tensor) -> Tensor:
     return torch.einsum("mk,knp->mnp", signs, vectors)
 
 
-def _shared_fraction(network: LiftedNetwork, weights: list[Affine], x: Tensor, vectors: Tensor, degrees: int) -> float:
+def _shared_fraction(
+    network: LiftedNetwork,
+    weights: list[Affine],
+    x: Tensor,
+    vectors: Tensor,
+    degrees: int,
+    row_weights: Tensor | None,
+) -> float:
     """Outputs share the hidden weights, and the kernel, which is their mean, counts these once for every output: dof of the outputs
     together, as a fraction of that. From a few rows, since it takes a kernel of rows times outputs."""
     few = max(2, min(len(x), _TOGETHER // len(vectors)))
     states, preactivations = recursion(network, weights, x[:few])
+    counts = None if row_weights is None else row_weights[:few]
     each, together = (
-        _kernel(network, weights, states, preactivations, vectors[:, :few], None, joint) for joint in (False, True)
+        _kernel(network, weights, states, preactivations, vectors[:, :few], counts, joint) for joint in (False, True)
     )
-    return min(1.0, _trace(together, few) / (degrees * _trace(each / degrees)))
+    apart = degrees * _trace(each / degrees)
+    return min(1.0, _trace(together, few) / apart) if apart > 0 else 1.0
 
 
 def _kernel(
@@ -163,7 +172,7 @@ def _kernel(
             kernel += _products(rows, targets, layer.operator).double() / (2 * rho)
     if row_weights is None:
         return kernel
-    root = (row_weights / row_weights.mean()).sqrt().to(kernel)
+    root = (row_weights / row_weights.mean()).sqrt().to(kernel).repeat(m if joint else 1)
     return root[:, None] * kernel * root
 
 

@@ -31,6 +31,7 @@ from liftednn.training.initial import fixed_together, given_weights, pairs_of, w
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
+from liftednn.training.revive import revive
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ _ROWS = 8192
 _FEW = 4096
 _HALVINGS = 8
 _EARLY = (2, 5, 10, 20)
+# The fraction of all steps up to which units are drawn anew.
+_HALF = 0.5
 # Steps between two evaluations of the objective where passes are shorter.
 _EVALUATED = 20
-# Where rho is learned: the fractions of all steps after which it is renewed, and the rows that it is found from, of few and of many.
+# The fractions of all steps after which rho and constant units are renewed, and the rows that rho is found from, of few and of many.
 _RENEWALS, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "renewed")
 
@@ -173,9 +176,9 @@ class Run:
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
-        renews = self.learns_rho and progress >= [*_RENEWALS, math.inf][self.renewed]
+        renews = progress >= [*_RENEWALS, math.inf][self.renewed]
         if renews:
-            self._renew_rho()
+            self._renew(progress)
         if renews or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
@@ -210,6 +213,16 @@ class Run:
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
 
+    def _renew(self, progress: float) -> None:
+        """Learn rho, where it is learned, and draw constant units anew while there is time to train them."""
+        self.renewed += 1
+        if self.learns_rho:
+            self._renew_rho()
+        if progress <= _HALF:
+            velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
+            free = [(w is None, b is None) for w, b in self.fixed]
+            revive(self.descent.network, self.descent.weights, velocity, rows[1], self.taken, rows[3], free)
+
     def _renew_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
         rows, weights = self.feed.source.rows, self.unwhitened_weights()
@@ -217,7 +230,6 @@ class Run:
         few = slice(_SAMPLES[rows > _MANY])
         counts = None if row_weights is None else row_weights[few]
         self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], rows, counts))
-        self.renewed += 1
 
     def _set_rho_factor(self, factor: float) -> None:
         """Multiply every rho that the run started with by this factor."""
