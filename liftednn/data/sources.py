@@ -38,8 +38,8 @@ Batch = tuple[Any, Any, Any]
 
 # A memory map is read in runs of this many batches; their order, and the rows within each, are shuffled.
 _RUN = 32
-# Rows that are read at a time where all are read.
-_READ = 8192
+# Numbers that are read at a time where all rows are read.
+_READ = 1 << 18
 # A sample of it is read in about this many runs.
 _RUNS = 64
 
@@ -72,7 +72,8 @@ class _Permuted(ABC):
     @cached_property
     def rows(self) -> int:
         """Copies of a row do not count, nor do weights that stand for copies."""
-        read = (self.at(chosen)[:2] for chosen in torch.split(torch.arange(len(self.x)), _READ))
+        each = max(1, _READ // max(1, self.x.shape[-1]))
+        read = (self.at(chosen)[:2] for chosen in torch.split(torch.arange(len(self.x)), each))
         return independent_rows(read, len(self.x), self.total or len(self.x))
 
     @abstractmethod

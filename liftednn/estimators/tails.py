@@ -22,10 +22,10 @@ from liftednn.functional import median_and_spread, quantile
 __all__ = ["CompressTails", "Tails"]
 
 _FAR = 20.0
-# Rows that quartiles are found from, spread over all.
-_ROWS = 20_000
-# Rows that are read at a time.
-_BLOCK = 8192
+# Rows that quartiles are found from, spread over all; more where columns are few.
+_ROWS = 1000
+# Numbers that are read at a time.
+_NUMBERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Tails:
     @classmethod
     def of(cls, x: Any, row_weights: Array | None = None) -> Tails:
         """From rows x (n, p), an array or what gives rows for slices."""
-        parts = (np.asarray(x[start : start + _BLOCK], np.float64) for start in range(0, len(x), _BLOCK))
+        block = max(1, _NUMBERS // x.shape[1])
+        parts = (x[start : start + block] for start in range(0, len(x), block))
         low, high = (np.stack(ends) for ends in zip(*((part.min(0), part.max(0)) for part in parts), strict=True))
-        low, high = low.min(0), high.max(0)
-        step = max(1, len(x) // _ROWS)
+        low, high = low.min(0).astype(np.float64), high.max(0).astype(np.float64)
+        step = max(1, len(x) // max(_ROWS, block))
         rows = torch.from_numpy(np.array(x[::step], np.float64))
         counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
         centre, spread = median_and_spread(rows, counts)

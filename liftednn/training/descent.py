@@ -147,8 +147,6 @@ class Descent:
             if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
                 geometry.shorten(excess)
             geometry.limit(self._allowed(layers[0], batch, row_weights))
-            if layers[-1] + 1 < len(self.network.layers):  # the curvature of the loss is the same for all scores
-                geometry.balance([batch.u_gradients[each] for each in layers])
 
     def _positions(self, number: int) -> int:
         return self.network.layers[number].operator.positions

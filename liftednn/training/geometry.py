@@ -44,9 +44,6 @@ class Geometry(Protocol):
     def limit(self, allowed: float) -> None:
         """Let one batch move the outputs, at rate 1, by no more than this: the mean square, summed over outputs."""
 
-    def balance(self, u_gradients: Sequence[Tensor]) -> None:
-        """Shorten the steps of outputs with a curvature above the mean, as the gradients in every layer's outputs estimate it."""
-
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
 
@@ -151,10 +148,6 @@ class Grouped:
         for group in self.groups:
             group.limit(allowed / len(self.groups))
 
-    def balance(self, u_gradients: Sequence[Tensor]) -> None:
-        for group, part in zip(self.groups, self._cut(u_gradients, self.shape[-2]), strict=True):
-            group.balance(part)
-
     def shorten(self, factor: float) -> None:
         for group in self.groups:
             group.shorten(factor)
@@ -248,9 +241,6 @@ class SharedMetric:
 
     def limit(self, allowed: float) -> None:
         """Not for a shared w: its outputs are those of several layers, and `shorten` limits its steps."""
-
-    def balance(self, u_gradients: Sequence[Tensor]) -> None:
-        """Not for a shared w: an output of one layer is an input of another."""
 
     def shorten(self, factor: float) -> None:
         self.inverse.div_(factor)

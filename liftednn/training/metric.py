@@ -15,9 +15,7 @@ from liftednn.solvers import Factor
 
 __all__ = ["Metric"]
 
-_STATE = ("mean", "inverse", "curvature", "allowed", "fractions")
-# Outputs whose mean square gradient is below this fraction of the largest have no gradient.
-_NEGLIGIBLE = 1e-10
+_STATE = ("mean", "inverse", "curvature", "allowed")
 
 
 @dataclass
@@ -30,7 +28,6 @@ class Metric:
                 sample, since means here are over all rows
     unscaled    `shrinkage` for the penalty's own rho
     free        whether w and b may move
-    fractions   (q,), what the steps of each output are multiplied by: 1, or less where its curvature is above the mean
     allowed     the most that one batch may move the layer's outputs by, at rate 1: the mean square, summed over outputs
     """
 
@@ -46,7 +43,6 @@ class Metric:
     forget: float = 0.8
     allowed: Tensor = field(default_factory=lambda: torch.tensor(torch.inf))
     unscaled: Tensor = field(default_factory=lambda: torch.zeros(1))
-    fractions: Tensor = field(default_factory=lambda: torch.ones(1))
 
     @classmethod
     def of(
@@ -69,7 +65,6 @@ class Metric:
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
         metric.allowed, metric.unscaled = x.new_full((), torch.inf), shrinkage.clone()
-        metric.fractions = x.new_ones(layer.operator.weight_shape[-2])
         metric.absorb([x], [row_weights])
         return metric
 
@@ -123,14 +118,6 @@ class Metric:
         """Let one batch move the outputs by no more than this: the mean square, summed over outputs."""
         self.allowed.fill_(allowed)
 
-    def balance(self, u_gradients: Sequence[Tensor]) -> None:
-        """Shorten the steps of outputs whose gradients have a mean square above that of all: as an estimate of its curvature. With the
-        mean curvature of the layer, their steps would be too long."""
-        squares = reduce.mean(u_gradients[0].square())
-        active = squares[squares > _NEGLIGIBLE * squares.max()]
-        if len(active):
-            self.fractions.copy_((active.mean() / squares.clamp(min=torch.finfo(squares.dtype).tiny)).clamp(max=1))
-
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
         self.inverse.div_(factor)
@@ -175,6 +162,6 @@ class Metric:
         move, shift = w @ self.inverse if self.inverse.ndim == 2 else w * self.inverse, b / self.curvature
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         motion = (torch.vdot(move.view(-1), w.view(-1)) + torch.dot(shift, b)) / self.curvature
-        within = (self.allowed / motion).sqrt_().clamp_(max=1) * self.fractions
-        move, shift = move.mul_(within[:, None]), shift.mul_(within)
+        within = (self.allowed / motion).sqrt_().clamp_(max=1)
+        move, shift = move.mul_(within), shift.mul_(within)
         return [move, shift if self.white or not self.free[1] else shift - move @ self.mean]
