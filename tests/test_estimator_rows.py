@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV
 
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn.data.sources import Gathered, Mapped, Memory
-from liftednn.estimators import rows, scaling
+from liftednn.estimators import rows, scaling, tails
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Scaling
 
@@ -138,6 +138,8 @@ def test_a_large_memory_map_is_read_in_runs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(rows, "_SMALL", 1000)
     monkeypatch.setattr(rows, "_ROWS", 100)
     monkeypatch.setattr(scaling, "_ROWS", 100)
+    monkeypatch.setattr(tails, "_NUMBERS", 100 * X.shape[1])
+    monkeypatch.setattr(tails, "_SAMPLED", 100 * X.shape[1])
     read: list[int] = []
     plain = Rows.__getitem__
 

@@ -80,6 +80,7 @@ def test_sparse_rows_are_made_dense_a_batch_at_a_time(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "_ENTRIES", 12 * 64)
     monkeypatch.setattr(rows, "_SMALL", 0)
     monkeypatch.setattr(rows, "_FRACTION", 0.0)
+    monkeypatch.setattr("liftednn.data.sources._READ", 12 * 64)
     monkeypatch.setattr("liftednn.training.run._ROWS", 96)
     monkeypatch.setattr("liftednn.training.choices._ROWS", 96)
     model = classifier(batch_size=50).fit(sparse.csr_matrix(X), Y)

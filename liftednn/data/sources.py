@@ -71,10 +71,9 @@ class _Permuted(ABC):
 
     @cached_property
     def rows(self) -> int:
-        """Copies of a row do not count, nor do weights that stand for copies."""
-        each = max(1, _READ // max(1, self.x.shape[-1]))
-        read = (self.at(chosen)[:2] for chosen in torch.split(torch.arange(len(self.x)), each))
-        return independent_rows(read, len(self.x), self.total or len(self.x))
+        """Without copies, and without weights that stand for copies."""
+        parts = torch.split(torch.arange(len(self.x)), max(1, _READ // max(1, self.x.shape[-1])))
+        return independent_rows((self.at(chosen)[:2] for chosen in parts), len(self.x), self.total or len(self.x))
 
     @abstractmethod
     def at(self, chosen: Tensor) -> Batch:

@@ -4,7 +4,8 @@
 
 It is x near the median and grows like a logarithm far from it. Only columns with an entry further than 20 spreads from the median are
 compressed, a spread being the interquartile range / 1.349, the standard deviation of normal data: of a million normal numbers none is
-further than 6. Indicators, columns of two values, stay as they are.
+further than 6. Where a quartile is the median, as in a column of many zeros, both a and the spread are the median distance of the entries
+that differ from it. Indicators, columns of two values, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from liftednn.functional import median_and_spread, quantile
 __all__ = ["CompressTails", "Tails"]
 
 _FAR = 20.0
-# Rows that quartiles are found from, spread over all; more where columns are few.
-_ROWS = 1000
-# Numbers that are read at a time.
-_NUMBERS = 1 << 18
+# Numbers that are read at a time, and those in the rows, spread over all, that quartiles are found from.
+_NUMBERS, _SAMPLED = 1 << 18, 1 << 19
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,14 @@ class Tails:
         parts = (x[start : start + block] for start in range(0, len(x), block))
         low, high = (np.stack(ends) for ends in zip(*((part.min(0), part.max(0)) for part in parts), strict=True))
         low, high = low.min(0).astype(np.float64), high.max(0).astype(np.float64)
-        step = max(1, len(x) // max(_ROWS, block))
+        step = -(-len(x) // max(20, _SAMPLED // x.shape[1]))
         rows = torch.from_numpy(np.array(x[::step], np.float64))
         counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
         centre, spread = median_and_spread(rows, counts)
         below, above = centre - quantile(rows, 0.25, counts), quantile(rows, 0.75, counts) - centre
-        unit = torch.where((below > 0) & (above > 0), torch.minimum(below, above), spread)
+        varied = (below > 0) & (above > 0)
+        usual = _usual_distance(rows, centre)
+        unit, spread = torch.where(varied, torch.minimum(below, above), usual), torch.where(varied, spread, usual)
         far = np.maximum(high - centre.numpy(), centre.numpy() - low) > _FAR * spread.numpy()
         two = ((rows == torch.from_numpy(low)) | (rows == torch.from_numpy(high))).all(0).numpy()
         chosen = np.flatnonzero(far & ~two)
@@ -69,6 +70,13 @@ class Tails:
         part = np.asarray(x[:, self.columns], np.float64)
         compressed[:, self.columns] = self.centre + self.unit * np.arcsinh((part - self.centre) / self.unit)
         return compressed
+
+
+def _usual_distance(rows: Tensor, centre: Tensor) -> Tensor:
+    """For columns where a quartile is the median: the median distance from it of the entries that differ; 1 where none does."""
+    distance = (rows - centre).abs()
+    found = torch.where(distance > 0, distance, torch.nan).nanmedian(0).values
+    return torch.where(found.isnan(), 1.0, found)
 
 
 class CompressTails(nn.Module):
