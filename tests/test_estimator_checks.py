@@ -68,10 +68,9 @@ def test_estimators_pass_with_every_rule_and_divergence(
 
 @IGNORED
 @with_checks(
-    LiftedClassifier((6,), max_iter=15, early_stopping=True, n_iter_no_change=5),
-    LiftedRegressor((6, 5), max_iter=8, activation="tanh", penalty="l1", loss="huber"),
+    LiftedClassifier((6,), max_iter=5, early_stopping=True, n_iter_no_change=5),
 )
-def test_estimators_pass_with_two_odd_mixtures(
+def test_estimators_pass_with_early_stopping_on_few_rows(
     estimator: BaseEstimator, check: Callable[[BaseEstimator], None]
 ) -> None:
     check(estimator)
@@ -80,6 +79,7 @@ def test_estimators_pass_with_two_odd_mixtures(
 @pytest.mark.slow
 @IGNORED
 @with_checks(
+    LiftedRegressor((6, 5), max_iter=8, activation="tanh", penalty="l1", loss="huber"),
     LiftedClassifier((), max_iter=15, penalty="elastic_net", dtype="float32"),
     LiftedRegressor((6,), max_iter=15, activation="leaky_relu", learn_activation="unit", early_stopping=True),
     LiftedClassifier((6,), max_iter=15, activation="softplus", batch_size=30),
@@ -89,7 +89,7 @@ def test_estimators_pass_with_two_odd_mixtures(
     LiftedClassifier((4,), max_iter=15, activation="logistic", lam=1.0, alpha=0.001, tol=0.01),
     LiftedRegressor((6,), max_iter=15, loss=lnn.losses.Quantile(0.6), penalty="low_rank:3", validation_fraction=0.3),
 )
-def test_estimators_pass_with_eight_odd_mixtures(
+def test_estimators_pass_with_nine_odd_mixtures(
     estimator: BaseEstimator, check: Callable[[BaseEstimator], None]
 ) -> None:
     check(estimator)
