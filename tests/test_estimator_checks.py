@@ -66,6 +66,7 @@ def test_estimators_pass_with_every_rule_and_divergence(
     check(estimator)
 
 
+@pytest.mark.thin(5)
 @IGNORED
 @with_checks(
     LiftedClassifier((6,), max_iter=5, early_stopping=True, n_iter_no_change=5),

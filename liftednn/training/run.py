@@ -176,10 +176,8 @@ class Run:
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
-        renews = progress >= [*_RENEWALS, math.inf][self.renewed]
-        if renews:
-            self._renew(progress)
-        if renews or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+        renewed = progress >= [*_RENEWALS, math.inf][self.renewed] and self._renew(progress)
+        if renewed or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 and -self.taken % _EVALUATED < expected:
@@ -213,15 +211,17 @@ class Run:
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
 
-    def _renew(self, progress: float) -> None:
-        """Learn rho, where it is learned, and draw constant units anew while there is time to train them."""
+    def _renew(self, progress: float) -> bool:
+        """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
         self.renewed += 1
         if self.learns_rho:
             self._renew_rho()
-        if progress <= _HALF:
-            velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
-            free = [(w is None, b is None) for w, b in self.fixed]
-            revive(self.descent.network, self.descent.weights, velocity, rows[1], self.taken, rows[3], free)
+        if progress > _HALF:
+            return self.learns_rho
+        velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
+        free = [(w is None, b is None) for w, b in self.fixed]
+        drawn = revive(self.descent.network, self.descent.weights, velocity, rows[1], self.taken, rows[3], free)
+        return self.learns_rho or drawn > 0
 
     def _renew_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
