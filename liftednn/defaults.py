@@ -82,14 +82,14 @@ class Recipe:
         return choices.with_input_uncertainty(network, self.uncertainty, automatic_lam=automatic)
 
     def trainer(self, rows: int | None) -> MiniBatch:
-        """The trainer for that many rows; None where their number is unknown."""
+        """The trainer for that many rows; None where their number is unknown, as of a stream, and rho stays."""
         return MiniBatch(
             passes=self._passes(rows) if self.passes is None else self.passes,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
             learn_activation=self.learn_activation,
-            learn_rho=self.rho is None and not self.initial,
+            learn_rho=self.rho is None and rows is not None and not self.initial,
         )
 
     def _passes(self, rows: int | None) -> int:

@@ -12,8 +12,8 @@ from sklearn.datasets import make_friedman1
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn.base import Affine
-from liftednn.estimators.running import Seen, rescaled, shrunk
-from liftednn.estimators.scaling import Scaling
+from liftednn.estimators.rescaling import rescaled, shrunk
+from liftednn.estimators.scaling import ColumnStatistics, Scaling
 
 RNG = np.random.default_rng(0)
 COLUMNS = np.column_stack(
@@ -37,7 +37,7 @@ def regressor(**options: Any) -> LiftedRegressor:
 @pytest.mark.parametrize("weights", [None, RNG.random(300)], ids=["plain", "weighted"])
 def test_what_was_seen_in_parts_scales_as_all_at_once(weights: np.ndarray | None) -> None:
     seen, *others = (
-        Seen.of(COLUMNS[part], None if weights is None else weights[part])
+        ColumnStatistics.of(COLUMNS[part], None if weights is None else weights[part])
         for part in (slice(0, 100), slice(100, 150), slice(150, 300))
     )
     for other in others:

@@ -137,11 +137,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         if not resumes:
-            self._tails = self._heavy(rows, row_weights) if passes is None else Tails.none()
+            self._tails = self._found_tails(rows, row_weights) if passes is None else Tails.none()
         rows = replace(rows, tails=self._tails)
         if not resumes:
             self._inputs, self._moments = self._scaling(rows, row_weights), None
-        self._follow(rows, row_weights, passes is not None, resumes)
+        self._update_scaling(rows, row_weights, passes is not None, resumes)
         rows = replace(rows, scaling=self._inputs)
         start = self._start(rows.like) if resumes else None
         if self._reduces(rows.shape[1]):
@@ -232,9 +232,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
-        trainer = self._recipe(work).trainer(len(work.x))
-        if work.passes:  # these rows are some of all: rho stays
-            trainer = replace(trainer, learn_rho=False)
+        trainer = self._recipe(work).trainer(None if work.passes else len(work.x))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)

@@ -14,8 +14,7 @@ from liftednn.base import Affine, Loss
 from liftednn.defaults import spread
 from liftednn.estimators.common import Lifted
 from liftednn.estimators.rows import Rows
-from liftednn.estimators.running import Seen
-from liftednn.estimators.scaling import Array, Scaling
+from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
 
@@ -183,7 +182,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             row_weights = self._checked_weights(sample_weight, rows)
             if first:
                 self._standardise(responses, row_weights)
-            self._follow_responses(responses, row_weights, first, passes is not None)
+            self._update_response_scaling(responses, row_weights, first, passes is not None)
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
@@ -217,11 +216,11 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             self._units = spread(columns, row_weights)
             self._responses = self._responses.shift
 
-    def _follow_responses(self, y: Array, row_weights: Array | None, first: bool, stream: bool) -> None:
+    def _update_response_scaling(self, y: Array, row_weights: Array | None, first: bool, stream: bool) -> None:
         """Where all calls were of `partial_fit`, responses are scaled by the mean and the spread of all so far. Those of a loss of bounded
         slope, which needs medians, stay as the first call has scaled them."""
-        before: Seen | None = None if first else getattr(self, "_seen_responses", None)
-        self._seen_responses = None
+        before: ColumnStatistics | None = None if first else getattr(self, "_response_statistics", None)
+        self._response_statistics = None
         if (
             not stream
             or isinstance(self._loss(), Bounded)
@@ -229,10 +228,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
             or not self._loss().invariant
         ):
             return
-        fresh = Seen.of(self._responses_of(y), row_weights)
-        self._seen_responses = fresh if before is None else before + fresh
+        fresh = ColumnStatistics.of(self._responses_of(y), row_weights)
+        self._response_statistics = fresh if before is None else before + fresh
         if before is not None:
-            found = self._seen_responses.scaling(np.dtype(np.float64))
+            found = self._response_statistics.scaling(np.dtype(np.float64))
             self._responses = found.shift if self._penalties()[-1].scale_sensitive else found
 
     def _responses_of(self, y: Array) -> Array:

@@ -14,7 +14,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.functional import median_and_spread
 
-__all__ = ["Array", "Scaling", "row_blocks", "scale_of", "total"]
+__all__ = ["Array", "ColumnStatistics", "Scaling", "row_blocks", "scale_of", "total"]
 
 Array = NDArray[Any]
 
@@ -37,25 +37,9 @@ class Scaling:
         overflow, is only shifted. A column of zeros and one other number is an indicator, with that number as its unit: divided by its
         spread, a rare one would become the largest of all inputs.
 
-        `a` is an array, or gives rows for slices. It is read in blocks, and summed in float64 in an order that does not depend on the
-        memory layout.
+        `a` as in `ColumnStatistics.of`.
         """
-        weight, shape = float(len(a) if row_weights is None else row_weights.sum()), a.shape[1]
-        mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for rows, weights in row_blocks(a, row_weights):
-            with np.errstate(over="ignore", invalid="ignore"):
-                mean += total(rows, weights) / weight
-            low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
-        if not np.isfinite(mean).all():
-            raise ValueError(
-                f"X or y holds numbers whose sum overflows in {a.dtype}: scale them, or give dtype='float64'"
-            )
-        mark, indicates = low + high, (low == 0) | (high == 0)
-        unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
-        for rows, weights in row_blocks(a, row_weights):
-            squares += total(((rows - mean) / unit) ** 2, weights)
-            indicates &= ((rows == 0) | (rows == mark)).all(axis=0)
-        return cls(mean, scale_of(mean, unit * np.sqrt(squares / weight), indicates, mark, a.dtype))
+        return ColumnStatistics.of(a, row_weights).scaling(a.dtype)
 
     @classmethod
     def robust(cls, a: Array, row_weights: Array | None = None) -> Scaling:
@@ -107,6 +91,60 @@ class Scaling:
     def to_scaled_outputs(self, last: Affine) -> Affine:
         mean, scale = self._parts(last.w)
         return Affine(last.w / scale[:, None], (last.b - mean) / scale)
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """Of some rows, for each column: their weight, mean and standard deviation, the least and the largest of them and 0, and whether all
+    are 0 or one other number. `a + b` is of the rows of both."""
+
+    weight: float
+    mean: Array
+    spread: Array
+    low: Array
+    high: Array
+    indicates: Array
+
+    @classmethod
+    def of(cls, a: Any, row_weights: Array | None = None) -> ColumnStatistics:
+        """Of an array, or what gives rows for slices, rows weighted by `row_weights`. It is read in blocks, and summed in float64 in an
+        order that does not depend on the memory layout."""
+        weight, shape = float(len(a) if row_weights is None else row_weights.sum()), a.shape[1]
+        mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        for rows, weights in row_blocks(a, row_weights):
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean += total(rows, weights) / weight
+            low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+        if not np.isfinite(mean).all():
+            raise ValueError(
+                f"X or y holds numbers whose sum overflows in {a.dtype}: scale them, or give dtype='float64'"
+            )
+        indicates = (low == 0) | (high == 0)
+        unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
+        for rows, weights in row_blocks(a, row_weights):
+            squares += total(((rows - mean) / unit) ** 2, weights)
+            indicates &= ((rows == 0) | (rows == low + high)).all(axis=0)
+        return cls(weight, mean, unit * np.sqrt(squares / weight), low, high, indicates)
+
+    def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
+        weight, change = self.weight + other.weight, other.mean - self.mean
+        new = other.weight / weight
+        within = np.hypot(np.sqrt(1 - new) * self.spread, np.sqrt(new) * other.spread)
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        alike = [(part.mark == 0) | (part.mark == low + high) for part in (self, other)]
+        indicates = self.indicates & other.indicates & alike[0] & alike[1] & ((low == 0) | (high == 0))
+        spread = np.hypot(within, np.sqrt(new * (1 - new)) * change)
+        return ColumnStatistics(weight, self.mean + new * change, spread, low, high, indicates)
+
+    @property
+    def mark(self) -> Array:
+        """Where all entries are 0 or one other number, that number."""
+        mark: Array = self.low + self.high
+        return mark
+
+    def scaling(self, dtype: np.dtype) -> Scaling:
+        """To mean 0 and variance 1, with the exceptions of `Scaling.of`."""
+        return Scaling(self.mean, scale_of(self.mean, self.spread, self.indicates, self.mark, dtype))
 
 
 def scale_of(mean: Array, spread: Array, indicates: Array, mark: Array, dtype: np.dtype) -> Array:

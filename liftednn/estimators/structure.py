@@ -16,9 +16,9 @@ from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
 from liftednn.estimators.reduction import WIDE
+from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows, is_sparse
-from liftednn.estimators.running import Seen, rescaled, shrunk
-from liftednn.estimators.scaling import Array, Scaling
+from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.estimators.tails import Tails
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
@@ -85,16 +85,16 @@ class Structured:
             return scaling
         return replace(scaling, scale=np.hypot(scaling.scale, noise.deviations(scaling.width).numpy()))
 
-    def _follow(self, rows: Rows, row_weights: Array | None, stream: bool, resumes: bool) -> None:
+    def _update_scaling(self, rows: Rows, row_weights: Array | None, stream: bool, resumes: bool) -> None:
         """Where all calls were of `partial_fit`, the scaling of the inputs is that of all rows so far; moments are converted to it."""
-        before: Seen | None = getattr(self, "_seen", None) if resumes else None
-        self._seen: Seen | None = None
+        before: ColumnStatistics | None = getattr(self, "_statistics", None) if resumes else None
+        self._statistics: ColumnStatistics | None = None
         if not stream or self.divergence == "euclidean" or (resumes and before is None):
             return
-        fresh = Seen.of(rows, row_weights)
-        self._seen = fresh if before is None else before + fresh
+        fresh = ColumnStatistics.of(rows, row_weights)
+        self._statistics = fresh if before is None else before + fresh
         if before is not None:
-            self._rescale(self._adjusted(self._seen.scaling(rows.dtype)))
+            self._rescale(self._adjusted(self._statistics.scaling(rows.dtype)))
 
     def _rescale(self, after: Scaling) -> None:
         """Change the scaling of the inputs, and what is in its units; `coefs_` are not."""
@@ -106,7 +106,7 @@ class Structured:
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
-    def _heavy(self, rows: Rows, row_weights: Array | None) -> Tails:
+    def _found_tails(self, rows: Rows, row_weights: Array | None) -> Tails:
         """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a sparse X keeps its zeros."""
         plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None and not is_sparse(rows.x)
         return Tails.of(rows, row_weights) if plain else Tails.none()
