@@ -95,8 +95,8 @@ def test_a_run_whose_units_have_all_become_inactive_is_rolled_back(monkeypatch: 
     assert fit.history[-1].halved == 1
     assert fit.history[-1].score > 0.95
     monkeypatch.setattr(DivergenceGuard, "judge", lambda self, scores, y: "good")
-    dead = lnn.MiniBatch(passes=40).run(net, X, Y)
-    assert dead.history[-1].score < 0.1
+    collapsed = lnn.MiniBatch(passes=40).run(net, X, Y)
+    assert collapsed.history[-1].score < 0.1
 
 
 def test_a_run_that_keeps_collapsing_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,14 +123,14 @@ def test_the_objective_with_weights_is_that_of_repeated_rows(name: str, loss: st
     )
 
 
-# full sweeps
+# full passes
 
 
 @pytest.mark.parametrize("gapped", [False, True], ids=["1 to 3", "0 to 3"])
 @pytest.mark.parametrize("loss", ["softmax", "squared"])
 @pytest.mark.parametrize("name", ["relu", "fenchel_relu"])
 @pytest.mark.thin(3)
-def test_sweeps_with_weights_are_those_over_repeated_rows(name: str, loss: str, gapped: bool) -> None:
+def test_passes_with_weights_are_those_over_repeated_rows(name: str, loss: str, gapped: bool) -> None:
     counts = GAPPED if gapped else COUNTS
     network = lnn.LiftedNetwork.mlp([P, 5, 3 if loss == "softmax" else 2], name, loss, lam=0.7)
     y = LABELS if loss == "softmax" else REAL
@@ -156,7 +156,7 @@ def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
             before = after
 
 
-def test_sweeps_do_not_depend_on_the_scale_of_weights() -> None:
+def test_passes_do_not_depend_on_the_scale_of_weights() -> None:
     network = lnn.LiftedNetwork.mlp([P, 5, 3], "fenchel_relu")
     bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-6, block_iter=2000)
     counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -335,7 +335,7 @@ RUNS: dict[str, Callable[[Any], Any]] = {
 }
 ESTIMATORS: dict[str, Callable[[Any], Any]] = {
     "classifier": lambda counts: lnn.LiftedClassifier((4,), max_iter=1).fit(X.numpy(), LABELS.numpy(), counts.numpy()),
-    "classifier, sweeps": lambda counts: lnn.LiftedClassifier((4,), divergence="euclidean", max_iter=1).fit(
+    "classifier, full passes": lambda counts: lnn.LiftedClassifier((4,), divergence="euclidean", max_iter=1).fit(
         X.numpy(), LABELS.numpy(), counts.numpy()
     ),
     "regressor": lambda counts: lnn.LiftedRegressor((4,), max_iter=1).fit(X.numpy(), REAL.numpy(), counts.numpy()),
@@ -527,7 +527,7 @@ def test_a_gpu_weights_rows_as_the_cpu_does(batch: int) -> None:
     here = trainer.run(net, X, LABELS, sample_weight=COUNTS)
     there = trainer.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
     close(here.weights, [lnn.Affine(w.cpu(), b.cpu()) for w, b in there.weights], 1e-5, 1e-7)
-    sweeps = lnn.BCD(passes=2)
-    one = sweeps.run(net, X, LABELS, sample_weight=COUNTS)
-    other = sweeps.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
+    bcd = lnn.BCD(passes=2)
+    one = bcd.run(net, X, LABELS, sample_weight=COUNTS)
+    other = bcd.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
     assert other.history[-1].objective == pytest.approx(one.history[-1].objective, rel=1e-3)

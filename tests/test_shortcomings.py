@@ -50,13 +50,13 @@ def test_three_halvings_or_more_give_a_warning(halved: int, said: list[str]) -> 
     assert found(net, start(net, BENT), BENT, halved) == said
 
 
-@pytest.mark.parametrize(("dead", "said"), [(6, []), (7, ["7 of"])])
-def test_more_than_a_third_of_constant_units_gives_a_warning(dead: int, said: list[str]) -> None:
+@pytest.mark.parametrize(("count", "said"), [(6, []), (7, ["7 of"])])
+def test_more_than_a_third_of_constant_units_gives_a_warning(count: int, said: list[str]) -> None:
     net = network()
     (w, b), last = start(net, BENT)
     b = b.clone()
-    b[:dead] = -1000.0
-    last = last._replace(w=torch.where(torch.arange(20) < dead, 0.0, last.w))
+    b[:count] = -1000.0
+    last = last._replace(w=torch.where(torch.arange(20) < count, 0.0, last.w))
     fitted = fitted_head(net, [Affine(w, b), last], X, BENT)
     assert [each for each in found(net, fitted, BENT) if "of" in each] == said
 

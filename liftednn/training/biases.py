@@ -18,7 +18,7 @@ from liftednn.functional import quantile
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 
-__all__ = ["best_biases", "cross_validated"]
+__all__ = ["best_biases", "biases_at_quantiles", "cross_validated"]
 
 # Rows that the comparison is made on.
 _ROWS = 2048
@@ -38,8 +38,8 @@ def best_biases(
     if not (first.operator.plain and first.operator.bias and last.operator.positions == 1):
         return weights
     x, y, few = x[:_ROWS], y[:_ROWS].to(x), None if row_weights is None else row_weights[:_ROWS]
-    w, levels = weights[0].w, torch.rand(len(weights[0].w), generator=_generator(seed), dtype=torch.float64)
-    through = [Affine(w, -quantile(x @ w.T, levels.to(x.device), few)), *weights[1:]]
+    w = weights[0].w
+    through = [Affine(w, biases_at_quantiles(x @ w.T, _generator(seed), few)), *weights[1:]]
     rows = independent_rows([(x, y)], len(x), len(x) if few is None else max(len(x), round(float(few.sum()))))
 
     def error(candidate: list[Affine]) -> float:
@@ -47,6 +47,12 @@ def best_biases(
         return cross_validated(last.operator.rows(network.read(len(weights) - 1, states)), y, rows, few)
 
     return through if error(through) < _CLEARLY * error(weights) else weights
+
+
+def biases_at_quantiles(u: Tensor, generator: torch.Generator, row_weights: Tensor | None = None) -> Tensor:
+    """Biases (units,) that place the kink of every unit at a random quantile of its pre-activations u (n, units) without bias."""
+    levels = torch.rand(u.shape[1], generator=generator, dtype=torch.float64).to(u.device)
+    return -quantile(u, levels, row_weights)
 
 
 def cross_validated(x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None) -> float:

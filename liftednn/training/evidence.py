@@ -12,7 +12,7 @@ so all rho are multiplied by one factor until this holds. Only the product of tw
 homogeneous, which is why there is one factor and not one for each layer.
 
 dof counts parameters of the linearised network. Hidden weights have been chosen among many that fit, which costs more than one parameter
-each (as in MARS, Friedman 1991): they are charged one and a half times.
+each (as in MARS, Friedman 1991): each counts as one and a half parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from liftednn.training.batch import probe_gradients, recursion
 __all__ = ["adaptable", "rho_factor", "with_rho_factor"]
 
 # What one effective parameter counts for.
-_CHARGE = 1.5
+_PRICE = 1.5
 # With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor.
 _MOST, _RISE = 0.95, 3.0
 # The most that one evaluation changes rho by.
@@ -74,7 +74,7 @@ def rho_factor(
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
     shared = _shared_fraction(network, weights, x, vectors, degrees, row_weights) if degrees > 1 else 1.0
-    dof = _CHARGE * min(shared * _effective_parameters(kernel, rows), most) * degrees
+    dof = _PRICE * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
         return _RISE
     found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Loss
-from liftednn.network import Evaluation, LiftedNetwork
+from liftednn.network import Evaluation, Layer, LiftedNetwork
+from liftednn.penalties import L2
 from liftednn.predict import feedforward
 from liftednn.training.learning import named_parameters, snapshot, with_parameters
 from liftednn.training.result import Record, Status
@@ -155,6 +156,7 @@ class Monitor:
             "looks": self.evaluations,
             "pass": self.tally.sums,
             "best_pass": self.best_pass,
+            "best_rho": [] if self.best_network is None else [_rho(layer) for layer in self.best_network.layers],
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -174,7 +176,16 @@ class Monitor:
         self.tally.load(metadata.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
         self.best_pass = metadata["best_pass"]
-        self.best_network = with_parameters(self.network, tensors, "best.") if best else None
+        self.best_network = None
+        if best:
+            learned = zip(self.network.layers, metadata["best_rho"], strict=True)
+            penalties = [layer.penalty if rho is None else L2(rho) for layer, rho in learned]
+            self.best_network = with_parameters(self.network, tensors, "best.").with_penalty(penalties)
+
+
+def _rho(layer: Layer) -> float | None:
+    """The rho of a layer whose penalty is a squared norm."""
+    return layer.penalty.rho if isinstance(layer.penalty, L2) else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from liftednn.runtime.graphs import recorded
 from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.constant_units import redraw_constant_units
 from liftednn.training.descent import Descent, norm_limit_of
 from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
 from liftednn.training.feed import Feed
@@ -31,7 +32,6 @@ from liftednn.training.initial import fixed_together, given_weights, pairs_of, w
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
-from liftednn.training.revive import revive
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ _HALF = 0.5
 _EVALUATED = 20
 # The fractions of all steps after which rho and constant units are renewed, and the rows that rho is found from, of few and of many.
 _RENEWALS, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
+# The fewest steps from one renewal to the next, on average.
+_APART = 10
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "renewed")
 
 
@@ -79,11 +81,12 @@ class Run:
                 f"an iterator can be read only once, and passes is {settings.passes}: give passes=1, or an iterable that "
                 "can be read again, such as a DataLoader or a list"
             )
-        self.size = settings.batch_size or choices.batch_size(source.rows)
+        self.rows = source.rows  # before whitening, after which copies of rows may differ by rounding
+        self.size = settings.batch_size or choices.batch_size(self.rows)
         self.per_pass, count = source.steps(self.size), max(_ROWS, 8 * network.in_width)
         x, y, row_weights = self.feed.sample(count, settings.seed)
         self.width = distinct_columns(x)
-        self.damping = self._damping(source.rows)
+        self.damping = self._damping(self.rows)
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
         )
@@ -100,7 +103,7 @@ class Run:
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.rho_factor, self.renewed = 1.0, 0
-        self.learns_rho = settings.learn_rho and source.rows is not None and adaptable(self.network)
+        self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
             with checkpoint.rebuilding():
@@ -176,7 +179,8 @@ class Run:
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
-        renewed = progress >= [*_RENEWALS, math.inf][self.renewed] and self._renew(progress)
+        due = progress >= [*_RENEWALS, math.inf][self.renewed] and self.taken >= _APART * (self.renewed + 1)
+        renewed = due and self._renew(progress)
         if renewed or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
@@ -220,16 +224,16 @@ class Run:
             return self.learns_rho
         velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
         free = [(w is None, b is None) for w, b in self.fixed]
-        drawn = revive(self.descent.network, self.descent.weights, velocity, rows[1], self.taken, rows[3], free)
+        seed, inner, weights = self.settings.seed + self.taken, self.descent.network, self.descent.weights
+        drawn = redraw_constant_units(inner, weights, velocity, rows[1], seed, rows[3], free)
         return self.learns_rho or drawn > 0
 
     def _renew_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
-        rows, weights = self.feed.source.rows, self.unwhitened_weights()
-        assert rows is not None
-        few = slice(_SAMPLES[rows > _MANY])
+        assert self.rows is not None
+        few, weights = slice(_SAMPLES[self.rows > _MANY]), self.unwhitened_weights()
         counts = None if row_weights is None else row_weights[few]
-        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], rows, counts))
+        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], self.rows, counts))
 
     def _set_rho_factor(self, factor: float) -> None:
         """Multiply every rho that the run started with by this factor."""

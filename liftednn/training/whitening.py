@@ -70,8 +70,8 @@ class Whitening:
             raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
         width, total = len(mean), values.sum().clamp(min=torch.finfo(values.dtype).tiny)
         enough = int((values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
-        alive = int((values > width * eps * values[0]).sum())
-        kept = max(1, min(max(enough, _FEWEST), alive))
+        varying = int((values > width * eps * values[0]).sum())
+        kept = max(1, min(max(enough, _FEWEST), varying))
         damped = values[:kept] + damping * values.sum() / width
         scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # constant inputs are not scaled
         basis = vectors[:, :kept].contiguous()

@@ -1,4 +1,4 @@
-"""Constant hidden units are drawn anew without a change of the scores, and a training run keeps its units alive."""
+"""Constant hidden units are drawn anew without a change of the scores, and a training run has few of them at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
-from liftednn.training.revive import revive
+from liftednn.training.constant_units import redraw_constant_units
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(200, 4, generator=GENERATOR, dtype=torch.float64)
@@ -32,9 +32,9 @@ def test_scores_stay_and_no_unit_is_constant(activation: str) -> None:
     for number, unit in ((0, 1), (0, 4), (1, 2)):  # a leaky unit is constant where it has no weights
         weights[number].w[unit], weights[number].b[unit] = 0.0, -3.0
     velocity = [Affine(torch.ones_like(w), torch.ones_like(b)) for w, b in weights]
-    before, dead = network.scores(weights, X), constant(network, weights)
-    assert dead == [2, 1]
-    assert revive(network, weights, velocity, X, seed=0) == 3
+    before, found = network.scores(weights, X), constant(network, weights)
+    assert found == [2, 1]
+    assert redraw_constant_units(network, weights, velocity, X, seed=0) == 3
     assert constant(network, weights) == [0, 0]
     torch.testing.assert_close(network.scores(weights, X), before)
     assert float(velocity[0].w[1].abs().max()) == float(velocity[1].w[:, 1].abs().max()) == 0
@@ -48,14 +48,14 @@ def test_what_must_not_change_does_not() -> None:
         weights = weights_of(4, 6, 2)
         weights[0].b[:] = -100.0
         weights[0].b[0] = 0.0
-        return revive(network, weights, weights_of(4, 6, 2), X, 0, None, free)
+        return redraw_constant_units(network, weights, weights_of(4, 6, 2), X, 0, None, free)
 
     assert found(plain) == 5
     assert found(plain, [(True, True), (False, True)]) == 0
     assert found(plain.with_penalty("group")) == 0
 
 
-def test_units_stay_alive_and_more_passes_do_not_cost_training_accuracy() -> None:
+def test_few_units_are_constant_and_more_passes_do_not_cost_training_accuracy() -> None:
     x = torch.randn(1500, 5, generator=GENERATOR)
     y = (torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] > 0).long()
     network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 60, 2], "fenchel_relu"), x, y)
@@ -65,6 +65,6 @@ def test_units_stay_alive_and_more_passes_do_not_cost_training_accuracy() -> Non
         states: Tensor = fit.network.propagate(fit.weights, x)[1]
         return fit.history[-1].score, float((states.amax(0) == states.amin(0)).double().mean())
 
-    (short, _), (long, dead) = trained(15), trained(60)
+    (short, _), (long, constant_fraction) = trained(15), trained(60)
     assert long > short - 0.005
-    assert dead < 0.3
+    assert constant_fraction < 0.3

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
-from liftednn.functional import quantile
 from liftednn.network import LiftedNetwork
+from liftednn.training.biases import biases_at_quantiles
 
-__all__ = ["revive"]
+__all__ = ["redraw_constant_units"]
 
 # Rows that units are tested on.
 _ROWS = 2048
 
 
-def revive(
+def redraw_constant_units(
     network: LiftedNetwork,
     weights: Sequence[Affine],
     velocity: Sequence[Affine],
@@ -41,7 +41,7 @@ def revive(
     for number in range(len(weights) - 1):
         if _possible(network, number) and (free is None or (all(free[number]) and all(free[number + 1]))):
             states = network.propagate(list(weights), x)
-            found += _revive_layer(states[number], states[number + 1], weights, velocity, number, generator, counts)
+            found += _redraw_layer(states[number], states[number + 1], weights, velocity, number, generator, counts)
     return found
 
 
@@ -54,7 +54,7 @@ def _possible(network: LiftedNetwork, number: int) -> bool:
     return dense and alone and own and pair[0].divergence.unitwise and pair[0].uncertainty is None
 
 
-def _revive_layer(
+def _redraw_layer(
     inputs: Tensor,
     states: Tensor,
     weights: Sequence[Affine],
@@ -72,9 +72,8 @@ def _revive_layer(
     sizes = reduce.mean_and_variance(inputs @ w[~constant].T, row_weights)[1].mean().sqrt()
     spread = reduce.mean_and_variance(inputs @ drawn.T, row_weights)[1].sqrt().clamp(min=torch.finfo(w.dtype).tiny)
     drawn = drawn * (sizes / spread).to(w)[:, None]
-    levels = torch.rand(count, generator=generator, dtype=torch.float64).to(w.device)
     after_b.add_(after[:, constant] @ low[constant])
-    w[constant], b[constant] = drawn, -quantile(inputs @ drawn.T, levels, row_weights)
+    w[constant], b[constant] = drawn, biases_at_quantiles(inputs @ drawn.T, generator, row_weights)
     after[:, constant] = 0
     for part in (velocity[number].w, velocity[number].b):
         part[constant] = 0
