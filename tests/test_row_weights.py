@@ -280,7 +280,7 @@ def test_of_two_labels_the_one_of_larger_weight_is_predicted(tmp_path: Path, for
     x, y, counts = contradictory()
     counts = 2.0 - counts if flipped else counts
     network = lnn.LiftedNetwork.mlp([P, 8, 2], "fenchel_relu", lam=5.0)
-    many = lnn.MiniBatch(passes=1 if form == "iterator" else 10, batch_size=50, step=0.2)
+    many = lnn.MiniBatch(passes=1 if form == "iterator" else 8, batch_size=50, step=0.2)
     if form == "memmap":
         fit = many.run(network, on_disk(tmp_path, x.numpy()), y.numpy(), sample_weight=counts.numpy())
     elif form == "array":
