@@ -36,6 +36,7 @@ TAKES = ("device", "seeds", "only")
 SEEDS, CPU_SEEDS, BATCH, THREADS = 5, 3, 250, 2
 HELD, TUNING = 5000, 100  # rows held back from a choice, and the seed of it, with which nothing is tested
 GOAL, GOAL_PASSES, GOAL_METHODS = 0.99, (1, 2, 3), ("SGD", "AdamW")
+GOAL_OPTIONS = 4  # of a grid: its rates with the first weight decay
 INIT_RATES, INIT_PASSES, INIT_BATCH = (1e-5, 1e-6), 17, 100
 
 Method = Callable[[Task], Iterator[Scorer]]
@@ -43,29 +44,29 @@ LIFTED = "lifted, automatic"
 # The lifted model joins them as METHODS[LIFTED], a generator like the others; all are then also run for as many seconds as it takes.
 METHODS: dict[str, Method] = {"SGD": gradient, "AdamW": gradient, "Muon": gradient}
 ORDER = (LIFTED, *(name for name in METHODS if name != LIFTED))  # of tables and pictures
-# Rates and weight decays to choose from; a method that is not named here has nothing to choose.
+# Rates and weight decays to choose from, rates also beyond their ends; a method that is not named here has nothing to choose.
 GRIDS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "SGD": ((0.01, 0.02, 0.05, 0.1), (5e-4, 2e-3)),
+    "SGD": ((0.02, 0.05, 0.1, 0.2), (5e-4, 2e-3)),
     "AdamW": ((5e-4, 1e-3, 2e-3, 4e-3), (0.01, 0.2)),
     "Muon": ((0.005, 0.01, 0.02, 0.05), (0.01, 0.1)),
 }
 
 
 class Setting(NamedTuple):
-    """A data set, a network and a number of passes, with or without crops and flips, inputs standardised or as they are."""
+    """A data set, a network and a number of passes, with or without crops and flips, channels standardised or in 0 .. 1."""
 
     data: str
     network: str
     passes: int
     augmented: bool = False
-    standardised: bool = True
+    standardised: bool = False
 
 
 SETTINGS = {
     "mnist": Setting("mnist", "LeNet", 5),
-    "cifar": Setting("cifar10", "six convolutions", 8, augmented=True),
-    "residual": Setting("cifar10", "residual", 8, augmented=True),
-    "init": Setting("mnist", "LeNet", INIT_PASSES, standardised=False),
+    "cifar": Setting("cifar10", "six convolutions", 8, augmented=True, standardised=True),
+    "residual": Setting("cifar10", "residual", 8, augmented=True, standardised=True),
+    "init": Setting("mnist", "LeNet", INIT_PASSES),
     "cpu": Setting("mnist", "LeNet", max(GOAL_PASSES)),
 }
 COMPARED = ("mnist", "cifar", "residual")
@@ -194,11 +195,20 @@ def compare(bench: Bench, seeds: int) -> None:
             passes = bench.scale.capped(bench.setting.passes)
             if equal_seconds:
                 passes = lengths(bench.store, bench.part, method, passes)[-1]
-            options = bench.scale.options_of(method)
-            best = options[0]
-            if len(options) > 1:
-                best = max(bench.choices(method, passes, options), key=lambda cell: cell["accuracy"][-1])["settings"]
-            bench.test(method, passes, seeds, best)
+            bench.test(method, passes, seeds, chosen(bench, method, passes))
+
+
+def chosen(bench: Bench, method: str, passes: int) -> Fields:
+    """The settings that are best on the rows held back. Rates go on, by factors of 2, as long as the best is the least or the largest."""
+    options = bench.scale.options_of(method)
+    while len(options) > 1:
+        best: Fields = max(bench.choices(method, passes, options), key=lambda cell: cell["accuracy"][-1])["settings"]
+        rates = [option["rate"] for option in options]
+        beyond = {min(rates): min(rates) / 2, max(rates): 2 * max(rates)}.get(best["rate"])
+        if beyond is None or bench.scale.options is not None:
+            return best
+        options = [*options, {**best, "rate": beyond}]
+    return options[0]
 
 
 def lengths(store: Store, part: str, method: str, passes: int) -> list[int]:
@@ -219,8 +229,7 @@ def runs(store: Store, part: str, method: str, passes: int | None = None) -> lis
 def reach_goal(bench: Bench, seeds: int) -> None:
     """Settings and number of passes by the time to the goal on the rows held back; where none reaches it, by accuracy."""
     for method in (name for name in METHODS if name in (*GOAL_METHODS, LIFTED)):
-        options = bench.scale.options_of(method)
-        options = [option for option in options if option.get("decay") == options[0].get("decay")]
+        options = bench.scale.options_of(method)[:GOAL_OPTIONS]
         tried = [
             (passes, cell)
             for passes in dict.fromkeys(map(bench.scale.capped, GOAL_PASSES))

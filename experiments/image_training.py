@@ -57,8 +57,8 @@ class Layout(NamedTuple):
 _PLAIN = Layout()
 
 
-def images(name: str, device: str, standardised: bool = True) -> Dataset:
-    """A data set as images (n, channels, height, width); standardised by the mean and deviation of each channel of the training rows."""
+def images(name: str, device: str, standardised: bool) -> Dataset:
+    """A data set as images (n, channels, height, width), in 0 .. 1 or each channel standardised by the training rows."""
     data = load(name, device)
     x, x_test = (part.view(-1, *_SHAPES[name]) for part in (data.x, data.x_test))
     if standardised:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import convolution, image_models, pictures
-from experiments.convolution import LIFTED, METHODS, ORDER, SETTINGS
+from experiments.convolution import LIFTED, METHODS, ORDER, SETTINGS, Bench, Scale, chosen
 from experiments.drawing import STYLES
 from experiments.image_models import NETWORKS, fit_head_, he_, layers_of, lsuv_
 from experiments.image_training import (
@@ -24,8 +26,9 @@ from experiments.image_training import (
     gradient,
     share_of_rate,
 )
+from experiments.methods import Scorer
 from experiments.settings import Settings
-from experiments.store import Store
+from experiments.store import Fields, Store
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = generated("mnist", 60, "cpu")
@@ -149,6 +152,30 @@ def test_equal_seconds_are_at_least_those_of_the_lifted_model(tmp_path: Path) ->
     store = records(tmp_path)
     found = {name: convolution.lengths(store, "mnist", name, 5) for name in ORDER}
     assert found == {LIFTED: [5], "SGD": [5, 8], "AdamW": [5], "Muon": [5, 3]}
+
+
+def test_rates_are_searched_beyond_the_ends_of_their_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choices(self: Bench, method: str, passes: int, options: Sequence[Fields]) -> list[Fields]:
+        return [{"accuracy": [1 - abs(option["rate"] - 0.8)], "settings": option} for option in options]
+
+    monkeypatch.setattr(Bench, "choices", choices)
+    bench = Bench(records(tmp_path), "mnist", Scale(), DATA, Layout())
+    assert chosen(bench, "SGD", 5)["rate"] == 0.8
+    assert chosen(bench, LIFTED, 5) == {}
+
+
+def test_a_lifted_method_gives_all_others_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lifted(task: Task) -> Iterator[Scorer]:
+        return gradient(replace(task, settings={"method": "SGD", "rate": 1e-3}))
+
+    monkeypatch.setattr(convolution, "METHODS", {LIFTED: lifted, "SGD": gradient})
+    settings = Settings(quick=True, results=tmp_path, only=("mnist",))
+    convolution.run(settings)
+    store = settings.store("convolution")
+    assert {record.fields["method"] for record in store.find(stage="choose")} == {"SGD"}
+    length = convolution.lengths(store, "mnist", "SGD", 1)[-1]
+    (run,) = convolution.runs(store, "mnist", "SGD", length)
+    assert len(run["accuracy"]) == length
 
 
 def test_tables_are_of_the_last_pass_and_pictures_of_equal_seconds(tmp_path: Path) -> None:
