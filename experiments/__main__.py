@@ -43,6 +43,7 @@ EXPERIMENTS = {
     "full-pass": "experiments.full_pass",
     "memory": "experiments.memory",
     "streaming": "experiments.streaming",
+    "convolution": "experiments.convolution",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
     "versions": "experiments.versions",
@@ -82,7 +83,7 @@ def _command(
         list[str] | None,
         typer.Option(
             help="Only a part: an architecture of table1, a set of compare, a kind of regimes, a part, set or method of tables, "
-            "a panel of curves, the commit of versions. Repeatable."
+            "a panel of curves, a part of convolution, the commit of versions. Repeatable."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file of the picture or page, where one is made.")] = None,

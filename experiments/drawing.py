@@ -57,6 +57,8 @@ STYLES: dict[str, Style] = {
     "SGD": Style(_GREEN, (6, 2, 1, 2), ">"),
     "SGD, cosine": Style(_GREEN, (3, 3), "<"),
     "L-BFGS": Style(_PINK, (14, 2, 2, 2), "D"),
+    "AdamW": Style(_ADAM, (4, 2), "v"),
+    "Muon": Style(_PINK, (5, 2, 5, 2, 1, 2), "d"),
     "scikit-learn MLP": Style(_BLACK, (5, 2, 5, 2, 1, 2), "^"),
     "LPOM": Style(_GREY, (1, 2), "o"),
     "Zeng's BCD": Style(_GREY, (1, 4), "*"),

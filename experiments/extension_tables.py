@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import constraints as constrained
+from experiments import convolution as convolutional
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
 from experiments import tables as real_tables
-from experiments.markdown import grid
+from experiments.markdown import filled, grid
 from experiments.store import RESULTS, open_store
 
 Row = dict[str, Any]
@@ -109,3 +110,46 @@ def defaults() -> list[str]:
     if late:
         lines += columns("behind the better of MLP and linear", late, list(late[0]), ".3f")
     return lines[:-1] or ["Not measured yet: `python -m experiments tables` measures it."]
+
+
+def convolution() -> list[str]:
+    """Convolutional networks on a GPU, at equal passes and at the seconds of the lifted model."""
+    store, lines = open_store(RESULTS, "convolution", "cuda"), list[str]()
+    for part in convolutional.COMPARED:
+        setting = convolutional.SETTINGS[part]
+        cells = {
+            f"{setting.data}, {setting.network}": "{method}",
+            "passes": "{passes}",
+            "after the first": "{first:.4f}",
+            "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
+            "seconds": "{seconds:.2f}",
+            "chosen": "{settings}",
+        }
+        lines += [*filled(cells, convolutional.summary(store, part, setting.passes)), ""]
+    return lines[:-1]
+
+
+def convolution_init() -> list[str]:
+    """LeNet by Adam at small rates, from several initial weights."""
+    cells = {
+        f"LeNet on MNIST, {convolutional.INIT_PASSES} passes of Adam": "{start}",
+        "rate": "{rate:g}",
+        "the start itself": "{first:.4f}",
+        "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
+        "seconds of the start": "{start_s:.2f}",
+    }
+    return filled(cells, convolutional.init_summary(open_store(RESULTS, "convolution", "cuda")))
+
+
+def convolution_cpu() -> list[str]:
+    """LeNet on a CPU: seconds to an accuracy."""
+    goal = f"seconds to {convolutional.GOAL:g}, median"
+    cells = {
+        f"LeNet on MNIST, {convolutional.THREADS} CPU threads": "{method}",
+        goal: "{to_goal_s:.1f}",
+        "passes": "{passes}",
+        "seconds of all": "{seconds:.1f}",
+        "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
+        "chosen": "{settings}",
+    }
+    return filled(cells, convolutional.goal_summary(open_store(RESULTS, "convolution")))

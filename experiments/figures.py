@@ -19,7 +19,16 @@ from experiments.cells import cells
 from experiments.comparisons import LIFTED
 from experiments.equal_time import bold_if_large
 from experiments.estimators import summary as default_estimators
-from experiments.extension_tables import constraints, defaults, refit, regression, robust
+from experiments.extension_tables import (
+    constraints,
+    convolution,
+    convolution_cpu,
+    convolution_init,
+    defaults,
+    refit,
+    regression,
+    robust,
+)
 from experiments.markdown import filled, grid, made_on
 from experiments.rendering import spread
 from experiments.rendering import table as rendered
@@ -31,13 +40,14 @@ ROOT = Path(__file__).parents[1]
 _PAGES = "training initialisation measurements learned-activations defaults"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
-EXTENSIONS = (robust, refit, constraints, regression, defaults)  # markers name them, as the functions below
+# Markers name them, as the functions below.
+EXTENSIONS = (robust, refit, constraints, regression, defaults, convolution, convolution_cpu, convolution_init)
 # Below every table until it is made again; name the table in MADE_AGAIN then.
 OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-MADE_AGAIN = {"defaults"}
+MADE_AGAIN = {"defaults", "convolution", "convolution_cpu", "convolution_init"}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from examples import constraints, learned_activations, regression, robust
+from experiments import convolution as convolutional
 from experiments import curves as difficulties
 from experiments import drawing
 from experiments.examples import best_slopes, noise_curves, pruned_runs
@@ -18,7 +19,7 @@ from experiments.figure1 import figure1
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
-__all__ = ["EXAMPLES", "curves", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
+__all__ = ["EXAMPLES", "convolution", "curves", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
 
 
 def draw(results: Path) -> list[Path]:
@@ -29,6 +30,9 @@ def draw(results: Path) -> list[Path]:
         made[store.path.stem] = partial(training, store, "mnist 300")
     for store in existing(results, "curves"):
         made["curves"] = partial(curves, store)
+    for store in existing(results, "convolution"):
+        if store.values(part=convolutional.COMPARED[0], stage="test"):
+            made.setdefault("convolution", partial(convolution, store))
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
     for name, figure in made.items():
@@ -67,6 +71,22 @@ def curves(store: Store) -> Any:
         who: handle for panel in panels.flat for handle, who in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, handlelength=4)
+    return figure
+
+
+def convolution(store: Store) -> Any:
+    """Test accuracy of convolutional networks against wall time, each method for as many passes as take the seconds of the lifted one."""
+    figure, (panels,) = drawing.new_figure(14, 4.2, 1, len(convolutional.COMPARED))
+    for panel, part in zip(panels, convolutional.COMPARED, strict=True):
+        setting = convolutional.SETTINGS[part]
+        for name in convolutional.ORDER:
+            length = convolutional.lengths(store, part, name, setting.passes)[-1]
+            if runs := convolutional.runs(store, part, name, length):
+                seconds = [statistics.median(moment) for moment in zip(*(run["seconds"] for run in runs), strict=True)]
+                drawing.line(panel, name, seconds, [run["accuracy"] for run in runs])
+        panel.set(title=f"{setting.data}, {setting.network}", xlabel="seconds", ylabel="test accuracy")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, handlelength=4)
     return figure
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from experiments import methods
+from experiments.batched import clock
 from experiments.datasets import Dataset, load, small
 from experiments.markdown import table
 from experiments.methods import Scorer, Task
@@ -41,6 +41,19 @@ DEEP = "10 x 100"
 NARROW = 50  # columns of a quick run
 Method = Callable[[Task], Iterator[Scorer]]
 Cell = dict[str, Any]
+
+
+class AnyTask(Protocol):
+    """What a run is timed and named by."""
+
+    @property
+    def x(self) -> torch.Tensor: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+T = TypeVar("T", bound=AnyTask)
 
 
 def grid(method: str, cosine: bool, device: str) -> list[dict[str, Any]]:
@@ -114,16 +127,16 @@ def accuracy(score: Scorer, x: torch.Tensor, y: torch.Tensor) -> float:
         return float((score(x).argmax(1) == y).double().mean())
 
 
-def train(method: Method, task: Task, x: torch.Tensor, y: torch.Tensor) -> Cell:
+def train(method: Callable[[T], Iterator[Scorer]], task: T, x: torch.Tensor, y: torch.Tensor) -> Cell:
     """Accuracy on (x, y) and the seconds spent after each pass."""
     accuracies: list[float] = []
     spent: list[float] = []
     total = 0.0
     passes = method(task)
     while True:
-        started = _now(task)
+        started = clock(task.x)
         score = next(passes, None)
-        total += _now(task) - started
+        total += clock(task.x) - started
         if score is None:
             return {"accuracy": accuracies, "seconds": spent, "settings": dict(task.settings)}
         accuracies.append(accuracy(score, x, y))
@@ -137,12 +150,6 @@ def warm_up(names: Sequence[str], device: str) -> None:
         first = settings(name, device)[0]
         task = Task(data.x[:2000], data.y[:2000], (784, 20, 10), 1, 0, first)
         train(METHODS[name][0], task, data.x_test, data.y_test)
-
-
-def _now(task: Task) -> float:
-    if task.x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def choose(
