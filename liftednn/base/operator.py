@@ -174,6 +174,15 @@ class Operator(ABC):
         u = self.fold(regress(self.rows(xs), weights))
         return u + self.offset(xs) if self.skips else u
 
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        """The gradient of <forward(xs), u_gradient> in w, like w: u_gradient (n, out_width), as targets, times the rows. Override it where
+        it can be computed without the rows."""
+        rows, targets = self.rows(xs), self.targets(u_gradient)
+        if not self.grouped:
+            return targets.T @ rows
+        groups = len(rows), self.weight_shape[0], -1
+        return targets.view(groups).permute(1, 2, 0) @ rows.view(groups).transpose(0, 1)
+
     @abstractmethod
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         """The adjoint of the linear part in state `index`: <A x, r> = <x, adjoint(r)>, (n, out_width) -> (n, in_widths[index])."""

@@ -83,6 +83,9 @@ class Sum(Operator):
         u = self.operator.forward(self._entering(xs), weights)
         return u + self.offset(xs) if self.skips else u
 
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        return self.operator.weight_gradient(self._entering(xs), u_gradient)
+
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         if not self.enters[index]:
             return r.clone()
