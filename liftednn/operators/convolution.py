@@ -15,17 +15,12 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor
 
-from liftednn.base import Affine, Operator, SelfAdjoint
+from liftednn.base import Affine, Operator
 from liftednn.operators.spectrum import convolution_bound
 
 __all__ = ["Conv1d", "Conv2d"]
 
 Sizes = int | tuple[int, ...]
-
-# A'A is formed as a matrix up to this many columns: beyond, two convolutions cost less than a product with it.
-_FORMED = 1024
-# Up to this many inputs the norm is the largest eigenvalue of that matrix, beyond it is a bound from the kernel's transform.
-_EXACT = 512
 
 
 def one_each(given: Sizes, count: int, name: str, least: int) -> tuple[int, ...]:
@@ -50,6 +45,8 @@ class _Convolution(Operator):
     groups: int = 1
     bias: bool = True
     padding_mode: Literal["zeros", "circular"] = "zeros"
+
+    _formed = 512  # beyond, two convolutions cost less than a product with the matrix A'A
 
     def __post_init__(self) -> None:
         """Sequences become tuples, so that equal operators compare as equal; impossible arguments are refused."""
@@ -185,12 +182,8 @@ class _Convolution(Operator):
         )
         return found[0], found[1]
 
-    def normal(self, weights: Affine, index: int = 0) -> SelfAdjoint:
-        found = super().normal(weights, index)
-        return found if found.width <= _FORMED else SelfAdjoint(found.width, found.apply, None)
-
     def norm(self, weights: Affine, index: int = 0) -> float:
-        return super().norm(weights, index) if self.in_widths[0] <= _EXACT else self._bound(weights)
+        return super().norm(weights, index) if self.in_widths[0] <= self._formed else self._bound(weights)
 
     def _bound(self, weights: Affine) -> float:
         """The norm of the same convolution on a torus that holds the padded sample; with circular padding, of the sample itself, times the

@@ -16,7 +16,7 @@ from liftednn.operators.convolution import Conv2d, Sizes, one_each
 
 __all__ = ["AvgPool1d", "AvgPool2d", "Composed", "Pooling"]
 
-# Up to this many inputs the norm is computed exactly, beyond as a product of norms.
+# Up to this many inputs the norm of a composed operator is exact, beyond it is at most the product of the two norms.
 _EXACT = 512
 
 
@@ -135,6 +135,7 @@ class Composed(Operator):
 
     bias = property(lambda self: self.operator.bias)
     skips = property(lambda self: self.operator.skips)
+    _formed = property(lambda self: self.operator._formed)
     in_shapes = property(lambda self: (self.in_shape,))
     out_shape = property(lambda self: self.operator.out_shape)
 

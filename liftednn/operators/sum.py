@@ -53,6 +53,7 @@ class Sum(Operator):
 
     bias = property(lambda self: self.operator.bias)
     skips = property(lambda self: any(self.added))
+    _formed = property(lambda self: self.operator._formed)
 
     @property
     def in_shapes(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
