@@ -8,7 +8,7 @@ were split. `forget * a` discounts old rows. Sums of products of rows are comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,13 +67,18 @@ class Moments:
 
     def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
         """The same rows x with other targets z: keeps the Gram matrix and computes only the cross moments."""
+        return self.retarget_blocks(torch.split(x, _ROWS), z, sample_weight)
+
+    def retarget_blocks(self, blocks: Iterable[Tensor], z: Tensor, sample_weight: Tensor | None = None) -> Moments:
+        """The same where the rows come in blocks, in their order: only one block needs to be in memory."""
         mean_z = reduce.mean(z, sample_weight)
-        shift_x, rest_x = _rounded(self.mean_x, x)
+        shift_x, rest_x = _rounded(self.mean_x, z)
         shift_z, rest_z = _rounded(mean_z, z)
-        xz, zz = -self.weight * torch.outer(rest_x, rest_z), -self.weight * rest_z.square().sum()
-        for (rows, w), (targets, _) in zip(_blocks(x, sample_weight), _blocks(z, sample_weight), strict=True):
-            centred = targets - shift_z
-            weighted = _weighted(centred, w)
+        xz, zz, start = -self.weight * torch.outer(rest_x, rest_z), -self.weight * rest_z.square().sum(), 0
+        for rows in blocks:
+            here, start = slice(start, start + len(rows)), start + len(rows)
+            centred = z[here] - shift_z
+            weighted = _weighted(centred, None if sample_weight is None else sample_weight[here])
             xz += (rows - shift_x).T @ weighted
             zz += (centred * weighted).sum(dtype=torch.float64)
         return replace(self, mean_z=mean_z, xz=xz, zz=zz)

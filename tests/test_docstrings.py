@@ -31,7 +31,17 @@ CALLED = {
     for name, methods in {
         "BCD": ["run", "init"],
         "LiftedClassifier": ["fit", "partial_fit", "predict", "predict_log_proba", "predict_proba", "transform"],
-        "LiftedNetwork": ["evaluate", "mlp", "objective", "propagate", "prune", "scores", "with_lam", "with_penalty"],
+        "LiftedNetwork": [
+            "cnn",
+            "evaluate",
+            "mlp",
+            "objective",
+            "propagate",
+            "prune",
+            "scores",
+            "with_lam",
+            "with_penalty",
+        ],
         "LiftedRegressor": ["fit", "partial_fit", "predict", "score", "transform"],
         "MiniBatch": ["run"],
         "Moments": ["of"],

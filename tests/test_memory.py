@@ -50,7 +50,7 @@ def test_a_module_of_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_estimate_includes_weights_squares_of_inputs_and_states() -> None:
     assert needed([(2, 9), (5, 2)], 4) == 4 * 6 * (2 * 10 + 5 * 3) + 8 * (2 * (100 + 9) + 3 * 100)
-    assert needed([(2, 9), (5, 2)], 8, 7) - needed([(2, 9), (5, 2)], 8) == 8 * 7 * (2 + 5)
+    assert needed([(2, 9), (5, 2)], 8, 49) - needed([(2, 9), (5, 2)], 8) == 8 * 49
 
 
 def test_a_limit_of_the_group_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

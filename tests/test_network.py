@@ -1,9 +1,14 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import liftednn as lnn
 from liftednn import activations as act
+from liftednn.base import Affine
+from liftednn.network import LiftedNetwork
+from liftednn.operators import AvgPool2d, Composed, Conv2d, Dense
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -95,3 +100,48 @@ def test_lam_can_be_given_anew() -> None:
     assert network.with_lam([2.0, 2.0]) == network
     with pytest.raises(ValueError, match="lam has 3 entries for 2 hidden layers"):
         network.with_lam([1.0, 2.0, 3.0])
+
+
+def test_a_cnn_is_convolutions_with_the_poolings_before_the_next_layer() -> None:
+    network = LiftedNetwork.cnn(
+        (1, 8, 8), [4, "avgpool", 6, "avgpool", "avgpool", ("dense", 5)], outputs=3, lam=[1, 2, 3]
+    )
+    first, second, third, last = (layer.operator for layer in network.layers)
+    assert first == Conv2d((1, 8, 8), 4, 3, padding=1)
+    assert second == Composed(Conv2d((4, 4, 4), 6, 3, padding=1), AvgPool2d(2), (4, 8, 8))
+    assert third == Composed(Composed(Dense(6, 5), AvgPool2d(2), (6, 2, 2)), AvgPool2d(2), (6, 4, 4))
+    assert last == Dense(5, 3)
+    assert [layer.lam for layer in network.layers] == [1, 2, 3, 1]
+
+
+def test_a_cnn_has_the_scores_of_torchs_layers() -> None:
+    network = LiftedNetwork.cnn((2, 9), [4, "avgpool"], outputs=3)
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AvgPool1d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 3),
+    )
+    weights = [Affine(layer.weight.detach().flatten(1), layer.bias.detach()) for layer in (module[0], module[4])]  # type: ignore[union-attr, operator, arg-type]
+    x = torch.randn(5, 2, 9, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network.scores(weights, network.check_rows(x)), module(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (["pool"], "layers may hold numbers of channels, 'avgpool' and .*, got 'pool'"),
+        ([("dense", 3), 4], "a convolution of 4 channels cannot follow a dense layer"),
+        ([("dense", 3), "avgpool"], "'avgpool' needs channels"),
+        (["avgpool"] * 4, r"do not fit in samples of \(1, 1, 1\)"),
+    ],
+)
+def test_impossible_layers_of_a_cnn_are_refused(layers: list[Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LiftedNetwork.cnn((1, 8, 8), layers, outputs=2)
+
+
+def test_a_cnn_needs_channels_and_sizes() -> None:
+    with pytest.raises(ValueError, match=r"in_shape must be \(channels, height, width\) or \(channels, length\), got"):
+        LiftedNetwork.cnn((784,), [4], outputs=2)

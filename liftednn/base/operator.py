@@ -14,8 +14,6 @@ __all__ = ["Affine", "Operator", "SelfAdjoint", "regress"]
 
 Shape = tuple[int, ...]
 
-# A'A is formed as a matrix up to this many columns.
-_SMALL = 4096
 # Conjugate gradients stop at this residual relative to the right-hand side, or after this many steps.
 _PRECISION, _STEPS = 1e-12, 1000
 
@@ -119,6 +117,8 @@ class Operator(ABC):
     bias: bool
     plain: bool = False
     skips: bool = False
+    # A'A is formed as a matrix up to this many columns.
+    _formed: int = 4096
 
     @property
     @abstractmethod
@@ -174,6 +174,15 @@ class Operator(ABC):
         u = self.fold(regress(self.rows(xs), weights))
         return u + self.offset(xs) if self.skips else u
 
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        """The gradient of <forward(xs), u_gradient> in w, like w: u_gradient (n, out_width), as targets, times the rows. Override it where
+        it can be computed without the rows."""
+        rows, targets = self.rows(xs), self.targets(u_gradient)
+        if not self.grouped:
+            return targets.T @ rows
+        groups = len(rows), self.weight_shape[0], -1
+        return targets.view(groups).permute(1, 2, 0) @ rows.view(groups).transpose(0, 1)
+
     @abstractmethod
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         """The adjoint of the linear part in state `index`: <A x, r> = <x, adjoint(r)>, (n, out_width) -> (n, in_widths[index])."""
@@ -186,7 +195,7 @@ class Operator(ABC):
             xs = [x if i == index else x.new_zeros(len(x), other) for i, other in enumerate(self.in_widths)]
             return self.adjoint(self.forward(xs, weights._replace(b=torch.zeros_like(weights.b))), weights, index)
 
-        small = width <= _SMALL
+        small = width <= self._formed
         return SelfAdjoint(width, apply, (lambda: apply(torch.eye(width).to(weights.w))) if small else None)
 
     def norm(self, weights: Affine, index: int = 0) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine, Divergence
+from liftednn.blocks.patches import Patches
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 from liftednn.network import Layer
 
@@ -31,12 +32,17 @@ def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
-    """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same."""
-    operator = layer.operator
-    rows, row_weights = operator.rows(xs), repeated(sample_weight, operator.positions)
+    """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same.
+
+    The rows of several positions are not held in memory, unless they have groups.
+    """
+    operator, row_weights = layer.operator, repeated(sample_weight, layer.operator.positions)
     if not operator.grouped:
-        return [Design(rows, operator.bias, row_weights)]
-    parts = torch.split(rows, operator.weight_shape[-1], 1)
+        several = operator.positions > 1
+        return [
+            Patches(operator, xs, row_weights) if several else Design(operator.rows(xs), operator.bias, row_weights)
+        ]
+    parts = torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
     return [Design(part.contiguous(), operator.bias, row_weights) for part in parts]
 
 

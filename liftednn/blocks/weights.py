@@ -38,6 +38,24 @@ class Design:
     noise: Tensor | None = None
     _factors: dict[tuple[float, float], Factor] = field(default_factory=dict, repr=False)
 
+    @property
+    def width(self) -> int:
+        """The number of inputs p."""
+        return self.rows.shape[1]
+
+    @property
+    def total(self) -> float:
+        """The number of rows, or the sum of their weights."""
+        return float(reduce.count(self.rows, self.sample_weight))
+
+    def image(self, weights: Affine) -> Tensor:
+        """rows w' + b, (n, q)."""
+        return torch.addmm(weights.b, self.rows, weights.w.T)
+
+    def product(self, r: Tensor, scale: float = 1.0) -> Tensor:
+        """scale r' rows, (q, p), for r (n, q)."""
+        return reduce.product(r, self.rows, scale)
+
     @cached_property
     def _centred(self) -> Moments:
         return Moments.of(self.rows, self.rows[:, :0], self.sample_weight)
@@ -64,8 +82,11 @@ class Design:
 
     def moments(self, z: Tensor) -> Moments:
         """The moments of the rows with targets z (n, q)."""
-        both = self._centred.retarget(self.rows, z, self.sample_weight)
+        both = self._retargeted(z)
         return self._noisy(both if self.bias else both.about_zero())
+
+    def _retargeted(self, z: Tensor) -> Moments:
+        return self._centred.retarget(self.rows, z, self.sample_weight)
 
     @cached_property
     def largest(self) -> float:
@@ -103,7 +124,7 @@ class WeightProblem:
     @property
     def width(self) -> int:
         """The number of inputs p."""
-        return self.design.rows.shape[1]
+        return self.design.width
 
     @property
     def gram(self) -> Tensor:
@@ -112,7 +133,7 @@ class WeightProblem:
 
     def mean(self, weights: Affine) -> float:
         """The mean over rows of the layer's divergence."""
-        u = torch.addmm(weights.b, self.design.rows, weights.w.T)
+        u = self.design.image(weights)
         return float(reduce.mean(self.layer.divergence.value(u, self.z).double(), self.design.sample_weight))
 
     def solve(self, noise: Tensor | None = None, lam: float | None = None, start: Affine | None = None) -> WeightStep:
@@ -225,9 +246,9 @@ class Centred:
     """The block as a `Composite` in (w, c): one scalar value, from the data."""
 
     def __init__(self, layer: Layer, design: Design, z: Tensor) -> None:
-        self.layer, self.rows, self.bias, self.z = layer, design.rows, design.bias, z
+        self.layer, self.design, self.bias, self.z = layer, design, design.bias, z
         self.mean, self.gram = design.inputs.mean_x.to(z.dtype), design.inputs.gram
-        self.row_weights, self.total = design.sample_weight, float(reduce.count(design.rows, design.sample_weight))
+        self.row_weights, self.total = design.sample_weight, design.total
         # A squared norm is part of the smooth term, so that a preconditioner can include it.
         self.ridge = layer.penalty.ridge if layer.divergence.curvature < torch.inf else None
         self.noise = None if design.noise is None else layer.lam * layer.divergence.curvature * design.noise.to(z.dtype)
@@ -241,7 +262,7 @@ class Centred:
 
     def image(self, x: list[Tensor]) -> list[Tensor]:
         w, b = self.uncentre(x)
-        return [torch.addmm(b, self.rows, w.T)]
+        return [self.design.image(Affine(w, b))]
 
     def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
         mean = reduce.mean(self.layer.divergence.value(image[0], self.z), self.row_weights)
@@ -263,7 +284,7 @@ class Centred:
         """The adjoint of (w, c) -> u in the weighted mean over rows, times `weight`."""
         r, scale = r if self.row_weights is None else r * self.row_weights.to(r)[:, None], weight / self.total
         c = (reduce.total(r) * scale).to(r)
-        w = torch.addr(reduce.product(r, self.rows, scale), c, self.mean, alpha=-1)
+        w = torch.addr(self.design.product(r, scale), c, self.mean, alpha=-1)
         return [w, c if self.bias else torch.zeros_like(c)]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from liftednn import activations, losses, reduce
+from liftednn import reduce
 from liftednn.base import Activation, Affine, Divergence, Loss, Penalty
+from liftednn.network.building import cnn_layers, mlp_layers, one_per_layer
 from liftednn.network.connections import Connections
 from liftednn.network.layer import Layer
 from liftednn.network.pruning import pruned
-from liftednn.operators import Dense
 from liftednn.penalties import L2, one_each
 
 __all__ = ["Evaluation", "Layer", "LiftedNetwork"]
@@ -26,7 +25,6 @@ _CPU_ROWS, _GPU_ROWS = 4096, 1 << 16
 
 Weights = Sequence[Affine]
 States = Sequence[Tensor]
-T = TypeVar("T")
 
 
 class Evaluation(NamedTuple):
@@ -104,26 +102,37 @@ class LiftedNetwork:
         >>> [layer.width for layer in lnn.LiftedNetwork.mlp([3, 5, 2]).layers]
         [5, 2]
         """
-        sizes = _widths(sizes)
-        hidden = len(sizes) - 2
-        given: list[str | Activation] = _one_each(activation, hidden, "activation")
-        chosen = [_activation(each) for each in given]
-        divergences: list[Divergence] = [*chosen, losses.named(loss) if isinstance(loss, str) else loss]
-        if not isinstance(divergences[-1], Loss):
-            raise ValueError(f"loss must be a name such as 'softmax' or a Loss of liftednn.losses, got {loss!r}")
-        if not all(isinstance(each, Activation) for each in chosen):
-            raise ValueError(
-                f"activation must be a name such as 'relu' or an Activation of liftednn, got {activation!r}"
-            )
-        lams = [*_one_each(lam, hidden, "lam"), 1.0]
-        operators = [
-            Dense(p, d.preactivation_width(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)
-        ]
-        return cls([Layer(a, d, L2(rho), x) for a, d, x in zip(operators, divergences, lams, strict=True)])
+        return cls(mlp_layers(sizes, activation, loss, lam, rho))
+
+    @classmethod
+    def cnn(
+        cls,
+        in_shape: tuple[int, ...],
+        layers: Sequence[int | str | tuple[str, int]],
+        outputs: int,
+        activation: str | Activation | Sequence[str | Activation] = "relu",
+        loss: str | Loss = "softmax",
+        lam: float | Sequence[float] = 1.0,
+        rho: float = 1e-3,
+    ) -> LiftedNetwork:
+        """Convolutions, poolings and dense layers.
+
+        in_shape     shape of one sample, (channels, height, width) or (channels, length)
+        layers       in order: a number is a convolution with so many channels, windows of 3 and outputs as large as its inputs; "avgpool"
+                     halves the size by means of 2 in each dimension; ("dense", width) is a dense layer
+        outputs      of the last dense layer, which is added
+        activation, loss, lam, rho
+                     as in `mlp`; each number and each dense layer is one hidden layer
+
+        >>> network = lnn.LiftedNetwork.cnn((1, 28, 28), [16, "avgpool", 32, "avgpool", ("dense", 64)], outputs=10)
+        >>> [layer.shape for layer in network.layers]
+        [(16, 28, 28), (32, 14, 14), (64,), (10,)]
+        """
+        return cls(cnn_layers(in_shape, layers, outputs, activation, loss, lam, rho))
 
     def with_lam(self, lam: float | Sequence[float]) -> LiftedNetwork:
         """The same network with another lam for its hidden layers, one for all or one each."""
-        lams = [*_one_each(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
+        lams = [*one_per_layer(lam, len(self.layers) - 1, "lam"), self.layers[-1].lam]
         return LiftedNetwork([replace(layer, lam=float(x)) for layer, x in zip(self.layers, lams, strict=True)])
 
     def with_penalty(self, penalty: str | Penalty | Sequence[str | Penalty], rho: float | None = None) -> LiftedNetwork:
@@ -300,27 +309,3 @@ def _blocks(states: States) -> Iterator[list[Tensor]]:
     size = _CPU_ROWS if states[0].device.type == "cpu" else _GPU_ROWS
     for start in range(0, len(states[0]), size):
         yield [state[start : start + size] for state in states]
-
-
-def _widths(sizes: Sequence[int]) -> list[int]:
-    """Sizes as Python ints, from those of Python, numpy or torch."""
-    try:
-        widths = [operator.index(size) for size in sizes]
-    except TypeError as error:
-        raise ValueError(f"sizes must be whole numbers, inputs, hidden ..., outputs, got {sizes!r}") from error
-    if len(widths) < 2:
-        raise ValueError(f"sizes must hold at least inputs and outputs, got {widths}")
-    return widths
-
-
-def _activation(given: str | Activation) -> Activation:
-    return activations.named(given) if isinstance(given, str) else given
-
-
-def _one_each(given: T | Sequence[T], count: int, name: str) -> list[T]:
-    """A list of `count` values, from one value for all or a sequence of that length."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if len(given) != count:
-            raise ValueError(f"{name} has {len(given)} entries for {count} hidden layers: give one for all or one each")
-        return list(given)
-    return [given] * count

@@ -53,6 +53,7 @@ class Sum(Operator):
 
     bias = property(lambda self: self.operator.bias)
     skips = property(lambda self: any(self.added))
+    _formed = property(lambda self: self.operator._formed)
 
     @property
     def in_shapes(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
@@ -82,6 +83,9 @@ class Sum(Operator):
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
         u = self.operator.forward(self._entering(xs), weights)
         return u + self.offset(xs) if self.skips else u
+
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        return self.operator.weight_gradient(self._entering(xs), u_gradient)
 
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         if not self.enters[index]:

@@ -18,13 +18,13 @@ _KEPT, _FACTORED = 2, 3
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def check_memory(shapes: Sequence[tuple[int, int]], like: Tensor, rows: int = 0) -> None:
+def check_memory(shapes: Sequence[tuple[int, int]], like: Tensor, kept: int = 0) -> None:
     """Refuse weights of these shapes (out, in) where training them would need more memory than there is.
 
     like   gives the precision and the device
-    rows   samples whose states are all kept
+    kept   the number of entries of states that are kept
     """
-    need, there = needed(shapes, like.element_size(), rows), total(like.device)
+    need, there = needed(shapes, like.element_size(), kept), total(like.device)
     if there is not None and need > there:
         sizes = "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
         raise ValueError(
@@ -33,12 +33,11 @@ def check_memory(shapes: Sequence[tuple[int, int]], like: Tensor, rows: int = 0)
         )
 
 
-def needed(shapes: Sequence[tuple[int, int]], size: int, rows: int = 0) -> int:
+def needed(shapes: Sequence[tuple[int, int]], size: int, kept: int = 0) -> int:
     """About how many bytes training takes; `size` is that of a number."""
     weights = sum(out * (fan_in + 1) for out, fan_in in shapes)
     squares = [(fan_in + 1) ** 2 for _, fan_in in shapes]
-    states = rows * sum(out for out, _ in shapes)
-    return size * (_WEIGHTS * weights + states) + 8 * (_KEPT * sum(squares) + _FACTORED * max(squares))
+    return size * (_WEIGHTS * weights + kept) + 8 * (_KEPT * sum(squares) + _FACTORED * max(squares))
 
 
 def total(device: torch.device) -> int | None:

@@ -155,7 +155,7 @@ class BCD:
         x = inputs(network, x)
         y = responses(network, y, x)
         row_weights = checked_row_weights(sample_weight, x)
-        check_memory(matrix_shapes(network), x, len(x))
+        check_memory(matrix_shapes(network), x, len(x) * sum(layer.operator.out_width for layer in network.layers))
         start = (
             random_weights(network, self.seed, x, y, row_weights)
             if weights is None

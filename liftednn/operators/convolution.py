@@ -1,0 +1,238 @@
+"""Convolutions: u = w * x + b on samples of shape (channels, length) or (channels, height, width).
+
+The regression of the W-step has one row for each position of the output, the patch of the input that lies under the kernel there. Only
+`rows` forms these patches; all other methods call torch's convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as fn
+from torch import Tensor
+
+from liftednn.base import Affine, Operator
+from liftednn.operators.spectrum import convolution_bound
+
+__all__ = ["Conv1d", "Conv2d"]
+
+Sizes = int | tuple[int, ...]
+
+
+def one_each(given: Sizes, count: int, name: str, least: int) -> tuple[int, ...]:
+    """`count` numbers, from one for all or one for each dimension."""
+    found = (given,) * count if isinstance(given, int) else tuple(given)
+    if len(found) != count or not all(isinstance(size, int) and size >= least for size in found):
+        raise ValueError(f"{name} must be a whole number of at least {least}, or {count} such numbers, got {given!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Convolution(Operator):
+    """The implementation for any number of dimensions, that of `in_shape` less one."""
+
+    _dimensions: ClassVar[int] = 1
+    in_shape: tuple[int, ...] = (1, 4)
+    out_channels: int = 1
+    kernel_size: Sizes = 3
+    stride: Sizes = 1
+    padding: Sizes = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: Literal["zeros", "circular"] = "zeros"
+
+    _formed = 512  # beyond, two convolutions cost less than a product with the matrix A'A
+
+    def __post_init__(self) -> None:
+        """Sequences become tuples, so that equal operators compare as equal; impossible arguments are refused."""
+        for name in ("in_shape", "kernel_size", "stride", "padding", "dilation"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, given if isinstance(given, int) else tuple(given))
+        dimensions = self._dimensions
+        if len(self.in_shape) != dimensions + 1 or not all(isinstance(n, int) and n > 0 for n in self.in_shape):
+            raise ValueError(f"in_shape must be {dimensions + 1} positive numbers, channels first, got {self.in_shape}")
+        if self.groups < 1 or self.in_shape[0] % self.groups or self.out_channels % self.groups:
+            raise ValueError(
+                f"groups must divide the channels before and after, {self.in_shape[0]} and {self.out_channels}, got {self.groups}"
+            )
+        if self.padding_mode not in ("zeros", "circular"):
+            raise ValueError(f"padding_mode must be 'zeros' or 'circular', got {self.padding_mode!r}")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        one_each(self.out_channels, 1, "out_channels", 1)
+        if self.padding_mode == "circular" and any(
+            p > n for p, n in zip(self._padding, self.in_shape[1:], strict=True)
+        ):
+            raise ValueError(f"circular padding is at most the size of a sample {self.in_shape}, got {self.padding}")
+        if min(self.out_shape) < 1:
+            raise ValueError(
+                f"a kernel of {self._reach} entries with dilation does not fit in samples of {self.in_shape} with padding "
+                f"{self.padding}: give a smaller kernel or more padding"
+            )
+
+    def _each(self, name: str, least: int = 1) -> tuple[int, ...]:
+        return one_each(getattr(self, name), self._dimensions, name, least)
+
+    _kernel = property(lambda self: self._each("kernel_size"))
+    _stride = property(lambda self: self._each("stride"))
+    _padding = property(lambda self: self._each("padding", 0))
+    _dilation = property(lambda self: self._each("dilation"))
+
+    @property
+    def _reach(self) -> tuple[int, ...]:
+        """Entries from the first to the last that a kernel reads, in each dimension."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self._kernel, self._dilation, strict=True))
+
+    @property
+    def _padded(self) -> tuple[int, ...]:
+        return tuple(n + 2 * p for n, p in zip(self.in_shape[1:], self._padding, strict=True))
+
+    in_shapes = property(lambda self: (self.in_shape,))
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        sizes = zip(self._padded, self._reach, self._stride, strict=True)
+        return self.out_channels, *((n - reach) // s + 1 for n, reach, s in sizes)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        fan_in = self.in_shape[0] // self.groups * math.prod(self._kernel)
+        grouped = (self.groups, self.out_channels // self.groups, fan_in)
+        return grouped if self.groups > 1 else grouped[1:]
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        """A state (n, width) as (n, *in_shape), with circular padding where that is wanted."""
+        x = x.reshape(len(x), *self.in_shape)
+        if self.padding_mode == "zeros" or not any(self._padding):
+            return x
+        sides = [p for p in reversed(self._padding) for _ in range(2)]
+        return fn.pad(x, sides, mode="circular")
+
+    def _unpadded(self, x: Tensor) -> Tensor:
+        """The adjoint of circular padding: what lies in the padding is added to the entries that it repeats."""
+        if self.padding_mode == "zeros":
+            return x
+        for axis, p in enumerate(self._padding, start=2):
+            if p:
+                n = x.shape[axis] - 2 * p
+                inner = x.narrow(axis, p, n).clone()
+                inner.narrow(axis, n - p, p).add_(x.narrow(axis, 0, p))
+                inner.narrow(axis, 0, p).add_(x.narrow(axis, p + n, p))
+                x = inner
+        return x
+
+    def _kernels(self, w: Tensor) -> Tensor:
+        """w in the shape of torch's convolutions."""
+        return w.reshape(self.out_channels, self.in_shape[0] // self.groups, *self._kernel)
+
+    @property
+    def _zeros(self) -> list[int]:
+        """The zeros that torch's convolution adds on every side."""
+        return [0] * len(self._padding) if self.padding_mode == "circular" else list(self._padding)
+
+    def rows(self, xs: Sequence[Tensor]) -> Tensor:
+        x = self._shaped(xs[0])
+        if any(self._zeros):
+            x = fn.pad(x, [p for p in reversed(self._zeros) for _ in range(2)])
+        x = x.contiguous()
+        sample, channel, *steps = x.stride()
+        size = (len(x), *self.out_shape[1:], self.in_shape[0], *self._kernel)
+        apart = [step * s for step, s in zip(steps, self._stride, strict=True)]
+        inside = [step * d for step, d in zip(steps, self._dilation, strict=True)]
+        patches = x.as_strided(size, (sample, *apart, channel, *inside))
+        return patches.reshape(len(x) * self.positions, -1)
+
+    def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
+        kernels, x, none = self._kernels(weights.w), self._shaped(xs[0]), [0] * len(self._kernel)
+        u = torch.convolution(
+            x, kernels, weights.b, self._stride, self._zeros, self._dilation, False, none, self.groups
+        )
+        return u.reshape(len(u), -1)
+
+    def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
+        size = self._padded if self.padding_mode == "circular" else self.in_shape[1:]
+        shape = r.new_empty(1).expand(len(r), self.in_shape[0], *size)  # of the gradient; its entries are not used
+        back = self._backward(r, shape, self._kernels(weights.w), (True, False))[0]
+        return self._unpadded(back).reshape(len(r), -1)
+
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        shape = self._kernels(u_gradient.new_empty(1).expand(self.weight_shape))
+        found = self._backward(u_gradient, self._shaped(xs[0]), shape, (False, True))[1]
+        return found.reshape(self.weight_shape)
+
+    def _backward(self, r: Tensor, x: Tensor, kernels: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
+        """Gradients of <u, r> in the input and in the kernels."""
+        sizes = (self._stride, self._zeros, self._dilation)
+        found = torch.ops.aten.convolution_backward(
+            r.reshape(len(r), *self.out_shape),
+            x,
+            kernels,
+            None,
+            *sizes,
+            False,
+            [0] * len(self._kernel),
+            self.groups,
+            [*wanted, False],
+        )
+        return found[0], found[1]
+
+    def norm(self, weights: Affine, index: int = 0) -> float:
+        return super().norm(weights, index) if self.in_widths[0] <= self._formed else self._bound(weights)
+
+    def _bound(self, weights: Affine) -> float:
+        """The norm of the same convolution on a torus that holds the padded sample; with circular padding, of the sample itself, times the
+        root of how often an output is repeated."""
+        kernels = self._kernels(weights.w.double())
+        groups, repeats = kernels.view(self.groups, -1, *kernels.shape[1:]), 1
+        sizes, strides = list(self._padded), list(self._stride)
+        if self.padding_mode == "circular":
+            for axis, (n, reach, s) in enumerate(zip(self.in_shape[1:], self._reach, self._stride, strict=True)):
+                strides[axis] = s if n % s == 0 else 1  # fewer outputs do not raise the norm
+                repeats *= -(-(self._padded[axis] - reach + 1) // n)
+                sizes[axis] = n
+        bounds = [convolution_bound(group, sizes, strides, self._dilation) for group in groups]
+        return max(bounds) * math.sqrt(repeats)
+
+
+@dataclass(frozen=True)
+class Conv1d(_Convolution):
+    """The convolution of torch.nn.Conv1d as an operator, x (n, channels * length) -> (n, out_channels * positions).
+
+    in_shape       shape of one sample, (channels, length)
+    out_channels, kernel_size, stride, padding, dilation, groups, bias
+                   as in torch.nn.Conv1d; `padding` is a number
+    padding_mode   "zeros" or "circular"
+
+    w is (out_channels, channels * kernel_size), torch's weight flattened, or (groups, out_channels / groups, ...) with several groups.
+
+    >>> weights = lnn.Affine(torch.ones(1, 3), torch.zeros(1))
+    >>> lnn.operators.Conv1d((1, 4), 1, 3, padding=1).forward([torch.ones(1, 4)], weights).tolist()
+    [[2.0, 3.0, 3.0, 2.0]]
+    """
+
+
+@dataclass(frozen=True)
+class Conv2d(_Convolution):
+    """The convolution of torch.nn.Conv2d as an operator, x (n, channels * height * width) -> (n, out_channels * positions).
+
+    in_shape       shape of one sample, (channels, height, width)
+    out_channels, kernel_size, stride, padding, dilation, groups, bias
+                   as in torch.nn.Conv2d; sizes are one number, or a pair
+    padding_mode   "zeros" or "circular"
+
+    w is (out_channels, channels * kernel height * kernel width), torch's weight flattened, or (groups, out_channels / groups, ...) with
+    several groups.
+
+    >>> operator = lnn.operators.Conv2d((3, 8, 8), 16, kernel_size=3, padding=1)
+    >>> operator.out_shape, operator.weight_shape
+    ((16, 8, 8), (16, 27))
+    """
+
+    _dimensions: ClassVar[int] = 2
+    in_shape: tuple[int, ...] = (1, 4, 4)
