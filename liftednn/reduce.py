@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square", "product", "total"]
+__all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square", "product", "sums", "total"]
 
 # Rows that are summed at a time.
 _ROWS = 8192
@@ -60,6 +60,11 @@ def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None
     if plus is not None:
         return torch.addmm(plus, a.T, b, alpha=scale)
     return a.T @ b if scale == 1 else (a.T @ b).mul_(scale)
+
+
+def sums(parts: list[Tensor]) -> list[Tensor]:
+    """Sums over rows that were computed elsewhere, such as a gradient in weights."""
+    return parts
 
 
 def largest(*parts: Tensor | float) -> float:

@@ -193,7 +193,8 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     metric.refresh([torch.tensor(0.9, dtype=torch.float64)])
     z = x_step(network, weights, X, Y).states[0]
     u = network.preactivation(0, weights, [X])
-    w, b = metric.direction(weights[0].w, [X], [layer.lam * layer.divergence.grad(u, z)])
+    g = layer.lam * layer.divergence.grad(u, z)
+    w, b = metric.direction(weights[0].w, *sums(g, X))
     v = weights[0].w.clone().requires_grad_()
     c = (weights[0].b + weights[0].w @ X.mean(0)).requires_grad_()
     with torch.enable_grad():
@@ -201,6 +202,11 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
         gv, gc = torch.autograd.grad(term, [v, c])
     torch.testing.assert_close(w, gv @ metric.inverse, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(b + w @ X.mean(0), gc / 0.9, rtol=1e-9, atol=1e-12)
+
+
+def sums(g: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
+    """The gradients in w and b that `direction` takes, and the number of rows."""
+    return [g.T @ x], [g.sum(0)], len(x)
 
 
 def test_momentum_is_nesterov_s() -> None:
@@ -216,9 +222,8 @@ def test_momentum_is_nesterov_s() -> None:
     optimiser = torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True)
     for _ in range(4):
         step = x_step(network, descent.weights, X, Y)
-        for parameter, move in zip(
-            parameters, metrics[0].direction(descent.weights[0].w, [X], [step.u_gradients[0]]), strict=True
-        ):
+        moves = metrics[0].direction(descent.weights[0].w, *sums(step.u_gradients[0], X))
+        for parameter, move in zip(parameters, moves, strict=True):
             parameter.grad = move.clone()
         descent.step(X, Y)
         optimiser.step()
@@ -236,7 +241,7 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
     descent.refresh(X, Y, torch.sign(draw(2, 40, 3, seed=1)))
     step, (_, u) = x_step(network, weights, X, Y), recursion(network, weights, X)
     for place, metric in enumerate(metrics):
-        move = lnn.Affine(*metric.direction(weights[place].w, [step.forward[place]], [step.u_gradients[place]]))
+        move = lnn.Affine(*metric.direction(weights[place].w, *sums(step.u_gradients[place], step.forward[place])))
         motion = network.layers[place].operator.forward([step.forward[place]], move).square().mean().sqrt()
         assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
 
@@ -267,7 +272,9 @@ class Backpropagation:
     ) -> BatchGradients:
         states, preactivations = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
         u_gradients = self._back(preactivations, lambda scores: self.network.loss.value(scores, y).sum())
-        return BatchGradients(states, u_gradients, preactivations, preactivations[-1])
+        w_gradients = [g.T @ state for g, state in zip(u_gradients, states, strict=True)]
+        b_gradients, inputs = [g.sum(0) for g in u_gradients], [[state] for state in states]
+        return BatchGradients(inputs, w_gradients, b_gradients, preactivations, preactivations[-1])
 
     def _back(self, preactivations: list[Tensor], value: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The gradient in every pre-activation, by another forward pass from the first one on."""
@@ -280,9 +287,6 @@ class Backpropagation:
             return list(torch.autograd.grad(value(u), shifts))
 
     weights: Weights
-
-    def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
-        return None
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None

@@ -339,6 +339,8 @@ OPERATORS: list[Fault] = [
     (Halves(), "fold", lambda self, targets: targets.view(-1, 6).flip(1), "fold must be the inverse"),
     (Dense(5, 3), "weight_gradient", lambda self, xs, g: 2 * g.T @ xs[0], "weight_gradient.* must be targets"),
     (Dense(5, 3), "weight_gradient", lambda self, xs, g: xs[0].T @ g, "weight_gradient gave shape"),
+    (Dense(5, 3), "bias_gradient", lambda self, g: g.mean(0), "bias_gradient.* must be the sum"),
+    (Dense(5, 3), "bias_gradient", lambda self, g: g.sum(), "bias_gradient gave shape"),
     (MIXED, "offset", lambda self, xs: 2 * xs[2], "adjoint fails"),
     (MIXED, "forward", lambda self, xs, w: (xs[0] + xs[1]) @ w.w.T + w.b, "offset must be the part of forward"),
     (MIXED, "skips", False, "adjoint fails"),

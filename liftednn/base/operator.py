@@ -183,6 +183,11 @@ class Operator(ABC):
         groups = len(rows), self.weight_shape[0], -1
         return targets.view(groups).permute(1, 2, 0) @ rows.view(groups).transpose(0, 1)
 
+    def bias_gradient(self, u_gradient: Tensor) -> Tensor:
+        """The gradient of <forward(xs), u_gradient> in b, (outputs,): the sum over all rows of the targets."""
+        targets = self.targets(u_gradient)
+        return targets.T @ targets.new_ones(len(targets))
+
     @abstractmethod
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         """The adjoint of the linear part in state `index`: <A x, r> = <x, adjoint(r)>, (n, out_width) -> (n, in_widths[index])."""

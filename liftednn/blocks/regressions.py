@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Divergence
+from liftednn.base import Affine, Divergence, Operator
 from liftednn.blocks.patches import Patches
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 from liftednn.network import Layer
 
-__all__ = ["Regression", "designs_of", "regressions", "repeated", "update_layer"]
+__all__ = ["Regression", "designs_of", "regressions", "repeated", "some_rows", "update_layer"]
+
+
+# Rows, and at least so many samples, that moments are taken from in mini-batches where a sample has several rows.
+_POSITIONS, _SAMPLES = 32768, 32
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,13 @@ class Regression:
 def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
     """The weight of each row of a regression, (n t,), from the weight of each sample, (n,)."""
     return row_weights if row_weights is None or positions == 1 else row_weights.repeat_interleave(positions)
+
+
+def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples only."""
+    count = max(_SAMPLES, _POSITIONS // operator.positions) if operator.positions > 1 else len(xs[0])
+    few = None if row_weights is None else row_weights[:count]
+    return operator.rows([x[:count] for x in xs]), repeated(few, operator.positions)
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:

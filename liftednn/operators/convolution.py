@@ -166,6 +166,9 @@ class _Convolution(Operator):
         found = self._backward(u_gradient, self._shaped(xs[0]), shape, (False, True))[1]
         return found.reshape(self.weight_shape)
 
+    def bias_gradient(self, u_gradient: Tensor) -> Tensor:
+        return u_gradient.view(len(u_gradient), self.out_channels, -1).sum((0, 2))
+
     def _backward(self, r: Tensor, x: Tensor, kernels: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
         """Gradients of <u, r> in the input and in the kernels."""
         sizes = (self._stride, self._zeros, self._dilation)

@@ -164,6 +164,9 @@ class Composed(Operator):
     def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
         return self.operator.weight_gradient(self._pooled(xs), u_gradient)
 
+    def bias_gradient(self, u_gradient: Tensor) -> Tensor:
+        return self.operator.bias_gradient(u_gradient)
+
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         return self.pool.adjoint(self.operator.adjoint(r, weights), self.in_shape)
 

@@ -87,6 +87,9 @@ class Sum(Operator):
     def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
         return self.operator.weight_gradient(self._entering(xs), u_gradient)
 
+    def bias_gradient(self, u_gradient: Tensor) -> Tensor:
+        return self.operator.bias_gradient(u_gradient)
+
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         if not self.enters[index]:
             return r.clone()

@@ -27,8 +27,8 @@ _SCALES, _LOOSE = (1.0, 1e-3, 1e3), 100.0
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
-    """Its shapes agree; rows, targets, fold and offset make up `forward`; weight_gradient, adjoint, normal and norm belong to it; and a
-    small network with it is trained by one pass of `BCD` and one pass of `MiniBatch`.
+    """Its shapes agree; rows, targets, fold and offset make up `forward`; weight_gradient, bias_gradient, adjoint, normal and norm belong
+    to it; and a small network with it is trained by one pass of `BCD` and one pass of `MiniBatch`.
 
     operator   an object of your class
     seed       of the random points
@@ -96,6 +96,9 @@ def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> 
     assert gradient.shape == weights.w.shape, f"weight_gradient gave shape {tuple(gradient.shape)}, expected that of w"
     product = Operator.weight_gradient(operator, xs, u)
     close(gradient, product, "weight_gradient(xs, u) must be targets(u)' rows(xs), for each group")
+    gradient = operator.bias_gradient(u)
+    assert gradient.shape == weights.b.shape, f"bias_gradient gave shape {tuple(gradient.shape)}, expected that of b"
+    close(gradient, operator.targets(u).sum(0), "bias_gradient(u) must be the sum of the rows of targets(u)")
 
 
 def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: int, r: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from liftednn import reduce
 from liftednn.base import Affine, Loss, Uncertainty
 from liftednn.blocks import designs_of, update_layer
-from liftednn.blocks.regressions import repeated
+from liftednn.blocks.regressions import some_rows
 from liftednn.data.sources import Once, Source, source_of
 from liftednn.data.validation import check_network, checked_row_weights, inputs, responses
 from liftednn.functional import median_and_spread
@@ -23,7 +23,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
-from liftednn.training.batch import curvatures, recursion
+from liftednn.training.batch import curvatures, x_step
 from liftednn.training.biases import best_biases
 from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
 
@@ -53,6 +53,10 @@ _MOST, _ROWS_IN_ALL, _ROWS_INITIAL = 200, 25_000, 60_000
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
 _LAM_FACTOR = 100.0
+# lam of a layer with several positions, over rms(gradient in u) / rms(u): the X-step moves its states by about 1 / this of their size.
+_GRADIENT_FACTOR = 300.0
+# Entries of all states of a sample of rows.
+_ENTRIES = 1 << 28
 # A lam so large that the X-step is linear to many digits.
 _LARGE_LAM = 1e8
 _SHRINKAGE = 6.5e-4
@@ -100,7 +104,8 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
     scaled as a whole give the same predictions where a layer reads them alone, since its initial weights shrink with their spread
     (`unit_of`); columns in different units should be standardised first. Responses may have any units: where the loss does not
     change when they are shifted, hidden rho is in units of the loss, and the head's in those over the responses' squared.
-    lam_l = 100 times the mean curvature of the loss in u_l, through the layers after it.
+    lam_l = 100 times the mean curvature of the loss in u_l, through the layers after it; for a layer with several positions, such as a
+    convolution, at least 300 rms(gradient of the loss in u_l) / rms(u_l), since the curvature of one position is tiny.
     A loss with a kink is `smoothed`; for rho, one of bounded slope is taken as the squared error.
 
     network         a `LiftedNetwork`
@@ -124,7 +129,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 
 def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
-    raw_x, raw_y, raw_weights = source.sample(_ROWS, seed)
+    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS), seed)
     x = inputs(network, raw_x)
     y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
     network = with_loss(network, smoothed(network.loss, y, row_weights))
@@ -143,16 +148,15 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     ]
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, row_weights)
-    lams = [_LAM_FACTOR * c for c in _limit_curvatures(chosen, weights, x, y, row_weights, seed, units)[:-1]]
+    lams = _lams(chosen, weights, x, y, row_weights, seed, units)
     return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
 
 
 def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, row_weights: Tensor | None) -> list[float]:
-    """For each layer, the variance of its rows, summed over columns and the rows of a sample; for a w that layers share, their sum."""
+    """For each layer, the variance of its rows, summed over columns; for a w that layers share, the sum of theirs."""
     states, found = network.propagate(weights, x), []
     for number, layer in enumerate(network.layers):
-        rows, t = layer.operator.rows(network.read(number, states)), layer.operator.positions
-        found.append(t * _variance(rows, repeated(row_weights, t)))
+        found.append(_variance(*some_rows(layer.operator, network.read(number, states), row_weights)))
     owners = network.connections.owners
     return [sum(scale for scale, other in zip(found, owners, strict=True) if other == owner) for owner in owners]
 
@@ -265,7 +269,13 @@ def probes(like: Tensor, seed: int) -> Tensor:
     return (2 * drawn - 1).to(like)[None]
 
 
-def _limit_curvatures(
+def sample_rows(network: LiftedNetwork, most: int) -> int:
+    """The number of rows whose states are computed at once before training: `most`, fewer where samples are large."""
+    width = network.in_width + sum(layer.operator.out_width for layer in network.layers)
+    return max(1, min(most, _ENTRIES // width))
+
+
+def _lams(
     network: LiftedNetwork,
     weights: list[Affine],
     x: Tensor,
@@ -274,14 +284,20 @@ def _limit_curvatures(
     seed: int,
     units: float,
 ) -> list[float]:
-    """The curvatures in the limit of large lam, in units of the loss, where probes act linearly: in float64, since it is a difference of
-    nearly equal numbers."""
-    limit = LiftedNetwork(
-        [*(replace(layer, lam=_LARGE_LAM * units) for layer in network.layers[:-1]), network.layers[-1]]
-    )
-    precise = [Affine(w.double(), b.double()) for w, b in weights]
-    _, preactivations = recursion(limit, precise, x.double())
+    """lam of every hidden layer; in float64, since in the limit of large lam, where gradients and probes act linearly, they are
+    differences of nearly equal numbers."""
+    hidden = [replace(layer, lam=_LARGE_LAM * units) for layer in network.layers[:-1]]
+    limit = LiftedNetwork([*hidden, network.layers[-1]])
+    precise, x, y = [Affine(w.double(), b.double()) for w, b in weights], x.double(), y.double()
     row_weights = None if row_weights is None else row_weights.double()
-    found = curvatures(limit, precise, preactivations, probes(preactivations[-1], seed), row_weights, y.double())
+    step = x_step(limit, precise, x, y)
+    u, g = step.preactivations, step.u_gradients
+    found = curvatures(limit, precise, u, probes(u[-1], seed), row_weights, y)
     neutral = float(found[-1])  # for a layer that no gradient reaches yet
-    return [float(c) if math.isfinite(c) else neutral for c in found]
+    lams = [_LAM_FACTOR * (float(c) if math.isfinite(c) else neutral) for c in found[:-1]]
+    for number, layer in enumerate(hidden):
+        size = float(reduce.mean_square(u[number], row_weights))
+        if layer.operator.positions > 1 and size > 0:
+            ratio = math.sqrt(float(reduce.mean_square(g[number], row_weights)) / size)
+            lams[number] = max(lams[number], _GRADIENT_FACTOR * ratio)
+    return lams

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Affine, regress
-from liftednn.blocks.regressions import repeated
+from liftednn.base import Affine, Operator
+from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.training.geometry import Geometry
@@ -23,7 +23,8 @@ from liftednn.training.model import BatchGradients, LiftedModel, Model
 
 __all__ = ["Descent", "norm_limit_of"]
 
-# The fraction of its size by which a step of rate 1 may move a layer's pre-activations.
+# The fraction of its size by which a step of rate 1 may move a layer's pre-activations; at most 1 over the number of layers, since all of
+# them move at once.
 _TRUST = 0.3
 # By how much more a single batch may move them than the one that the step was shortened for.
 _ONE_BATCH = 2.0
@@ -65,7 +66,7 @@ class Descent:
         self.shapes = [part.shape for part in parts]
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
-        self.rate = self.values.new_zeros(())
+        self.rate, self.trust = self.values.new_zeros(()), min(_TRUST, 1 / len(network.layers))
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
@@ -108,9 +109,8 @@ class Descent:
 
     def _direction(self, at: int, batch: BatchGradients) -> list[Tensor]:
         layers = self.members[at]
-        rows, u_gradients = [batch.rows[each] for each in layers], [batch.u_gradients[each] for each in layers]
-        w_gradient = self.model.w_gradient(layers[0], self.weights, batch)
-        return self.geometries[at].direction(self.weights[layers[0]].w, rows, u_gradients, w_gradient)
+        w_gradients, b_gradients = ([part[each] for each in layers] for part in (batch.w_gradients, batch.b_gradients))
+        return self.geometries[at].direction(self.weights[layers[0]].w, w_gradients, b_gradients, len(batch.scores))
 
     def _prox(self, at: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""
@@ -136,8 +136,8 @@ class Descent:
         batch = self.gradients(x, y, row_weights)
         found, extra = self.model.probe(self.weights, batch, y, probes, row_weights)
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
-            rows = [batch.rows[each] for each in layers]
-            geometry.absorb(rows, [repeated(row_weights, self._positions(each)) for each in layers])
+            rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
+            geometry.absorb([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
             geometry.limit(torch.inf)
             w, *intercepts = self._direction(at, batch)
@@ -148,23 +148,23 @@ class Descent:
                 geometry.shorten(excess)
             geometry.limit(self._allowed(layers[0], batch, row_weights))
 
-    def _positions(self, number: int) -> int:
-        return self.network.layers[number].operator.positions
+    def _operator(self, number: int) -> Operator:
+        return self.network.layers[number].operator
 
     def _excess(self, number: int, w: Tensor, b: Tensor, batch: BatchGradients, row_weights: Tensor | None) -> float:
         """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
         w = w.T if self.network.layers[number].transposed else w
-        motion = reduce.mean_square(
-            regress(batch.rows[number], Affine(w, b)), repeated(row_weights, self._positions(number))
-        )
-        return float((motion / reduce.mean_square(batch.preactivations[number], row_weights)).sqrt()) / _TRUST
+        operator, xs = self._operator(number), batch.inputs[number]
+        moved = operator.forward(xs, Affine(w, b))
+        motion = reduce.mean_square(moved - operator.offset(xs) if operator.skips else moved, row_weights)
+        return float((motion / reduce.mean_square(batch.preactivations[number], row_weights)).sqrt()) / self.trust
 
     def _allowed(self, number: int, batch: BatchGradients, row_weights: Tensor | None) -> float:
         """The mean square, summed over outputs, by which one batch may move a layer's pre-activations: a batch with a rare row, which this
         one may lack, has a far larger gradient."""
         u = batch.preactivations[number]
-        outputs = self.network.layers[number].operator.weight_shape[-2]
-        return outputs * (_ONE_BATCH * _TRUST) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
+        outputs = self._operator(number).weight_shape[-2]
+        return outputs * (_ONE_BATCH * self.trust) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
 
     def restore(self, values: Tensor) -> None:
         """Set the weights to earlier values, with zero velocity."""

@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from liftednn import reduce
-from liftednn.blocks.regressions import repeated
+from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.shared import Sylvester
 from liftednn.network import Layer, LiftedNetwork, States
 from liftednn.training.metric import Metric
@@ -51,12 +50,11 @@ class Geometry(Protocol):
         """The mean length of a step of rate 1 along the gradient in w."""
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
+        self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> list[Tensor]:
         """What a step of rate 1 subtracts from w and from the intercept of every layer.
 
-        u_gradients   of every layer, the gradient in the outputs of its regression
-        w_gradient    a further gradient in w, at fixed outputs
+        w_gradients   of every layer, the gradient in its w, summed over the rows of that many samples; `b_gradients` in its intercept
         """
 
     def state(self) -> dict[str, Tensor]: ...
@@ -85,8 +83,7 @@ def geometries_of(
         members = [
             _Member(
                 layers[number],
-                network.layers[number].operator.rows(network.read(number, states)),
-                repeated(row_weights, layers[number].operator.positions),
+                *some_rows(layers[number].operator, network.read(number, states), row_weights),
                 (moves, free[number][1]),
             )
             for number in numbers
@@ -156,12 +153,11 @@ class Grouped:
         return sum(group.step_length() for group in self.groups) / len(self.groups)
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
+        self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> list[Tensor]:
-        parts = zip(
-            self.groups, w, self._cut(rows, self.shape[-1]), self._cut(u_gradients, self.shape[-2]), strict=True
-        )
-        moves = [group.direction(own, x, g) for group, own, x, g in parts]
+        cut = zip(*(torch.split(b, self.shape[-2]) for b in b_gradients), strict=True)
+        parts = zip(self.groups, w, zip(*w_gradients, strict=True), cut, strict=True)
+        moves = [group.direction(own, gw, gb, samples) for group, own, gw, gb in parts]
         intercepts = [torch.cat(each) for each in list(zip(*moves, strict=True))[1:]]
         return [torch.stack([move[0] for move in moves]), *intercepts]
 
@@ -251,13 +247,13 @@ class SharedMetric:
         return float(self.inverse.mean())
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
+        self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> list[Tensor]:
         gradient, intercepts = self.shrinkage * w, []
-        for metric, flip, x, g in zip(self.metrics, self.flips, rows, u_gradients, strict=True):
-            t, scale = metric.layer.operator.positions, 1 / len(x)
-            b = reduce.product(g, x.new_full((len(x),), scale)) if metric.free[1] else g.new_zeros(g.shape[1])
-            part = torch.addr(reduce.product(g, x, scale), b, metric.mean, alpha=-1) * t
+        for metric, flip, w_sum, b_sum in zip(self.metrics, self.flips, w_gradients, b_gradients, strict=True):
+            t = metric.layer.operator.positions
+            b = b_sum / (samples * t) if metric.free[1] else torch.zeros_like(b_sum)
+            part = torch.addr(w_sum / samples, b, metric.mean, alpha=-t)
             gradient = gradient + (part.T if flip else part)
             intercepts.append(b / metric.curvature)
         move = self._solved(gradient) if self.metrics[0].free[0] else torch.zeros_like(w)

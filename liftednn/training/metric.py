@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from liftednn import reduce
 from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor
@@ -147,18 +146,16 @@ class Metric:
         return float(mean) / self.layer.operator.positions
 
     def direction(
-        self, w: Tensor, rows: Sequence[Tensor], u_gradients: Sequence[Tensor], w_gradient: Tensor | None = None
+        self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from (w, b), given the layer's rows, the gradient in its outputs, and a further one in w."""
-        (x,), (g,) = rows, u_gradients
-        b = reduce.product(g, x.new_full((len(x),), 1 / len(x))) if self.free[1] else g.new_zeros(g.shape[1])
+        """What a step of rate 1 subtracts from (w, b), given the gradients in them, summed over the rows of that many samples."""
+        (w_sum,), (b_sum,), scale = w_gradients, b_gradients, 1 / (samples * self.layer.operator.positions)
+        b = b_sum * scale if self.free[1] else torch.zeros_like(b_sum)
         if not self.free[0]:
             return [torch.zeros_like(w), b / self.curvature]
-        w = reduce.product(g, x, 1 / len(x), self.shrinkage * w)
+        w = torch.add(self.shrinkage * w, w_sum, alpha=scale)
         if not self.white:
             w.addr_(b, self.mean, alpha=-1)
-        if w_gradient is not None:
-            w.add_(w_gradient)
         move, shift = w @ self.inverse if self.inverse.ndim == 2 else w * self.inverse, b / self.curvature
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         motion = (torch.vdot(move.view(-1), w.view(-1)) + torch.dot(shift, b)) / self.curvature

@@ -1,4 +1,4 @@
-"""The interface of a model to the mini-batch step: rows and gradients of every regression, and its curvatures."""
+"""The interface of a model to the mini-batch step: inputs and gradients of every layer, and its curvatures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
 from liftednn.training.batch import XStep, curvatures, x_step
@@ -14,17 +15,18 @@ __all__ = ["BatchGradients", "LiftedModel", "Model"]
 
 
 class BatchGradients(NamedTuple):
-    """Rows and gradients of every layer on a batch.
+    """Inputs and gradients of every layer on a batch.
 
-    rows             of its regression, (n t, p)
-    u_gradients      the gradient in the output of the regression, (n t, q), times the sample's weight
-    preactivations   of every layer, in any layout
+    inputs           the states that it reads
+    w_gradients      the gradient in its w, summed over the rows of its regression, and `b_gradients` that in its b
+    preactivations   of every layer, (n, width)
     scores           of the batch, (n, outputs)
     x_step           the states, for a model that has states
     """
 
-    rows: list[Tensor]
-    u_gradients: list[Tensor]
+    inputs: list[list[Tensor]]
+    w_gradients: list[Tensor]
+    b_gradients: list[Tensor]
     preactivations: list[Tensor]
     scores: Tensor
     x_step: XStep | None = None
@@ -36,16 +38,13 @@ class Model(Protocol):
     def gradients(
         self, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None, outlier_weights: Tensor | None
     ) -> BatchGradients:
-        """Rows and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients."""
-
-    def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
-        """The gradient in the w of a layer at fixed pre-activations; None where it is 0."""
+        """Inputs and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients."""
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The curvature, in the output of each regression, of all that comes after it, from probes (m, n, outputs) that are sent backward
-        from the scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
+        """The curvature, in each pre-activation, of all that comes after it, from probes (m, n, outputs) that are sent backward from the
+        scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
         current weights may be updated."""
 
     def state(self) -> dict[str, Tensor]:
@@ -79,16 +78,17 @@ class LiftedModel:
             found = found._replace(
                 u_gradients=[g * row_weights[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
             )
+        inputs = [self.network.read(number, found.forward) for number in range(len(weights))]
         operators = [layer.operator for layer in self.network.layers]
-        rows = [each.rows(self.network.read(number, found.forward)) for number, each in enumerate(operators)]
-        u_gradients = [each.targets(g) for each, g in zip(operators, found.u_gradients, strict=True)]
-        return BatchGradients(rows, u_gradients, found.preactivations, found.preactivations[-1], found)
-
-    def w_gradient(self, number: int, weights: Weights, batch: BatchGradients) -> Tensor | None:
-        term = self.terms[number]
-        if term is None or batch.x_step is None:
-            return None
-        return term.w_gradient(weights[number].w, batch.x_step.radius_gradients[number])
+        parts = zip(operators, inputs, found.u_gradients, strict=True)
+        w_gradients = reduce.sums([operator.weight_gradient(xs, g) for operator, xs, g in parts])
+        b_gradients = reduce.sums([each.bias_gradient(g) for each, g in zip(operators, found.u_gradients, strict=True)])
+        for number, term in enumerate(self.terms):
+            if term is not None:  # w has a part in the objective besides the pre-activations
+                further = term.w_gradient(weights[number].w, found.radius_gradients[number])
+                w_gradients[number].add_(further, alpha=len(x))
+        scores = found.preactivations[-1]
+        return BatchGradients(inputs, w_gradients, b_gradients, found.preactivations, scores, found)
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None = None

@@ -83,8 +83,8 @@ class Run:
             )
         self.rows = source.rows  # before whitening, after which copies of rows may differ by rounding
         self.size = settings.batch_size or choices.batch_size(self.rows)
-        self.per_pass, count = source.steps(self.size), max(_ROWS, 8 * network.in_width)
-        x, y, row_weights = self.feed.sample(count, settings.seed)
+        self.per_pass = source.steps(self.size)
+        x, y, row_weights = self.feed.sample(self._sample_rows(), settings.seed)
         self.width = distinct_columns(x)
         self.damping = self._damping(self.rows)
         self.fixed = (
@@ -109,6 +109,12 @@ class Run:
             with checkpoint.rebuilding():
                 self._resume(*stored)
 
+    def _sample_rows(self) -> int:
+        """Rows to prepare from: enough for the Gram matrix of the inputs where a dense layer reads them."""
+        if self.network.layers[0].operator.plain:
+            return max(_ROWS, 8 * self.network.in_width)
+        return choices.sample_rows(self.network, _ROWS)
+
     def _damping(self, rows: int | None) -> float:
         return choices.damping(rows, self.width) if self.settings.damping is None else self.settings.damping
 
@@ -122,7 +128,8 @@ class Run:
         stored: dict[str, Tensor],
     ) -> None:
         """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
-        few = None if row_weights is None else row_weights[:_FEW]
+        count = choices.sample_rows(self.network, _FEW)
+        few = None if row_weights is None else row_weights[:count]
         if given is None:
             weights = choices.random_features(self.network, self.settings.seed, x, y, row_weights, self.fixed)
         else:
@@ -131,8 +138,8 @@ class Run:
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
         damping = self.damping if moments is None else self._damping(int(moments.weight))
         self.coordinates = there = Coordinates.of(self.network, x, moments, damping, keep, free[0], stored, row_weights)
-        inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:_FEW])
-        self.check_rows = x[:_FEW].clone(), rows, y[:_FEW].clone(), few
+        inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
+        self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, self.damping, scale, few, free)
