@@ -48,15 +48,16 @@ _ROWS = 4096
 _MANY = 50_000
 # The most passes, and the number of rows that all passes together should read at least; those of an initialisation are cheap beside the
 # training that follows.
-_MOST, _ROWS_IN_ALL, _ROWS_INITIAL = 200, 25_000, 60_000
+_MOST, _ROWS_IN_ALL = 100, 25_000
+_MOST_INITIAL, _ROWS_INITIAL = 200, 60_000
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
 _LAM_FACTOR = 100.0
 # lam of a layer with several positions, over rms(gradient in u) / rms(u): the X-step moves its states by about 1 / this of their size.
 _GRADIENT_FACTOR = 300.0
-# Entries of all states of a sample of rows.
-_ENTRIES = 1 << 28
+# The fewest rows of a sample.
+_FEWEST = 256
 # A lam so large that the X-step is linear to many digits.
 _LARGE_LAM = 1e8
 _SHRINKAGE = 6.5e-4
@@ -88,7 +89,7 @@ def passes(rows: int | None) -> int:
 
 def initialisation_passes(rows: int | None) -> int:
     """The number of initialisation passes, for a network that is then trained otherwise: three, more where there are few rows."""
-    return max(3, min(_MOST, _ROWS_INITIAL // (rows or _MANY)))
+    return max(3, min(_MOST_INITIAL, _ROWS_INITIAL // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int) -> float:
@@ -129,7 +130,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 
 def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
-    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS), seed)
+    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS, 1e9), seed)
     x = inputs(network, raw_x)
     y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
     network = with_loss(network, smoothed(network.loss, y, row_weights))
@@ -269,10 +270,19 @@ def probes(like: Tensor, seed: int) -> Tensor:
     return (2 * drawn - 1).to(like)[None]
 
 
-def sample_rows(network: LiftedNetwork, most: int) -> int:
-    """The number of rows whose states are computed at once before training: `most`, fewer where samples are large."""
-    width = network.in_width + sum(layer.operator.out_width for layer in network.layers)
-    return max(1, min(most, _ENTRIES // width))
+def sample_rows(network: LiftedNetwork, most: int, work: float = 1e10) -> int:
+    """The number of rows whose states are computed before training: `most`; fewer, but at least 256, where layers have several positions
+    and the forward pass of so many rows would take more than `work` multiplications."""
+    each = _multiplications(network)
+    return most if each is None else max(min(most, _FEWEST), min(most, int(work / each)))
+
+
+def _multiplications(network: LiftedNetwork) -> int | None:
+    """Those of the forward pass of a sample; None where all layers are dense."""
+    operators = [layer.operator for layer in network.layers]
+    if all(operator.positions == 1 for operator in operators):
+        return None
+    return sum(math.prod(operator.weight_shape) * operator.positions for operator in operators)
 
 
 def _lams(
