@@ -17,6 +17,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.blocks import state_problem, update_all_states, update_state, why_not_joint
 from liftednn.data.sources import as_tensor
+from liftednn.data.validation import check_exact
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
@@ -65,6 +66,7 @@ def lifted(
     >>> lnn.predict.lifted(network, weights, torch.ones(4, 3)).shape
     torch.Size([4, 2])
     """
+    check_exact(network)
     x = network.check_rows(as_tensor(x, "x").to(weights[0].w))
     rule = _by_class if network.loss.classes else _by_elimination
     return torch.cat([rule(network, weights, rows, tol, max_iter) for rows in x.split(_ROWS)])

@@ -141,7 +141,7 @@ def test_passes_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
     close(found.weights, oracle.weights, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", act.__all__)
+@pytest.mark.parametrize("name", [name for name in act.__all__ if not getattr(act, name)().why_not_exact])
 @pytest.mark.thin(3)
 def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
     network = lnn.LiftedNetwork.mlp([P, 4, 3], getattr(act, name)(), lam=0.7)

@@ -16,6 +16,8 @@ from liftednn.activations import (
     HardTanh,
     LeakyReLU,
     MaxPool,
+    MaxPoolReLU,
+    Pooled,
     ReLU,
     Scaled,
     Sigmoid,
@@ -159,6 +161,19 @@ ACTIVATIONS: list[Fault] = [
         "declared uniform, but D is not a sum over units",
     ),
     (Softmax(), "uniform", True, "declared uniform, but not unitwise"),
+    (Softmax(), "separable", True, "does not act on every unit alone and alike"),
+    (MaxPool(), "by_unit", lambda self, z: (MaxPool(1), z), "by_unit gave targets of shape"),
+    (MaxPool(), "by_unit", lambda self, z: (MaxPool(1), self.cap(z) + 1), "by_unit gives another D"),
+    (ReLU(), "by_unit", lambda self, z: (Softmax(), z), "by_unit gives a divergence that is not uniform"),
+    (MaxPoolReLU(), "state_shape", lambda self, shape: shape, "state_shape.* does not have 6 entries"),
+    (MaxPoolReLU(), "_spread", lambda self, z: z.repeat_interleave(4, -1).roll(1, -1), "D.* must be finite"),
+    (Pooled(), "why_not_exact", "", "not convex in u"),
+    (Pooled(), "grad", lambda self, u, z: 1.01 * Pooled.grad(self, u, z), GRADIENT),
+    (Pooled(), "grad", lambda self, u, z: Pooled.grad(self, u, z).roll(1, -1), GRADIENT),
+    (Pooled(), "curvature", 0.9, r"curvature 0\.9 is not an upper bound"),
+    (Pooled(shape=(-1, 3, 4), stride=1), "_overlap", 1, GRADIENT),
+    (Pooled(shape=(-1, 3, 4), stride=1), "curvature", 3.0, r"curvature 3\.0 is not an upper bound"),
+    (Pooled(), "tilted", lambda self, u, g: self(u), r"tilted\(u, g\) is not the argmin"),
 ]
 
 
@@ -261,6 +276,8 @@ LOSSES: list[Fault] = [
     (Huber(), "homogeneous", True, "declared homogeneous, but D"),
     (SoftmaxCrossEntropy(), "unitwise", True, "declared unitwise, but D is not a sum over units"),
     (Quantile((0.1, 0.3, 0.5, 0.6, 0.8, 0.9)), "uniform", True, "declared uniform, but D"),
+    (SoftmaxCrossEntropy(), "separable", True, "does not act on every unit alone and alike"),
+    (SquaredError(), "by_unit", lambda self, z: (self, 2 * z), "by_unit gives another D"),
 ]
 
 
@@ -388,7 +405,7 @@ def test_a_broken_operator_is_found(fault: Fault) -> None:
         (
             Loss,
             LOSSES,
-            {"why_not_trainable", "capped", "cap", "width", "preactivation_width"},
+            {"why_not_trainable", "why_not_exact", "capped", "cap", "width", "preactivation_width", "state_shape"},
         ),  # its z does not move, and is as wide as u
         (Penalty, PENALTIES, set()),
         (Operator, OPERATORS, set()),

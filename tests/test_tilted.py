@@ -24,6 +24,10 @@ COVERED = [
 N, WIDTH = 50, 6
 
 
+def preactivations(activation: lnn.Activation, seed: int) -> Tensor:
+    return draw(seed, activation.preactivation_width(WIDTH))
+
+
 def draw(seed: int, width: int = WIDTH) -> Tensor:
     return torch.randn(N, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -32,6 +36,7 @@ def modulus(activation: lnn.Activation) -> float:
     """Of strong convexity of D in z: |u - z|^2 has 2, and Phi has the inverse of the Lipschitz constant of its conjugate's gradient."""
     if activation.quadratic:
         return 2.0
+    activation = activation.activation if isinstance(activation, act.Pooled) else activation
     assert isinstance(activation, Fenchel)
     return 1 / activation.curvature
 
@@ -40,7 +45,7 @@ def rivals(activation: lnn.Activation, u: Tensor, found: Tensor) -> Iterator[Ten
     """Points of the domain, far and near."""
     for seed in range(20, 30):
         for size in (0.3, 1.0, 5.0):
-            yield activation(size * draw(seed))
+            yield activation(size * preactivations(activation, seed))
     for seed, size in enumerate((1e-3, 1e-2, 0.1, 1.0) * 3):
         near = activation.prox(found + size * draw(seed + 40), u, 1e-3)
         yield near
@@ -50,14 +55,14 @@ def rivals(activation: lnn.Activation, u: Tensor, found: Tensor) -> Iterator[Ten
 
 def test_all_that_mini_batches_can_train_is_covered() -> None:
     names = {type(activation).__name__ for activation in COVERED}
-    assert set(act.__all__) - names == {"LeakyReLU", "MaxPool"}
+    assert set(act.__all__) - names == {"LeakyReLU", "MaxPool", "MaxPoolReLU"}
 
 
 @pytest.mark.parametrize("size", [0.1, 4.0])
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 @pytest.mark.thin(3)
 def test_the_tilted_state_is_the_minimiser(activation: lnn.Activation, size: float) -> None:
-    u, g = 2 * draw(1), size * draw(2)
+    u, g = 2 * preactivations(activation, 1), size * draw(2)
     found = activation.tilted(u, g)
 
     def energy(z: Tensor) -> Tensor:
@@ -75,14 +80,14 @@ def test_the_tilted_state_is_the_minimiser(activation: lnn.Activation, size: flo
 
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 def test_without_a_gradient_the_state_obeys_the_recursion(activation: lnn.Activation) -> None:
-    u = 2 * draw(1)
-    torch.testing.assert_close(activation.tilted(u, torch.zeros_like(u)), activation(u), rtol=0, atol=1e-12)
+    z = activation(u := 2 * preactivations(activation, 1))
+    torch.testing.assert_close(activation.tilted(u, torch.zeros_like(z)), z, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", [a for a in COVERED if a.curvature < torch.inf], ids=lambda a: type(a).__name__)
 def test_the_gradient_at_the_tilted_state_is_that_of_the_minimum(activation: lnn.Activation) -> None:
     """d/du min_z D(u, z) + <g, z> = grad_u D at the minimiser: what a layer passes on to its weights."""
-    u, g, move, h = 2 * draw(1), draw(2), draw(3), 1e-5
+    u, g, move, h = 2 * preactivations(activation, 1), draw(2), preactivations(activation, 3), 1e-5
 
     def least(v: Tensor) -> Tensor:
         z = activation.tilted(v, g)
@@ -125,7 +130,7 @@ def test_the_default_of_what_has_no_formula() -> None:
 
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 def test_float32_stays_float32_and_its_inputs_stay(activation: lnn.Activation) -> None:
-    u, g = 2 * draw(1).float(), draw(2).float()
+    u, g = 2 * preactivations(activation, 1).float(), draw(2).float()
     kept = u.clone(), g.clone()
     found = activation.tilted(u, g)
     assert found.dtype == torch.float32

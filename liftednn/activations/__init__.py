@@ -1,6 +1,6 @@
 """Activations as argmin maps (sec. 4): each is a divergence D(u, z) with argmin_z D(u, z) = phi(u).
 
-An activation is called on pre-activations (n, p) and returns states (n, p), `MaxPool` one for each group; `value` returns (n,).
+An activation is called on pre-activations (n, p) and returns states (n, p), those that pool one for each group; `value` returns (n,).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from liftednn.activations.fenchel import (
     Softplus,
     Tanh,
 )
-from liftednn.activations.pooling import MaxPool
+from liftednn.activations.pooled import Pooled
+from liftednn.activations.pooling import MaxPool, MaxPoolReLU
 from liftednn.activations.scaled import Scaled
 from liftednn.base import Activation
 
@@ -32,7 +33,9 @@ __all__ = [
     "Identity",
     "LeakyReLU",
     "MaxPool",
+    "MaxPoolReLU",
     "Monotone",
+    "Pooled",
     "ReLU",
     "Scaled",
     "Sigmoid",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,14 +10,77 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from liftednn.base import Activation, Box
-from liftednn.functional import barrier, box_prox, root
+from liftednn.activations.windows import Windowed
+from liftednn.base import Activation, Box, Divergence
+from liftednn.functional import barrier, box_barrier, box_prox, root
 
-__all__ = ["MaxPool"]
+__all__ = ["MaxPool", "MaxPoolReLU"]
+
+
+class _Spread(Activation):
+    """D(u, z) = |Dz - u|^2 on Dz >= u and z >= `lowest`, where D spreads each z over the pre-activations of its group.
+
+    Jointly convex, >= 0, its unique argmin the maximum over each group, or `lowest` if that is larger.
+    """
+
+    curvature, joint, capped, boxed, homogeneous, separable = torch.inf, True, True, True, True, True
+    lowest: float
+
+    @abstractmethod
+    def _max(self, u: Tensor) -> Tensor:
+        """The largest entry of each group."""
+
+    @abstractmethod
+    def _sum(self, u: Tensor) -> Tensor:
+        """The sum over each group."""
+
+    @abstractmethod
+    def _spread(self, z: Tensor) -> Tensor:
+        """Dz, (n, p)."""
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self._bounded(self._max(u))
+
+    def _bounded(self, z: Tensor) -> Tensor:
+        return z if self.lowest == -torch.inf else z.clamp(min=self.lowest)
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        excess = u - self._spread(z)
+        return excess.square().sum(-1) + barrier(excess, scale=u) + box_barrier(z, self.lowest, torch.inf)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * (u - self._spread(z))
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return box_prox(self.box(u), v, step)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        top = self._spread(z)
+        return torch.minimum((v + 2 * step * top) / (1 + 2 * step), top)
+
+    def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
+        """Given z, each u_i is a prox_u; z is the root of an increasing function, or `lowest`."""
+
+        def slope(z: Tensor) -> Tensor:
+            top = self._spread(z)
+            binding = (a - top).relu() / step  # where u is at the cap, u moves with z
+            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(binding) + (z - b) / step
+
+        z = self._bounded(root(slope, torch.minimum(b, -self._max(-a)) - 1, torch.maximum(b, self._max(a)) + 1))
+        return self.prox_u(a, z, step), z
+
+    def cap(self, z: Tensor) -> Tensor:
+        return self._spread(z)
+
+    def box(self, u: Tensor) -> Box:
+        return Box(self(u), torch.inf, 2 * self._sum(torch.ones_like(u[:1])), 2 * self._sum(u))
+
+    def by_unit(self, z: Tensor) -> tuple[Divergence, Tensor]:
+        return MaxPool(1), self._spread(z)
 
 
 @dataclass(frozen=True)
-class MaxPool(Activation):
+class MaxPool(_Spread):
     """phi(u)_g = max of u over group g, (n, p) -> (n, groups); D spreads each z_g over its group, (Dz)_i = z_g(i).
 
     form="projection": D(u, z) = |Dz - u|^2 on Dz >= u. Jointly convex, >= 0, its unique argmin the maximum: for training.
@@ -33,7 +97,7 @@ class MaxPool(Activation):
     groups: int | tuple[int, ...] = 2
     form: Literal["projection", "paper"] = "projection"
     c: float = 0.5
-    curvature, joint = torch.inf, True
+    lowest = -torch.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.groups, Sequence):
@@ -55,6 +119,8 @@ class MaxPool(Activation):
     capped = property(lambda self: self.form == "projection")
     boxed = property(lambda self: self.form == "projection")
     homogeneous = property(lambda self: self.form == "projection")
+    separable = property(lambda self: self.form == "projection")
+    unitwise = property(lambda self: self.form == "projection" and self.groups == 1)
 
     def width(self, p: int) -> int:
         return len(self._sizes(p))
@@ -83,28 +149,27 @@ class MaxPool(Activation):
         index = self._index(u)
         return u.new_zeros(*u.shape[:-1], self.width(u.shape[-1])).index_add(-1, index, u)
 
-    def __call__(self, u: Tensor) -> Tensor:
+    def _max(self, u: Tensor) -> Tensor:
         lowest = u.new_full((*u.shape[:-1], self.width(u.shape[-1])), -torch.inf)
         return lowest.scatter_reduce(-1, self._index(u).expand_as(u), u, "amax")
 
     def _spread(self, z: Tensor) -> Tensor:
-        """Dz, (n, p)."""
+        if self.groups == 1:
+            return z
         p = self.preactivation_width(z.shape[-1])
         return z[..., self._index(z.new_empty(p))]
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        excess = u - self._spread(z)
-        if self.form == "paper":
-            return self.c * z.sum(-1) + excess.relu().sum(-1)
-        return excess.square().sum(-1) + barrier(excess, scale=u)
+        if self.form == "projection":
+            return super().value(u, z)
+        return self.c * z.sum(-1) + (u - self._spread(z)).relu().sum(-1)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        excess = u - self._spread(z)
-        return (excess > 0).to(u.dtype) if self.form == "paper" else 2 * excess
+        return super().grad(u, z) if self.form == "projection" else (u > self._spread(z)).to(u.dtype)
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         if self.form == "projection":
-            return box_prox(self.box(u), v, step)
+            return super().prox(v, u, step)
         sizes = self._sum(torch.ones_like(u))
 
         def slope(z: Tensor) -> Tensor:
@@ -114,28 +179,51 @@ class MaxPool(Activation):
         return root(slope, v - step * self.c, v + step * (sizes - self.c))
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
-        top = self._spread(z)
-        if self.form == "paper":
-            return torch.minimum(v, torch.maximum(v - step, top))
-        return torch.minimum((v + 2 * step * top) / (1 + 2 * step), top)
+        if self.form == "projection":
+            return super().prox_u(v, z, step)
+        return torch.minimum(v, torch.maximum(v - step, self._spread(z)))
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        """Given z, each u_i is a prox_u; z is the root of an increasing function."""
-        if self.form == "paper":
-            raise TypeError(
-                "MaxPool(form='paper') has no joint prox, since it cannot be trained: use form='projection'"
+        if self.form == "projection":
+            return super().prox_joint(a, b, step)
+        raise TypeError("MaxPool(form='paper') has no joint prox, since it cannot be trained: use form='projection'")
+
+    def by_unit(self, z: Tensor) -> tuple[Divergence, Tensor]:
+        return (self, z) if self.groups == 1 else super().by_unit(z)
+
+
+@dataclass(frozen=True)
+class MaxPoolReLU(_Spread, Windowed):
+    """phi(u) = max(0, max of u over each window): the ReLU and max-pooling of an image in one divergence, for exact blocks (`BCD`).
+
+    D(u, z) = |Dz - u|^2 on Dz >= u and z >= 0, where D spreads each z over its window; jointly convex. Mini-batches have `Pooled`.
+
+    shape         (channels, height, width), or (channels, length), of one sample's pre-activations; -1 for any number of channels
+    kernel_size   the size of a window, one number or one for each dimension, which must divide those of `shape`: windows do not overlap
+
+    >>> pooled = lnn.activations.MaxPoolReLU(shape=(1, 2, 4), kernel_size=2)
+    >>> pooled(torch.tensor([[1.0, 3.0, -5.0, -2.0, 0.0, 2.0, -4.0, -3.0]])).tolist()
+    [[3.0, 0.0]]
+    """
+
+    shape: tuple[int, ...] = (-1, 2, 2)
+    kernel_size: int | tuple[int, ...] = 2
+    stride, lowest = None, 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(size % kernel for size, kernel in zip(self.shape[1:], self._kernel, strict=True)):
+            raise ValueError(
+                f"windows of {self._kernel} do not divide {self.shape[1:]}: give a kernel_size that does, or train by MiniBatch with Pooled"
             )
 
-        def slope(z: Tensor) -> Tensor:
-            top = self._spread(z)
-            binding = (a - top).relu() / step  # where u is at the cap, u moves with z
-            return 2 * self._sum(top - self.prox_u(a, z, step)) - self._sum(binding) + (z - b) / step
+    def _max(self, u: Tensor) -> Tensor:
+        return self._reduced(u, torch.maximum)
 
-        z = root(slope, torch.minimum(b, -self(-a)) - 1, torch.maximum(b, self(a)) + 1)
-        return self.prox_u(a, z, step), z
+    def _sum(self, u: Tensor) -> Tensor:
+        return self._reduced(u, torch.add)
 
-    def cap(self, z: Tensor) -> Tensor:
-        return self._spread(z)
-
-    def box(self, u: Tensor) -> Box:
-        return Box(self(u), torch.inf, 2 * self._sum(torch.ones_like(u[:1])), 2 * self._sum(u))
+    def _spread(self, z: Tensor) -> Tensor:
+        spaced = [part for count in self._counts for part in (count, 1)]
+        copies = [part for pair in zip(self._counts, self._kernel, strict=True) for part in pair]
+        return z.reshape(-1, *spaced).expand(-1, *copies).reshape(*z.shape[:-1], self.preactivation_width(z.shape[-1]))

@@ -39,7 +39,7 @@ class Box(NamedTuple):
 
 
 class Divergence(ABC):
-    """D(u, z), one energy per row; convex in u.
+    """D(u, z), one energy per row; convex in u, unless `why_not_exact` says that it is not.
 
     curvature    Lipschitz constant of the gradient in u; inf where D is not smooth in u
     quadratic    D(u, z) = curvature / 2 |u - z|^2 + const(z)
@@ -47,7 +47,11 @@ class Divergence(ABC):
     homogeneous  D(t u, t z) = t^2 D(u, z) for t > 0; the rescaling of sec. 3 needs it
     unitwise     D(u, z) is a sum over units k of functions of (u_k, z_k); pruning needs it
     uniform      `unitwise`, with the same function for every unit and any number of units; robust.BoxBall needs it
+    separable    for fixed z, D(u, z) is a sum over units of one function of (u_k, t_k), given by `by_unit`; operators with several
+                 positions or groups need it
     why_not_trainable   why no network can be trained with this divergence; empty if it can
+    why_not_exact       why exact blocks (BCD, lifted prediction) cannot be minimised; empty if they can. D may then be convex in u only
+                        where the order of the entries of u does not change, as under max-pooling
 
     u is (n, p), z is (n, width(p)); methods return one number or one row for each row.
 
@@ -71,7 +75,15 @@ class Divergence(ABC):
     def curvature(self) -> float: ...
 
     @property
+    def separable(self) -> bool:
+        return self.uniform
+
+    @property
     def why_not_trainable(self) -> str:
+        return ""
+
+    @property
+    def why_not_exact(self) -> str:
         return ""
 
     @abstractmethod
@@ -107,6 +119,12 @@ class Divergence(ABC):
         """The largest u that z allows. Required where `capped` is declared."""
         raise TypeError(f"{type(self).__name__} does not bound u by z")
 
+    def by_unit(self, z: Tensor) -> tuple[Divergence, Tensor]:
+        """A `uniform` divergence E and targets t, (n, p), with E(u, t) = D(u, z) for all u. Required where `separable` is declared."""
+        if not self.uniform:
+            raise TypeError(f"{type(self).__name__} does not act on every unit alone and alike")
+        return self, z
+
     def width(self, p: int) -> int:
         """The number of states (columns of z) for p pre-activations."""
         return p
@@ -114,6 +132,11 @@ class Divergence(ABC):
     def preactivation_width(self, width: int) -> int:
         """The number of pre-activations for `width` states, the inverse of `width`."""
         return width
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one sample's states for pre-activations of that shape; a vector where their numbers differ."""
+        p = math.prod(shape)
+        return shape if self.width(p) == p else (self.width(p),)
 
 
 class Activation(Divergence):

@@ -19,6 +19,8 @@ __all__ = ["Reader", "StateProblem", "added", "plain_layer", "spans", "state_pro
 
 # Samples that an iterative method solves together: few enough for a CPU's cache, many for a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
+# The dual is solved where the readers' caps are at most as many: it has a matrix of one row and column for each.
+_MOST_CAPS = 2048
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,10 @@ class StateProblem:
     def method(self) -> str:
         """The method of `select` for one reader; a method that is valid for all of them where there are several."""
         kinds = {str(select(reader.layer.divergence, self.activation)) for reader in self.readers}
-        formed = all(reader.normal.small for reader in self.readers) or not kinds & {"nnls", "dual"}
+        layers = [reader.layer for reader in self.readers]
+        caps = sum(layer.operator.out_width for layer in layers if layer.divergence.capped)
+        small = all(reader.normal.small for reader in self.readers) and caps <= _MOST_CAPS
+        formed = small or not kinds & {"nnls", "dual"}
         if formed and len(kinds) == 1:
             return kinds.pop()
         if formed and kinds == {"nnls", "dual"}:

@@ -70,14 +70,17 @@ def regressions(
     if operator.plain:
         return [Regression(layer, designs[0], z, current)]
     width, t = operator.weight_shape[-2], operator.positions
-    z = operator.targets(z) if t > 1 or grouped else z
+    whole = layer.divergence
+    if t > 1 or grouped:
+        whole, z = whole.by_unit(z)
+        z = operator.targets(z)
     offset = operator.targets(operator.offset(xs)) if operator.skips else None
-    if offset is not None and layer.divergence.quadratic and by_moments:
+    if offset is not None and whole.quadratic and by_moments:
         z, offset = z - offset, None
     found = []
     for group, design in enumerate(designs):
         columns = slice(group * width, (group + 1) * width) if grouped else slice(None)
-        divergence = layer.divergence if offset is None else Shifted(layer.divergence, offset[:, columns])
+        divergence = whole if offset is None else Shifted(whole, offset[:, columns])
         posed = replace(layer, divergence=divergence, lam=layer.lam * t)
         w = current.w[group] if grouped else current.w
         found.append(Regression(posed, design, z[:, columns], Affine(w, current.b[columns])))

@@ -80,7 +80,7 @@ def _capped(problem: StateProblem, z: Tensor) -> StateStep:
     """
     precise = _doubled(problem)
     h, q, box = _quadratic(precise, z.double())
-    g, c = _constraints(precise, box, q)
+    g, c = _constraints(precise, box, z.double())
     factor = Factor.of(h, 1.0, 0.0, 0.0)
     gh = factor.solve(g.T).T
     multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
@@ -100,19 +100,22 @@ def _doubled(problem: StateProblem) -> StateProblem:
     return StateProblem(problem.layer, problem.u.double(), tuple(readers), xs, after)
 
 
-def _constraints(problem: StateProblem, box: Box, q: Tensor) -> tuple[Tensor, Tensor]:
-    """g (k, p) and c (n, k) of  z g' <= c: the caps of the readers with capped divergences, and the finite sides of the box."""
-    offsets, eye = problem.images(torch.zeros_like(q)), torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
+def _constraints(problem: StateProblem, box: Box, z: Tensor) -> tuple[Tensor, Tensor]:
+    """g (k, p) and c (n, k) of  z g' <= c: the caps of the readers with capped divergences, and the finite sides of the box.
+
+    Rounding may have moved the present z out of a cap: it is taken as inside, since otherwise no point might be.
+    """
+    offsets, eye = problem.images(torch.zeros_like(z)), torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     g: list[Tensor] = []
     c: list[Tensor] = []
     for reader, offset, after in zip(problem.readers, offsets, problem.after, strict=True):
         if reader.layer.divergence.capped:
-            outputs = torch.eye(offset.shape[1], dtype=q.dtype, device=q.device)
-            g, c = [*g, reader.adjoint(outputs)], [*c, reader.layer.divergence.cap(after) - offset]
+            rows = reader.adjoint(torch.eye(offset.shape[1], dtype=z.dtype, device=z.device))
+            g, c = [*g, rows], [*c, torch.maximum(reader.layer.divergence.cap(after) - offset, z @ rows.T)]
     for sign, bound in ((-1, box.lower), (1, box.upper)):
-        limit = torch.as_tensor(bound, dtype=q.dtype, device=q.device)
+        limit = torch.as_tensor(bound, dtype=z.dtype, device=z.device)
         if bool(limit.isfinite().all()):
-            g, c = [*g, sign * eye], [*c, sign * limit.expand_as(q)]
+            g, c = [*g, sign * eye], [*c, sign * limit.expand_as(z)]
     return torch.cat(g), torch.cat(c, 1)
 
 

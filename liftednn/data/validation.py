@@ -16,6 +16,7 @@ from liftednn.solvers import select
 
 __all__ = [
     "check_device",
+    "check_exact",
     "check_network",
     "check_start",
     "check_trainable",
@@ -40,6 +41,13 @@ def check_trainable(network: LiftedNetwork) -> None:
             select(layer.divergence, layer.penalty)
         except ValueError as error:
             raise ValueError(f"layer {number}: {error}") from error
+
+
+def check_exact(network: LiftedNetwork) -> None:
+    """Refuse a network whose blocks are not convex."""
+    for number, layer in enumerate(network.layers):
+        if layer.divergence.why_not_exact:
+            raise ValueError(f"layer {number}: {layer.divergence.why_not_exact}")
 
 
 def check_network(network: object) -> None:

@@ -88,6 +88,10 @@ def _one_slope(alpha: Tensor | float) -> bool:
 def layer_of(activation: Activation) -> nn.Module | None:
     """The torch layer that computes phi; None where there is none. A subclass has none, since it may compute anything."""
     match activation:
+        case act.Pooled(activation=inner) if type(activation) is act.Pooled:
+            return _pooling(activation, layer_of(inner), activation.stride)
+        case act.MaxPoolReLU() if type(activation) is act.MaxPoolReLU:
+            return _pooling(activation, nn.ReLU(), None)
         case act.LeakyReLU(alpha=alpha) if alpha <= 1 and type(activation) is act.LeakyReLU:
             return nn.LeakyReLU(alpha)
         case act.FenchelLeakyReLU(alpha=alpha) if type(activation) is act.FenchelLeakyReLU:
@@ -128,3 +132,14 @@ def _prelu(slopes: Tensor) -> nn.PReLU:
     layer = nn.PReLU(slopes.numel())
     layer.weight = nn.Parameter(slopes.detach().clone())
     return layer
+
+
+def _pooling(
+    pooled: act.Pooled | act.MaxPoolReLU, inner: nn.Module | None, stride: int | tuple[int, ...] | None
+) -> nn.Module | None:
+    """An activation, then torch's max-pooling, from flattened images to flattened images."""
+    if inner is None:
+        return None
+    windows = {2: nn.MaxPool1d, 3: nn.MaxPool2d}[len(pooled.shape)]
+    pool = windows(pooled.kernel_size, stride)
+    return nn.Sequential(nn.Unflatten(1, pooled.shape), inner, pool, nn.Flatten())

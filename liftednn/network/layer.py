@@ -76,6 +76,8 @@ class Layer:
                 f"an uncertainty needs a layer u = x w' + b that shares its w with no other, got {self.operator!r} with "
                 f"key={self.key!r}: leave uncertainty=None"
             )
+        if self.divergence.why_not_exact:
+            raise ValueError(f"an uncertainty needs exact blocks: {self.divergence.why_not_exact}")
         if reason := kind.why_not(self.divergence, self.penalty, (shape[0], shape[1])):
             raise ValueError(reason)
 
@@ -90,9 +92,9 @@ class Layer:
                 )
 
     def _check_positions(self) -> None:
-        """The W-step treats positions and groups separately, so the divergence must be a sum over units."""
+        """The W-step treats positions and groups separately, so the divergence must be a sum over units; for mini-batches any will do."""
         apart = self.operator.positions > 1 or self.operator.grouped
-        if apart and not self.divergence.uniform:
+        if apart and not self.divergence.separable and not self.divergence.why_not_exact:
             raise ValueError(
                 f"{self.divergence!r} does not act on every unit alone and alike, which {self.operator!r} needs, since it has several "
                 "positions or groups: use another activation, or a Dense layer"
@@ -106,7 +108,7 @@ class Layer:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample of that state."""
-        return self.operator.out_shape if self.width == self.operator.out_width else (self.width,)
+        return self.divergence.state_shape(self.operator.out_shape)
 
     def robust_divergence(self, w: Tensor) -> Divergence:
         """The divergence of the objective at fixed weights w: D itself, or its robust form if there is an uncertainty."""

@@ -16,6 +16,7 @@ __all__ = [
     "below_cap",
     "check_in_u",
     "check_minimal",
+    "check_separable",
     "check_units",
     "close",
     "draws",
@@ -64,7 +65,11 @@ def rivals(z: Tensor, seed: int, project: Callable[[Tensor], Tensor]) -> list[Te
 
 
 def check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> None:
-    """Convexity, gradient and curvature in u, along segments inside the domain."""
+    """Convexity, gradient and curvature in u, along segments inside the domain; on them the order of the entries of u stays the same where
+    no more is declared."""
+    raised: list[Tensor] = []
+    if divergence.why_not_exact:
+        other, raised = _in_order_of(u, other), [u + (u == u.amax(-1, keepdim=True)).to(u)]
     near = torch.lerp(u, other, 1e-5)
     value, gradient = divergence.value(u, z), divergence.grad(u, z)
     assert value.shape == u.shape[:1], (
@@ -72,7 +77,7 @@ def check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> N
     )
     assert gradient.shape == u.shape, f"grad gave shape {tuple(gradient.shape)}, expected {tuple(u.shape)}"
     assert bool(value.isfinite().all()), "D must be finite in its domain"
-    for point in (other, torch.lerp(u, other, 0.5), near):
+    for point in (other, torch.lerp(u, other, 0.5), near, *raised):
         move = point - u
         linear, size = value + (gradient * move).sum(-1), 1 + value.abs() + divergence.value(point, z).abs()
         rise = divergence.value(point, z) - linear
@@ -86,6 +91,11 @@ def check_in_u(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> N
         spread = divergence.value(other, z) - value
         expected = divergence.curvature / 2 * ((other - z).square() - (u - z).square()).sum(-1)
         close(spread, expected, "declared quadratic, but D is not curvature / 2 |u - z|^2 + const(z)")
+
+
+def _in_order_of(u: Tensor, other: Tensor) -> Tensor:
+    """The entries of each row of `other`, permuted so that they have the order of those of u."""
+    return torch.empty_like(other).scatter_(-1, u.argsort(-1), other.sort(-1).values)
 
 
 def check_minimal(
@@ -120,3 +130,17 @@ def check_units(divergence: Divergence, u: Tensor, z: Tensor) -> None:
             "declared uniform, but D of single units, (n, p, 1), does not have one energy each"
         )
         close(parts.sum(-1), whole, "declared uniform, but D is not a sum over units, the same for each")
+
+
+def check_separable(divergence: Divergence, u: Tensor, other: Tensor, z: Tensor) -> None:
+    """`separable`: `by_unit(z)` gives a uniform divergence and targets with the same values and gradients."""
+    if not divergence.separable:
+        return
+    each, targets = divergence.by_unit(z)
+    assert targets.shape == u.shape, (
+        f"by_unit gave targets of shape {tuple(targets.shape)}, expected one for each of {tuple(u.shape)}"
+    )
+    assert each.uniform, "declared separable, but by_unit gives a divergence that is not uniform"
+    for point in (u, other):
+        close(each.value(point, targets), divergence.value(point, z), "by_unit gives another D")
+        close(each.grad(point, targets), divergence.grad(point, z), "by_unit gives another gradient")

@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Divergence, Loss
-from liftednn.testing.common import WIDTH, N, check_in_u, check_minimal, check_units, close, draws, no_better
+from liftednn.testing.common import (
+    WIDTH,
+    N,
+    check_in_u,
+    check_minimal,
+    check_separable,
+    check_units,
+    close,
+    draws,
+    no_better,
+)
 
 __all__ = ["check_loss"]
 
@@ -41,6 +51,7 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
     _check_effective_curvature(loss, u, encoded)
     _check_hessian_vectors(loss, u, encoded)
     check_units(loss, u, encoded)
+    check_separable(loss, u, u.flip(0), encoded)
     if loss.invariant:
         shifted = loss.value(u + 0.7, loss.encode(y + 0.7, width))
         close(shifted, loss.value(u, encoded), "declared invariant, but L(y + c, u + c) is not L(y, u)")

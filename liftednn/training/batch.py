@@ -52,7 +52,7 @@ def why_not_minibatch(network: LiftedNetwork) -> str:
         if layer.divergence.curvature == torch.inf:
             return (
                 f"layer {number}: {layer.divergence!r} has no finite curvature, and mini-batch steps need one: "
-                "use its Fenchel form, give a loss a smoothing, or use BCD"
+                "use its Fenchel form (Pooled, for max-pooling), give a loss a smoothing, or use BCD"
             )
     return ""
 

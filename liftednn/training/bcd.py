@@ -30,7 +30,7 @@ from liftednn.blocks import (
     why_not_joint,
 )
 from liftednn.checks import check_callable, check_count, check_number, check_seed
-from liftednn.data.validation import check_trainable, checked_row_weights, inputs, matrix_shapes, responses
+from liftednn.data.validation import check_exact, check_trainable, checked_row_weights, inputs, matrix_shapes, responses
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.runtime.precision import plain_arithmetic
@@ -149,6 +149,7 @@ class BCD:
         network, x, y, weights and sample_weight are those of `run`, and are checked here.
         """
         check_trainable(network)
+        check_exact(network)
         if self.joint and why_not_joint(network):
             raise ValueError(f"joint=True is not possible: {why_not_joint(network)}")
         granularities_of(network, self.learn_activation)

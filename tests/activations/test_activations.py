@@ -28,7 +28,9 @@ from liftednn.activations import (
     Identity,
     LeakyReLU,
     MaxPool,
+    MaxPoolReLU,
     Monotone,
+    Pooled,
     ReLU,
     Scaled,
     Sigmoid,
@@ -58,6 +60,11 @@ VARIANTS: list[Activation] = [
     Sign(0.0),
     Sign(1.0),
     MaxPool((1, 2, 3, 1, 2, 2)),
+    MaxPool(1),
+    MaxPoolReLU((3, 4), 2),
+    MaxPoolReLU((-1, 4, 3), (4, 1)),
+    Pooled(Tanh(), (-1, 7), 3, 2),
+    Pooled(Sigmoid(), (1, 7, 5), 3, 2),
     MaxPool(3, form="paper"),
     atan(),
     Scaled(Sigmoid(), 2.5),
@@ -106,7 +113,7 @@ ELEMENTWISE = [
     Scalar(Monotone(), lambda u: (u + (u * u + 1).sqrt()).log()),
     Scalar(atan(), torch.atan, lambda u: -np.pi / 2, np.pi / 2),
 ]
-FENCHEL = [a for a in EVERY if not a.joint]
+FENCHEL = [a for a in EVERY if isinstance(a, activations.Fenchel)]
 
 
 def label(case: Activation | Scalar) -> str:
@@ -125,7 +132,13 @@ def energy(activation: Activation, u: float, z: float) -> float:
 
 
 def test_every_elementwise_activation_has_a_textbook_formula() -> None:
-    tested = {type(case.activation).__name__ for case in ELEMENTWISE} | {"MaxPool", "Simplex", "Softmax"}
+    tested = {type(case.activation).__name__ for case in ELEMENTWISE} | {
+        "MaxPool",
+        "MaxPoolReLU",
+        "Pooled",
+        "Simplex",
+        "Softmax",
+    }
     assert tested == set(activations.__all__)
 
 
@@ -188,8 +201,11 @@ def test_gradient_is_that_of_the_value(activation: Activation) -> None:
 @pytest.mark.parametrize("activation", [a for a in EVERY if a.curvature < INF], ids=label)
 def test_curvature_is_attained(activation: Activation) -> None:
     """An upper bound is checked by check_activation; a bound far too large would only make training slow."""
-    u = torch.cat([0.02 * rows(300, 6), 0.5 + 0.02 * rows(300, 6), rows(300, 6)])
-    near = u + 1e-6 * rows(900, 6, seed=9)
+    p = activation.preactivation_width(6)
+    u = torch.cat([0.02 * rows(300, p), 0.5 + 0.02 * rows(300, p), rows(300, p)])
+    near = u + 1e-6 * rows(900, p, seed=9)
+    if isinstance(activation, Pooled):  # attained where the entry that moves is the largest of all its windows
+        near = u + 1e-6 * (u == u.amax(-1, keepdim=True))
     if isinstance(activation, Softmax):  # attained for two equal scores and a step that separates them
         u, near = torch.zeros(1, 2).double(), torch.tensor([[1e-6, -1e-6]]).double()
     if isinstance(activation, Softplus | FenchelLeakyReLU):

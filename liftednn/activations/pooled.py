@@ -1,0 +1,116 @@
+"""Max-pooling for mini-batches: any increasing activation of the largest pre-activation in each window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from liftednn.activations.clips import FenchelReLU
+from liftednn.activations.fenchel import Fenchel
+from liftednn.activations.windows import Windowed
+from liftednn.base import Activation, Box
+
+__all__ = ["Pooled"]
+
+
+@dataclass(frozen=True)
+class Pooled(Windowed):
+    """phi(u) = activation(m(u)), m(u) the largest entry of u in every window;  D(u, z) = D_activation(m(u), z).
+
+    As phi is increasing, this is also max-pooling after the activation. D is the activation's divergence of the entries that m selects; its
+    curvature, for the selection at u (on a batch the one that the forward pass made), is that of the activation times the number of
+    windows that an entry may be in. Since the selection depends on u, D is not convex in u, so this is for mini-batches (`MiniBatch`);
+    exact blocks (`BCD`) have `MaxPoolReLU`.
+
+    activation    with a Fenchel divergence that acts on every unit alone and alike, such as FenchelReLU() or Tanh(); its own parameters
+                  are not learned. FenchelClip(-math.inf, math.inf) is the identity
+    shape         (channels, height, width), or (channels, length), of one sample's pre-activations; -1 for any number of channels
+    kernel_size   the size of a window, one number or one for each dimension
+    stride        from one window to the next; None for `kernel_size`. Entries at the end that fill no window are left out, as in torch
+
+    >>> pooled = lnn.activations.Pooled(lnn.activations.FenchelReLU(), shape=(1, 2, 4), kernel_size=2)
+    >>> pooled(torch.tensor([[1.0, 3.0, -5.0, -2.0, 0.0, 2.0, -4.0, -3.0]])).tolist()
+    [[3.0, 0.0]]
+    """
+
+    activation: Activation = field(default_factory=FenchelReLU)
+    shape: tuple[int, ...] = (-1, 2, 2)
+    kernel_size: int | tuple[int, ...] = 2
+    stride: int | tuple[int, ...] | None = None
+    joint = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.activation, Fenchel) or not self.activation.uniform:
+            raise ValueError(
+                f"Pooled needs an activation with a Fenchel divergence that acts on every unit alone and alike, got {self.activation!r}: "
+                "use its Fenchel form, with one parameter for all units"
+            )
+
+    curvature = property(lambda self: self._overlap * self.activation.curvature)
+    boxed = property(lambda self: self.activation.boxed)
+    homogeneous = property(lambda self: self.activation.homogeneous)
+    why_not_trainable = property(lambda self: self.activation.why_not_trainable)
+
+    @property
+    def why_not_exact(self) -> str:
+        return (
+            f"{self!r} is not convex in the pre-activations, so its blocks cannot be minimised exactly: train by MiniBatch, or use "
+            "activations.MaxPoolReLU(shape, kernel_size), which is"
+        )
+
+    @property
+    def _overlap(self) -> int:
+        """The most windows that an entry may be in."""
+        given = zip(self._kernel, self._step, self._counts, strict=True)
+        return math.prod(min(-(-kernel // step), count) for kernel, step, count in given)
+
+    def _max(self, u: Tensor) -> Tensor:
+        return self._reduced(u, torch.maximum)
+
+    def _select(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The largest entry of every window, (n, width), and its place in its window along the last axis, then the one before.
+
+        Of equal entries the first of the first row, as in torch.
+        """
+        image, places = self._image(u), []
+        for axis in range(image.ndim - 1, 0, -1):
+            image, *others = self._slices(image, axis)
+            place = torch.zeros_like(image, dtype=torch.int16)
+            for number, other in enumerate(others, start=1):
+                place = torch.maximum(place, (other > image).to(place.dtype).mul_(number))
+                image = torch.maximum(image, other)
+            places.append(place)
+        return image.reshape(len(u), -1), places
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.activation(self._max(u))
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return self.activation.value(self._max(u), z)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        """The activation's gradient at the selected entries, summed where windows overlap; 0 at the others."""
+        largest, places = self._select(u)
+        part = self.activation.grad(largest, z).view_as(places[-1])
+        for axis, place in enumerate(reversed(places), start=1):
+            wide = part.new_zeros(*part.shape[:axis], self.shape[axis], *part.shape[axis + 1 :])
+            for number, entries in enumerate(self._slices(wide, axis)):
+                entries.add_(part * (place == number))  # several times faster than masked_fill on a CPU
+            part = wide
+        return part.reshape(u.shape)
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return self.activation.prox(v, self._max(u), step)
+
+    def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        raise TypeError(self.why_not_exact)
+
+    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
+        return self.activation.tilted(self._max(u), g)
+
+    def box(self, u: Tensor) -> Box:
+        return self.activation.box(self._max(u))
