@@ -152,7 +152,8 @@ def gradient_scale(problem: Composite, start: Point) -> float:
 class _Iterate:
     """The iterate x, the extrapolated y, the best point at the last check, and which rows take plain steps (None: no row).
 
-    `value` and the fields after it have one entry per row where F separates over rows, and are scalars otherwise.
+    `value` and the tensors after it have one entry per row where F separates over rows, and are scalars otherwise; `momentum` is a
+    number until a row rises. Rows that are done are iterated with the others, and returned to the best point at every check.
     """
 
     x: Point
@@ -164,9 +165,9 @@ class _Iterate:
     image: Point
     value: Tensor
     residual: Tensor
-    momentum: Tensor
     idle: Tensor
     done: Tensor
+    momentum: Tensor | float = 1.0
     plain: Tensor | None = None
 
     @classmethod
@@ -176,17 +177,16 @@ class _Iterate:
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
         residual = _residual(problem, x, image, step, value)
-        momentum, idle = torch.ones_like(value, dtype=torch.float64), torch.zeros_like(value, dtype=torch.long)
-        return cls(x, x, step, bound, goal, x, image, value, residual, momentum, idle, residual <= goal)
+        idle = torch.zeros_like(value, dtype=torch.long)
+        return cls(x, x, step, bound, goal, x, image, value, residual, idle, residual <= goal)
 
     def advance(self, problem: Composite) -> None:
         new = _step(problem, self.y, self.step)
-        momentum = (1 + (1 + 4 * self.momentum**2).sqrt()) / 2
-        weight = 1 + ((self.momentum - 1) / momentum).clamp(max=self.bound)
-        self.y = [torch.lerp(old, a, _beside(weight, a).to(a)) for a, old in zip(new, self.x, strict=True)]
+        self.momentum, weight = _next_momentum(self.momentum, self.bound)
+        self.y = [_extrapolated(old, a, weight) for a, old in zip(new, self.x, strict=True)]
         if self.plain is not None:
             self.y = _pick(self.plain, new, self.y)
-        self.x, self.momentum = new, momentum
+        self.x = new
 
     def check(self, problem: Composite) -> None:
         """Keep rows that did not rise and return the others to the best point; rows that are done do not change."""
@@ -195,16 +195,38 @@ class _Iterate:
         rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
         risen = ~(value <= self.value + rounding) & ~self.done
         self.plain, back = risen if bool(risen.any()) else None, risen | self.done
-        if bool(back.any()):
+        if self.plain is not None:
             self.x, image = _pick(back, self.best, self.x), _pick(back, self.image, image)
-            self.y = _pick(back, self.x, self.y)
-            self.momentum = self.momentum.masked_fill(back, 1.0)
+            self.y = _pick(risen, self.x, self.y)
+            self._restart(risen)
+        elif bool(self.done.any()):  # their images are not needed
+            self.x = _pick(self.done, self.best, self.x)
         residual = _residual(problem, self.x, image, self.step, value)
+        residual = torch.where(self.done, self.residual, residual)
         progress = (residual < 0.9 * self.residual) | (value < self.value - rounding)
         self.idle = (self.idle + 1).masked_fill(progress, 0)
         self.best, self.image, self.residual = self.x, image, residual
         self.value = torch.where(back, self.value, torch.fmin(value, self.value))
         self.done = self.done | (residual <= self.goal) | (self.idle >= _PATIENCE)
+
+    def _restart(self, rows: Tensor) -> None:
+        """Restart the momentum of these rows."""
+        if not isinstance(self.momentum, Tensor):
+            self.momentum = torch.full_like(self.value, self.momentum, dtype=torch.float64)
+        self.momentum = self.momentum.masked_fill(rows, 1.0)
+
+
+def _next_momentum(momentum: Tensor | float, bound: float) -> tuple[Tensor | float, Tensor | float]:
+    """The next momentum, and the weight of the new point in the extrapolation."""
+    if not isinstance(momentum, Tensor):
+        after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        return after, 1 + min((momentum - 1) / after, bound)
+    found = (1 + (1 + 4 * momentum**2).sqrt()) / 2
+    return found, 1 + ((momentum - 1) / found).clamp(max=bound)
+
+
+def _extrapolated(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
+    return torch.lerp(old, new, _beside(weight, new).to(new) if isinstance(weight, Tensor) else weight)
 
 
 def _pick(rows: Tensor, there: Point, elsewhere: Point) -> Point:
