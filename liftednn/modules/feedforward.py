@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 class FeedForward(nn.Module):
     """Layers that are computed one after another, each from the input and the layers before it; it returns the output of the last.
 
-    linears       by the layer's number, for every layer that has a weight of its own
+    linears       by the layer's number, for every layer that has a weight of its own: layers that end in a Linear or a convolution
     biases        by the layer's number, for layers that have the weight of another one; none where a layer has no bias
     activations   one for each layer
     rules         one for each layer
@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
 
     def __init__(
         self,
-        linears: Mapping[int, nn.Linear],
+        linears: Mapping[int, nn.Module],
         biases: Mapping[int, nn.Parameter],
         activations: Sequence[nn.Module],
         rules: Sequence[Rule],
@@ -69,10 +69,10 @@ class FeedForward(nn.Module):
 
     def _linear(self, number: int, rule: Rule, x: Tensor) -> Tensor:
         linear = self.linears[str(rule.owner)]
-        assert isinstance(linear, nn.Linear)
         if rule.owner == number:
             u: Tensor = linear(x)
             return u
+        assert isinstance(linear, nn.Linear)
         bias = self.biases.get(str(number), None)
         return functional.linear(x, linear.weight.t() if rule.transposed else linear.weight, bias)
 

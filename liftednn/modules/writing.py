@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from liftednn.activations import Identity, Scaled
-from liftednn.base import Activation, Affine
+from liftednn.base import Activation, Affine, Operator
 from liftednn.losses import Matching, Split
 from liftednn.modules.feedforward import FeedForward, Rule, State
 from liftednn.modules.layers import layer_of
 from liftednn.network import Layer, LiftedNetwork, Weights
-from liftednn.operators import Dense, Sum
+from liftednn.operators import AvgPool1d, Composed, Conv1d, Conv2d, Dense, Sum
+from liftednn.operators.pooling import Pooling
 
 __all__ = ["to_module"]
 
+L = TypeVar("L", nn.Linear, nn.Conv1d, nn.Conv2d)
+
 
 def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
-    """The network's feed-forward rule as Linear layers and activations of torch, with the dtype and device of the weights.
+    """The network's feed-forward rule as Linear layers, convolutions, poolings and activations of torch, with the dtype and device of the
+    weights. A module that begins with a convolution takes samples in their shape, (n, channels, ...), the others take rows.
 
     A chain becomes a Sequential. Layers that read other states than the one before, add states or share weights become a `FeedForward`,
     in which a shared weight is one parameter.
@@ -27,7 +32,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
     a `Scaled` activation is multiplied into the weights before it.
 
-    network   of Dense layers, and sums with them
+    network   of dense layers, convolutions, average pooling before these, and sums with them
     weights   one `Affine` for each layer
 
     >>> module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
@@ -35,7 +40,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     >>> torch.equal(again(x), module(x))
     True
     """
-    operators = [_dense(number, layer) for number, layer in enumerate(network.layers)]
+    operators = [_inner(number, layer) for number, layer in enumerate(network.layers)]
     network.check_shared(weights)
     follows: list[nn.Module] = []
     scaled: list[Affine] = []
@@ -43,20 +48,60 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
         activation, weight = _follows(network, number, weight)
         follows.append(activation)
         scaled.append(weight)
-    if network.connections.chain and all(isinstance(layer.operator, Dense) for layer in network.layers):
-        pairs = zip(map(_linear, operators, scaled), follows, strict=True)
-        return nn.Sequential(*(each for pair in pairs for each in pair if not isinstance(each, nn.Identity)))
-    return _feedforward(network, operators, scaled, follows)
+    affine = [_affine(*each) for each in zip(operators, scaled, _shapes(network), strict=True)]
+    if network.connections.chain and not any(isinstance(layer.operator, Sum) for layer in network.layers):
+        pairs = zip(affine, follows, strict=True)
+        parts = [each for before, after in pairs for each in (*before, after)]
+        return nn.Sequential(*(each for each in parts if not isinstance(each, nn.Identity)))
+    return _feedforward(network, operators, affine, scaled, follows)
 
 
-def _dense(number: int, layer: Layer) -> Dense:
-    """The dense operator of a layer, alone or in a sum."""
-    inner = layer.operator.operator if isinstance(layer.operator, Sum) else layer.operator
-    if not isinstance(inner, Dense):
+def _inner(number: int, layer: Layer) -> Operator:
+    """The operator of a layer, alone or in a sum."""
+    found = layer.operator.operator if isinstance(layer.operator, Sum) else layer.operator
+    last = found
+    while isinstance(last, Composed):
+        last = last.operator
+    if not isinstance(last, Dense | Conv1d | Conv2d):
         raise ValueError(
-            f"layer {number}: torch has no standard layer for {layer.operator!r}: only Dense, and sums with it, can be converted"
+            f"layer {number}: torch has no standard layer for {layer.operator!r}: only Dense, Conv1d and Conv2d, with average pooling "
+            "before them, and sums with these can be converted"
         )
-    return inner
+    return found
+
+
+def _shapes(network: LiftedNetwork) -> list[tuple[int, ...]]:
+    """For each layer, the shape of the sample that enters it: as the layer before gives it."""
+    found = []
+    for number, layer in enumerate(network.layers):
+        reads, operator = network.connections.reads[number], layer.operator
+        entering = next(at for at in range(len(reads)) if not isinstance(operator, Sum) or operator.enters[at])
+        state = reads[entering]
+        reader, index = network.connections.readers[0][0]
+        data = network.layers[reader].operator.in_shapes[index]
+        found.append(network.layers[state - 1].shape if state else data)
+    return found
+
+
+def _affine(operator: Operator, weights: Affine, shape: tuple[int, ...]) -> list[nn.Module]:
+    """The torch layers that compute an operator for samples of a shape."""
+    if isinstance(operator, Composed):
+        pool, pooled = _pool(operator.pool), operator.pool.out_shape(operator.in_shape)
+        return [*_reshaped(shape, operator.in_shape), pool, *_affine(operator.operator, weights, pooled)]
+    layer = _linear(operator, weights) if isinstance(operator, Dense) else _convolution(operator, weights)
+    return [*_reshaped(shape, operator.in_shapes[0]), layer]
+
+
+def _reshaped(have: tuple[int, ...], want: tuple[int, ...]) -> list[nn.Module]:
+    if have == want:
+        return []
+    return [nn.Flatten() if len(want) == 1 else nn.Unflatten(1, want)]
+
+
+def _pool(pool: Pooling) -> nn.Module:
+    kind = nn.AvgPool1d if isinstance(pool, AvgPool1d) else nn.AvgPool2d
+    found: nn.Module = kind(pool.kernel_size, pool.stride, pool.padding)
+    return found
 
 
 def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Module, Affine]:
@@ -92,21 +137,42 @@ def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
 
 def _linear(operator: Dense, weights: Affine) -> nn.Linear:
     """Created on the meta device, so that torch's global generator is not advanced."""
-    linear = nn.Linear(operator.in_features, operator.out_features, operator.bias, device="meta")
-    linear.weight = nn.Parameter(weights.w.detach().clone())
-    if operator.bias:
-        linear.bias = nn.Parameter(weights.b.detach().clone())
-    return linear
+    return _filled(nn.Linear(operator.in_features, operator.out_features, operator.bias, device="meta"), weights)
+
+
+def _convolution(operator: Operator, weights: Affine) -> nn.Module:
+    assert isinstance(operator, Conv1d | Conv2d)
+    kind = nn.Conv1d if isinstance(operator, Conv1d) else nn.Conv2d
+    names = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
+    given = {name: getattr(operator, name) for name in names}
+    return _filled(kind(operator.in_shape[0], **given, device="meta"), weights)
+
+
+def _filled(layer: L, weights: Affine) -> L:
+    """The layer with copies of the weights, in its own shape."""
+    layer.weight = nn.Parameter(weights.w.detach().reshape(layer.weight.shape).clone())
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(weights.b.detach().clone())
+    return layer
 
 
 def _feedforward(
-    network: LiftedNetwork, operators: Sequence[Dense], weights: Weights, follows: Sequence[nn.Module]
+    network: LiftedNetwork,
+    operators: Sequence[Operator],
+    affine: Sequence[Sequence[nn.Module]],
+    weights: Weights,
+    follows: Sequence[nn.Module],
 ) -> FeedForward:
     links = network.connections
     own = [number for number, owner in enumerate(links.owners) if owner == number]
     others = [number for number, operator in enumerate(operators) if number not in own and operator.bias]
+    for number, operator in enumerate(operators):
+        if not links.alone(number) and not (isinstance(operator, Dense) and len(affine[number]) == 1):
+            raise ValueError(
+                f"layer {number} shares its w, and only Dense layers of rows that share theirs can be converted, got {operator!r}"
+            )
     return FeedForward(
-        {number: _linear(operators[number], weights[number]) for number in own},
+        {number: affine[number][0] if len(affine[number]) == 1 else nn.Sequential(*affine[number]) for number in own},
         {number: nn.Parameter(weights[number].b.detach().clone()) for number in others},
         [*(State() if isinstance(each, nn.Identity) else each for each in follows[:-1]), follows[-1]],
         [_rule(network, number) for number in range(len(network.layers))],

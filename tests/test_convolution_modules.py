@@ -1,0 +1,105 @@
+"""Networks with convolutions as torch modules, and back; in files; and without unused units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import liftednn as lnn
+from liftednn.activations import FenchelReLU
+from liftednn.base import Affine
+from liftednn.losses import SquaredError
+from liftednn.modules import FeedForward
+from liftednn.network import Layer, LiftedNetwork
+from liftednn.operators import AvgPool2d, Composed, Conv2d, Dense, Residual, Sum
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weights_of(network: LiftedNetwork) -> list[Affine]:
+    operators = [layer.operator for layer in network.layers]
+    return [
+        Affine(draw(*each.weight_shape, seed=number) / 3, draw(each.outputs, seed=number + 50) * each.bias)
+        for number, each in enumerate(operators)
+    ]
+
+
+CHAIN = LiftedNetwork(
+    [
+        Layer(Conv2d((2, 6, 6), 4, 3, stride=2, padding=2, groups=2, padding_mode="circular"), FenchelReLU()),
+        Layer(Composed(Conv2d((4, 2, 2), 3, 1, bias=False), AvgPool2d(2), (4, 4, 4)), FenchelReLU()),
+        Layer(Dense(12, 5), FenchelReLU()),
+        Layer(Conv2d((5, 1, 1), 2, 1), SquaredError()),
+    ]
+)
+RESIDUAL = LiftedNetwork(
+    [
+        Layer(Conv2d((2, 4, 4), 3, 3, padding=1), FenchelReLU()),
+        Layer(Residual(Conv2d((3, 4, 4), 3, 3, padding=1)), FenchelReLU()),
+        Layer(Sum(Conv2d((3, 4, 4), 3, 3, padding=1)), FenchelReLU(), reads=("x2", "x1")),
+        Layer(Composed(Dense(12, 2), AvgPool2d(2), (3, 4, 4)), SquaredError()),
+    ]
+)
+
+
+@pytest.mark.parametrize(("network", "kind"), [(CHAIN, nn.Sequential), (RESIDUAL, FeedForward)])
+def test_a_network_with_convolutions_is_written_as_torchs_layers(network: LiftedNetwork, kind: type) -> None:
+    weights, x = weights_of(network), draw(5, *network.layers[0].operator.in_shapes[0])
+    module = lnn.init.to_module(network, weights)
+    assert type(module) is kind
+    with torch.no_grad():
+        torch.testing.assert_close(module(x).flatten(1), network.scores(weights, x.flatten(1)))
+
+
+def test_an_mlp_is_written_as_before() -> None:
+    network = LiftedNetwork.mlp([3, 4, 2])
+    module = lnn.init.to_module(network, weights_of(network))
+    assert [type(layer) for layer in module.children()] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
+def test_a_shared_convolution_has_no_standard_layer() -> None:
+    conv = Conv2d((2, 4, 4), 2, 3, padding=1)
+    layers = [Layer(conv, FenchelReLU(), key="k"), Layer(conv, FenchelReLU(), key="k")]
+    network = LiftedNetwork([*layers, Layer(Dense(32, 2), SquaredError())])
+    weights = weights_of(network)
+    weights[1] = weights[1]._replace(w=weights[0].w)
+    with pytest.raises(ValueError, match="layer 0 shares its w, and only Dense layers"):
+        lnn.init.to_module(network, weights)
+
+
+def test_a_sum_inside_a_pooled_operator_has_no_standard_layer() -> None:
+    pooled = Composed(Residual(Conv2d((2, 2, 2), 2, 1)), AvgPool2d(2), (2, 4, 4))
+    network = LiftedNetwork([Layer(pooled, FenchelReLU()), Layer(Dense(8, 2), SquaredError())])
+    with pytest.raises(ValueError, match="layer 0: torch has no standard layer for Composed"):
+        lnn.init.to_module(network, weights_of(network))
+
+
+@pytest.mark.parametrize("network", [CHAIN, RESIDUAL])
+def test_a_network_with_convolutions_is_stored(network: LiftedNetwork, tmp_path: Path) -> None:
+    weights = weights_of(network)
+    lnn.save(tmp_path / "model.safetensors", network, weights)
+    found = lnn.load(tmp_path / "model.safetensors")
+    assert found.network == network
+    assert all(torch.equal(a.w, b.w) for a, b in zip(found.weights, weights, strict=True))
+
+
+def test_units_of_dense_layers_after_convolutions_are_pruned_and_channels_kept() -> None:
+    network = LiftedNetwork.cnn((1, 4, 4), [3, "avgpool", ("dense", 6)], outputs=2, loss="squared")
+    network = LiftedNetwork([*network.layers[:1], Layer(Dense(48, 6), FenchelReLU()), network.layers[-1]])
+    weights, x = weights_of(network), draw(4, 16)
+    weights[1].w[2:4] = 0
+    weights[0].w[0] = 0
+    smaller, fewer = network.prune(weights)
+    assert [layer.width for layer in smaller.layers] == [48, 4, 2]
+    torch.testing.assert_close(smaller.scores(fewer, x), network.scores(weights, x))
+
+
+def test_pruning_convolutions_alone_is_refused_in_words() -> None:
+    network = LiftedNetwork.cnn((1, 4, 4), [3], outputs=2)
+    with pytest.raises(ValueError, match="no unit can be removed: pruning needs a hidden layer u = x w' \\+ b"):
+        network.prune(weights_of(network))
