@@ -128,10 +128,30 @@ def test_a_cnn_has_the_scores_of_torchs_layers() -> None:
     torch.testing.assert_close(network.scores(weights, network.check_rows(x)), module(x).detach())
 
 
+@pytest.mark.parametrize("activation", ["relu", "fenchel_relu"])
+def test_a_cnn_with_max_pooling_has_the_scores_of_torchs_layers(activation: str) -> None:
+    network = LiftedNetwork.cnn((1, 10, 10), [("conv", 4, 3), "maxpool", ("dense", 6)], 3, activation)
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 6),
+        torch.nn.ReLU(),
+        torch.nn.Linear(6, 3),
+    )
+    parts = [module[0], module[4], module[6]]
+    weights = [Affine(each.weight.detach().flatten(1), each.bias.detach()) for each in parts]  # type: ignore[union-attr, operator, arg-type]
+    x = torch.randn(5, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network.scores(weights, network.check_rows(x)), module(x).detach())
+
+
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
-        (["pool"], "layers may hold numbers of channels, 'avgpool' and .*, got 'pool'"),
+        (["pool"], "layers may hold numbers of channels, .*, got 'pool'"),
+        (["maxpool"], "'maxpool' must follow a convolution"),
+        ([4, "maxpool", "maxpool"], "'maxpool' must follow a convolution"),
         ([("dense", 3), 4], "a convolution of 4 channels cannot follow a dense layer"),
         ([("dense", 3), "avgpool"], "'avgpool' needs channels"),
         (["avgpool"] * 4, r"do not fit in samples of \(1, 1, 1\)"),

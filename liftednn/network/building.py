@@ -17,7 +17,7 @@ __all__ = ["cnn_layers", "mlp_layers", "one_per_layer"]
 
 Activations = str | Activation | Sequence[str | Activation]
 Lams = float | Sequence[float]
-Spec = int | str | tuple[str, int]
+Spec = int | str | tuple[str, int] | tuple[str, int, int]
 Shape = tuple[int, ...]
 Pool = tuple[AvgPool1d | AvgPool2d, Shape]  # with the shape before it
 T = TypeVar("T")
@@ -44,12 +44,17 @@ def cnn_layers(
     shape, pools, operators = tuple(in_shape), list[Pool](), list[Operator]()
     if len(shape) not in (2, 3):
         raise ValueError(f"in_shape must be (channels, height, width) or (channels, length), got {in_shape!r}")
-    divergences = _divergences(activation, sum(each != "avgpool" for each in layers), loss)
+    divergences = _divergences(activation, sum(each not in ("avgpool", "maxpool") for each in layers), loss)
     for each in [*layers, ("dense", outputs)]:
-        # Average pooling belongs to the next operator; max-pooling would belong to the divergence of the layer before.
+        # Average pooling belongs to the next operator, max-pooling to the divergence of the layer before.
         if each == "avgpool":
             pools.append((_pooling(shape), shape))
             shape = pools[-1][0].out_shape(shape)
+        elif each == "maxpool":
+            if not operators or pools or len(shape) == 1 or shape != operators[-1].out_shape:
+                raise ValueError("'maxpool' must follow a convolution: give it right after a number of channels")
+            divergences[len(operators) - 1] = _max_pooled(divergences[len(operators) - 1], shape)
+            shape = divergences[len(operators) - 1].state_shape(shape)
         else:
             operators.append(_pooled(_operator(each, shape, divergences[len(operators)]), pools))
             shape, pools = operators[-1].out_shape, []
@@ -61,6 +66,14 @@ def _pooling(shape: Shape) -> AvgPool1d | AvgPool2d:
     if len(shape) == 1:
         raise ValueError("'avgpool' needs channels, and a dense layer has none: give it before the dense layers")
     return AvgPool1d(2) if len(shape) == 2 else AvgPool2d(2)
+
+
+def _max_pooled(activation: Divergence, shape: Shape) -> Divergence:
+    """The activation after the largest of windows of 2 in each dimension."""
+    if isinstance(activation, activations.ReLU):
+        return activations.MaxPoolReLU(shape, 2)
+    assert isinstance(activation, Activation)
+    return activations.Pooled(activation, shape, 2)
 
 
 def _pooled(operator: Operator, pools: Sequence[Pool]) -> Operator:
@@ -79,8 +92,12 @@ def _operator(spec: Spec, shape: Shape, divergence: Divergence) -> Operator:
         case int(channels):
             kind = Conv1d if len(shape) == 2 else Conv2d
             return kind(shape, channels, kernel_size=3, padding=1)
+        case ("conv", int(channels), int(size)) if len(shape) > 1:
+            kind = Conv1d if len(shape) == 2 else Conv2d
+            return kind(shape, channels, size)
     raise ValueError(
-        f"layers may hold numbers of channels, 'avgpool' and ('dense', width), got {spec!r}: build other layers as `Layer`s"
+        "layers may hold numbers of channels, ('conv', channels, size), 'avgpool', 'maxpool' and then ('dense', width), got "
+        f"{spec!r}: build other layers as `Layer`s"
     )
 
 
