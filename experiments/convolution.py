@@ -24,6 +24,7 @@ import torch
 
 from experiments.batched import clock
 from experiments.datasets import Dataset
+from experiments.image_lifted import lifted
 from experiments.image_models import STARTS
 from experiments.image_training import Images, Layout, Step, Task, from_start, generated, gradient, images
 from experiments.markdown import table
@@ -41,8 +42,8 @@ INIT_RATES, INIT_PASSES, INIT_BATCH = (1e-5, 1e-6), 17, 100
 
 Method = Callable[[Task], Iterator[Scorer]]
 LIFTED = "lifted, automatic"
-# The lifted model joins them as METHODS[LIFTED], a generator like the others; all are then also run for as many seconds as it takes.
-METHODS: dict[str, Method] = {"SGD": gradient, "AdamW": gradient, "Muon": gradient}
+# All are also run for as many seconds as the lifted model takes.
+METHODS: dict[str, Method] = {LIFTED: lifted, "SGD": gradient, "AdamW": gradient, "Muon": gradient}
 ORDER = (LIFTED, *(name for name in METHODS if name != LIFTED))  # of tables and pictures
 # Rates and weight decays to choose from, rates also beyond their ends; a method that is not named here has nothing to choose.
 GRIDS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -66,15 +66,15 @@ def residual(divide: int = 1) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """x + f(x), f two convolutions 3 x 3 with ReLU behind each."""
+    """relu(x + f(x)), f two convolutions 3 x 3 with a ReLU between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.branch = nn.Sequential(*_convolution(width, width), *_convolution(width, width))
+        self.branch = nn.Sequential(*_convolution(width, width), nn.Conv2d(width, width, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         branch: Tensor = self.branch(x)
-        return x + branch
+        return (x + branch).relu()
 
 
 def _convolution(p: int, q: int) -> list[nn.Module]:
