@@ -142,8 +142,10 @@ def _in_shape(module: nn.Module, x: Any, y: Any) -> tuple[int, ...] | None:
 
 
 def _check_biases(graph: Graph) -> None:
-    """Layers may share a weight, but not a bias."""
+    """Layers may share a weight, but not a bias; a batch norm would change with the weights."""
     for use in graph.uses:
+        if use.folded is not None:
+            raise unsupported(use.step, "is followed by a batch norm, which lifted_ cannot train: remove it first")
         if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
             raise unsupported(
                 use.step,

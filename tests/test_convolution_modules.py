@@ -121,7 +121,14 @@ REFUSED: list[tuple[nn.Module, tuple[int, ...] | None, str]] = [
     (nn.Sequential(nn.AvgPool2d(2, ceil_mode=True)), (2, 4, 4), "ceil_mode=False"),
     (nn.Sequential(nn.Conv2d(2, 3, 2), nn.AvgPool2d(2)), (2, 4, 4), "the module ends in a pooling"),
     (nn.Sequential(nn.Conv2d(2, 3, 2), nn.AvgPool2d(2), nn.ReLU()), (2, 4, 4), "does not follow a Linear"),
-    (nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), (2, 4, 4), r"module\.1: BatchNorm2d.* has no lifted form"),
+    (nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(3)), (2, 4, 4), r"module\.1: MaxPool2d.* has no lifted form"),
+    (
+        nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.BatchNorm2d(3)),
+        (2, 4, 4),
+        "must follow a Linear or a convolution",
+    ),
+    (nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(4)), (2, 4, 4), "with as many outputs directly"),
+    (nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3, track_running_stats=False)), (2, 4, 4), "no running mean"),
 ]
 
 
@@ -129,6 +136,38 @@ REFUSED: list[tuple[nn.Module, tuple[int, ...] | None, str]] = [
 def test_what_cannot_be_read_is_refused(module: nn.Module, shape: tuple[int, ...] | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         lnn.init.from_module(module, in_shape=shape)
+
+
+def normed() -> nn.Sequential:
+    """Batch norms with running statistics of their own."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(2, 4, 3, padding=1, bias=False, groups=2)
+    dense = (nn.Flatten(), nn.Linear(16, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh(), nn.Linear(3, 1))
+    module = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2), *dense).double()
+    for _ in range(3):
+        module(1 + torch.randn(8, 2, 4, 4).double())
+    nn.init.normal_(module.get_parameter("1.weight"))
+    return module.eval()
+
+
+def test_batch_norms_are_multiplied_into_the_weights() -> None:
+    module, x = normed(), draw(5, 2, 4, 4)
+    network, weights = lnn.init.from_module(module, in_shape=(2, 4, 4))
+    with torch.no_grad():
+        torch.testing.assert_close(network.scores(weights, x.flatten(1)), module(x))
+        torch.testing.assert_close(lnn.init.to_module(network, weights)(x), module(x))
+
+
+def test_a_batch_norm_is_not_trained_by_lifting() -> None:
+    with pytest.raises(ValueError, match=r"module\.0: .* is followed by a batch norm, which lifted_ cannot train"):
+        lnn.init.lifted_(normed(), draw(5, 2, 4, 4), draw(5))
+
+
+def test_a_weight_before_a_batch_norm_is_used_once() -> None:
+    linear = nn.Linear(3, 3)
+    module = nn.Sequential(linear, nn.BatchNorm1d(3), nn.ReLU(), linear)
+    with pytest.raises(ValueError, match="is followed by a batch norm, so no other layer can use its weight"):
+        lnn.init.from_module(module)
 
 
 def test_a_pooled_tensor_cannot_be_added() -> None:

@@ -35,6 +35,7 @@ class Use:
     operator        the lifted one, without the sum over states
     weight          the parameter, or a buffer; it is used transposed where `transposed`
     bias            the same, or None
+    folded          scale and shift of the outputs, of a batch norm that follows; None where none does
     enters, added   numbers of the states that enter the product, and of those that are added to it: 0 is the input, l + 1 what layer l
                     gives
     after           the activation that follows, None where none does
@@ -48,6 +49,7 @@ class Use:
     enters: tuple[int, ...]
     added: tuple[int, ...]
     after: Step | None
+    folded: tuple[Tensor, Tensor] | None = None
 
     @property
     def w(self) -> Tensor:
@@ -112,6 +114,7 @@ class _Product(_State):
     enters: tuple[_State, ...] = field(kw_only=True)
     added: tuple[_State, ...] = ()
     after: Step | None = None
+    folded: tuple[Tensor, Tensor] | None = None
     tensor: int = 0
     closed: bool = False
     plain: bool = False
@@ -235,10 +238,20 @@ class Builder:
             )
         check_parameters(old.step, [bias], self._parameters)
         self._parameters.append(bias)
+        return self._replaced(value, old, replace(old, bias=bias))
+
+    def fold(self, step: Step, scale: Tensor, shift: Tensor, value: Value) -> Value:
+        """scale * value + shift, for each output of the Linear or the convolution that value is."""
+        value, old = self._resolved(value), value.product
+        if old is None or old.closed or old.folded or value.states or value.view or len(scale) != old.shape[0]:
+            raise unsupported(step, "must follow a Linear or a convolution with as many outputs directly")
+        return self._replaced(value, old, replace(old, folded=(scale, shift)))
+
+    def _replaced(self, value: Value, old: _Product, new: _Product) -> Value:
         self._products.remove(old)
-        self._products.append(product := replace(old, bias=bias))
+        self._products.append(new)
         old.closed = True
-        return Value(next(self._numbers), value.states, product)
+        return Value(next(self._numbers), value.states, new)
 
     def activate(self, step: Step, value: Value) -> Value:
         value, given = self._resolved(value), value
@@ -291,6 +304,10 @@ class Builder:
         layers = sorted(self._products, key=lambda product: product.tensor)
         read = {state for layer in layers for state in (*layer.enters, *layer.added)}
         for layer in layers:
+            if layer.folded and sum(other.weight is layer.weight for other in layers) > 1:
+                raise unsupported(
+                    layer.step, "is followed by a batch norm, so no other layer can use its weight: copy it"
+                )
             if (not layer.closed or layer not in read) and layer not in last:
                 raise unsupported(layer.step, "has an output that is not used: leave it out of the forward")
         if last != (layers[-1],):
@@ -309,13 +326,14 @@ def _numbered(first: _State, layers: Sequence[_Product]) -> list[Use]:
             tuple(number[state] for state in layer.enters),
             tuple(number[state] for state in layer.added),
             layer.after,
+            layer.folded,
         )
         for layer in layers
     ]
 
 
 def _operator(layer: _Product) -> Operator:
-    operator: Operator = replace(layer.inner, bias=layer.bias is not None)
+    operator: Operator = replace(layer.inner, bias=layer.bias is not None or layer.folded is not None)
     for pool, shape in reversed(layer.pools):
         operator = Composed(operator, pool, shape)
     return operator

@@ -10,7 +10,8 @@ from torch import fx, nn
 __all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "unsupported"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d, nn.Flatten, nn.Identity, nn.Dropout),
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d),
+    *(nn.Flatten, nn.Identity, nn.Dropout),
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardsigmoid),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax, nn.LogSoftmax),
 )

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from liftednn import losses
 from liftednn.activations import Identity
@@ -39,6 +39,8 @@ def from_module(
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
 
     in_shape     shape of one sample, such as (3, 32, 32): convolutions and poolings need it
+
+    A batch norm after a Linear or a convolution is multiplied into the weights, as it is in evaluation mode.
 
     Tensors that are added before a Linear are inputs of its layer, those added after it are added to its pre-activation. Layers that use
     one weight share a key, the path of that parameter; each has its own bias, a copy where the module uses one several times.
@@ -122,5 +124,11 @@ def weights_of(graph: Graph) -> list[Affine]:
     for use in graph.uses:
         w = use.w.to(dtype, copy=True).contiguous()
         b = w.new_zeros(use.operator.outputs) if use.bias is None else use.bias.detach().to(dtype, copy=True)
-        pairs.append(Affine(w, b))
+        pairs.append(Affine(w, b) if use.folded is None else _folded(w, b, *use.folded))
     return pairs
+
+
+def _folded(w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Affine:
+    """The weights of scale * u + shift, from those of u."""
+    factors = scale.view(*w.shape[:-1], 1)
+    return Affine((w.double() * factors).to(w), (b.double() * scale + shift).to(b))

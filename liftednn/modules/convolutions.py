@@ -1,13 +1,14 @@
-"""Conversion of torch's convolutions and average poolings to operators."""
+"""Conversion of torch's convolutions and average poolings to operators, and of batch norms to factors of the weights."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from liftednn.modules.calls import Step, unsupported
 from liftednn.operators import AvgPool1d, AvgPool2d, Conv1d, Conv2d
 
-__all__ = ["convolution_of", "pooling_of"]
+__all__ = ["affine_of", "convolution_of", "pooling_of"]
 
 
 def convolution_of(step: Step, layer: nn.Conv1d | nn.Conv2d, in_shape: tuple[int, ...]) -> Conv1d | Conv2d:
@@ -46,3 +47,14 @@ def pooling_of(step: Step, layer: nn.AvgPool1d | nn.AvgPool2d) -> AvgPool1d | Av
         (each,) if isinstance(each, int) else tuple(each) for each in (layer.kernel_size, layer.stride, layer.padding)
     )
     return kind(*map(_short, sizes))
+
+
+def affine_of(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a batch norm in evaluation mode, in float64."""
+    if layer.running_mean is None or layer.running_var is None:
+        raise unsupported(step, "has no running mean, so it depends on the batch: give it track_running_stats=True")
+    mean, variance = layer.running_mean.double(), layer.running_var.double()
+    scale = (variance + layer.eps).rsqrt()
+    if layer.affine:
+        scale = scale * layer.weight.detach().double()
+    return scale, (layer.bias.detach().double() if layer.affine else torch.zeros_like(mean)) - mean * scale

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from liftednn.modules.building import Builder, Graph, Value
 from liftednn.modules.calls import Step, known, unsupported
-from liftednn.modules.convolutions import convolution_of, pooling_of
+from liftednn.modules.convolutions import affine_of, convolution_of, pooling_of
 from liftednn.modules.feedforward import State
 from liftednn.modules.tracing import traced
 
@@ -45,7 +45,8 @@ def _run(builder: Builder, step: Step, value: Value) -> Value:
     if type(layer).__module__.startswith("torch."):
         raise unsupported(
             step,
-            "has no lifted form: a module is made of Linear, Conv1d, Conv2d, average pooling, Flatten, Dropout, activations and sums",
+            "has no lifted form: a module is made of Linear, Conv1d, Conv2d, average pooling, batch norm, Flatten, Dropout, "
+            "activations and sums",
         )
     return traced(step, value, builder, partial(_run, builder))
 
@@ -60,6 +61,8 @@ def _applied(builder: Builder, step: Step, value: Value) -> Value:
         return builder.convolution(step, partial(convolution_of, step, layer), layer.weight, layer.bias, value)
     if isinstance(layer, nn.AvgPool1d | nn.AvgPool2d):
         return builder.pool(step, pooling_of(step, layer), value)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return builder.fold(step, *affine_of(step, layer), value)
     if isinstance(layer, nn.Flatten):
         if (layer.start_dim, layer.end_dim) != (1, -1):
             raise unsupported(step, "must flatten all but the first dimension: use Flatten()")
