@@ -60,10 +60,10 @@ def lifted_(
     report: bool = False,
     learn_activation: Literal["auto"] | None = "auto",
 ) -> Module:
-    """Fill the module's Linear layers with lifted weights, trained on rows x and responses y; returns the module.
+    """Fill the module's Linear layers and convolutions with lifted weights, trained on rows x and responses y; returns the module.
 
     x, y     tensors, arrays or a numpy.memmap; or x alone, a DataLoader or another iterable of (x, y) batches that can be read several
-             times. Where the module begins with a Flatten, rows may have any shape
+             times. Where the module begins with a Flatten or a convolution, x has samples in their shape
     loss     "softmax", "squared", "absolute", "huber", "quantile", a Loss, or torch's MSELoss, L1Loss, HuberLoss, SmoothL1Loss,
              CrossEntropyLoss or BCEWithLogitsLoss. Kinks are smoothed over 1% of the spread of y. "huber" has its delta, 0.3, in
              units of that spread; Huber(delta) and HuberLoss in those of y, and where it is much smaller than the spread, training is slow.
@@ -96,7 +96,7 @@ def lifted_(
     True
     """
     started = time.perf_counter()
-    graph = read(module)
+    graph = read(module, _in_shape(module, x, y))
     if not any(part.requires_grad for part in graph.parameters):
         warnings.warn("every weight is frozen (requires_grad=False): lifted_ leaves the module as it is", stacklevel=3)
         return module
@@ -131,9 +131,21 @@ def lifted_(
     return module
 
 
+def _in_shape(module: nn.Module, x: Any, y: Any) -> tuple[int, ...] | None:
+    """The shape of one sample where the module has convolutions or poolings, whose outputs depend on it; otherwise None."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d)
+    if not isinstance(module, nn.Module) or not any(isinstance(part, kinds) for part in module.modules()):
+        return None
+    first: Any = x if y is not None else next((batch[0] for batch in x), None)
+    shape = tuple(first.shape if hasattr(first, "shape") else as_tensor(first, "x").shape)
+    return shape[1:]
+
+
 def _check_biases(graph: Graph) -> None:
-    """Layers may share a weight, but not a bias."""
+    """Layers may share a weight, but not a bias; a batch norm would change with the weights."""
     for use in graph.uses:
+        if use.folded is not None:
+            raise unsupported(use.step, "is followed by a batch norm, which lifted_ cannot train: remove it first")
         if use.bias is not None and use.bias.requires_grad and len(graph.sharing(use.bias)) > 1:
             raise unsupported(
                 use.step,
@@ -220,7 +232,7 @@ def _rows(graph: Graph, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]
 
 def _loss_for(graph: Graph, y: Any, loss: str | Loss | nn.Module | None) -> str | Loss | nn.Module | None:
     """The given loss, or else one chosen by the responses; None for that of the activation that the module ends in."""
-    given, outputs = as_tensor(y, "y"), len(graph.uses[-1].w)
+    given, outputs = as_tensor(y, "y"), graph.uses[-1].operator.out_width
     if outputs > 1 and not given.is_floating_point() and given.ndim == 2 and given.shape[1] == 1:
         raise ValueError(
             f"y has shape {tuple(given.shape)}, and the module has {outputs} outputs: for classes, give y.squeeze(1)"
@@ -268,7 +280,7 @@ def _write(graph: Graph, weights: list[Affine], learned: list[tuple[nn.Parameter
     fresh = [
         (part, new.to(part))
         for use, (w, b) in zip(graph.uses, weights, strict=True)
-        for part, new in ((use.weight, w.T if use.transposed else w), (use.bias, b))
+        for part, new in ((use.weight, w.T if use.transposed else w.reshape(use.weight.shape)), (use.bias, b))
         if part is not None and part.requires_grad
     ]
     fresh += [(part, new.to(part)) for part, new in learned]

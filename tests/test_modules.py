@@ -280,9 +280,9 @@ def slopes() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "convolution": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3)), r"module\.0: Conv2d\(1, 2.* has no lifted form"),
+    "convolution": (lambda: nn.Sequential(nn.Conv3d(1, 2, 3)), r"module\.0: Conv3d\(1, 2.* has no lifted form"),
     "deep inside": (named, r"module\.body\.1: GELU\(.*has no lifted form"),
-    "batch norm": (lambda: chain(nn.BatchNorm1d(7)), r"module\.1: BatchNorm1d"),
+    "layer norm": (lambda: chain(nn.LayerNorm(7)), r"module\.1: LayerNorm"),
     "list": (lambda: nn.ModuleList([nn.Linear(2, 2)]), r"module: ModuleList.*has no lifted form"),
     "no linear": (lambda: nn.Sequential(nn.Flatten()), "no Linear layer"),
     "activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(5, 2)), r"module\.0: ReLU\(\) does not follow"),

@@ -13,7 +13,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn import losses
 from liftednn import penalties as pen
-from liftednn.operators import Dense, Residual, Sum
+from liftednn.operators import Conv1d, Dense, Residual, Sum
 from tests.shaped import Grouped, Halves
 
 ROWS, WIDTH, OUTPUTS = 15, 4, 3
@@ -56,6 +56,7 @@ def operator(draw: random.Random, names: list[str]) -> tuple[lnn.Operator, tuple
         (Residual(Dense(WIDTH, WIDTH)), (first,)),
         (Grouped(2, 2, 2), (first,)),
         (Halves(2, 2), (first,)),
+        (Conv1d((2, 2), 2, 3, padding=1), (first,)),
     ]
     if others:
         roles = [((True, False), (False, True)), ((True, True), (False, False)), ((True, True), (False, True))]

@@ -54,6 +54,9 @@ def again(path: Path, net: lnn.LiftedNetwork, classes: Any = (), **more: Any) ->
 def with_part(part: Any) -> lnn.LiftedNetwork:
     """A network that has `part` somewhere."""
     first, last = network().layers
+    if isinstance(part, operators.AvgPool1d | operators.AvgPool2d):
+        sizes = (8,) if isinstance(part, operators.AvgPool1d) else (4, 4)
+        part = operators.Composed(operators.Dense(4, 2), part, (1, *sizes))
     if isinstance(part, lnn.Activation):
         return lnn.LiftedNetwork.mlp([3, 4, 2], activation=part)
     if isinstance(part, lnn.Loss):

@@ -1,21 +1,30 @@
 """The layers that a forward computes, from the calls that it makes, in their order.
 
-Every tensor of a forward is a sum of states, to which at most one Linear's output is added that no activation follows yet. An activation
-makes that sum a state; without one, the next Linear that reads it does.
+Every tensor of a forward is a sum of states, to which at most one Linear's or convolution's output is added that no activation follows
+yet. An activation makes that sum a state; without one, the next layer that reads it does. A sum of states may be pooled and flattened
+before a layer reads it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from liftednn.base import Operator
 from liftednn.modules.calls import Step, unsupported
 from liftednn.modules.parameters import check_parameters
+from liftednn.operators import Composed, Conv1d, Conv2d, Dense
+from liftednn.operators.pooling import Pooling
 
 __all__ = ["Builder", "Graph", "Use", "Value"]
+
+Shape = tuple[int, ...]
+Inner = Dense | Conv1d | Conv2d
+Pool = tuple[Pooling, Shape]
 
 
 @dataclass(frozen=True)
@@ -23,25 +32,30 @@ class Use:
     """One use of a weight in a forward, which is one layer of the lifted network.
 
     step            the torch layer and its path in the module
+    operator        the lifted one, without the sum over states
     weight          the parameter, or a buffer; it is used transposed where `transposed`
     bias            the same, or None
+    folded          scale and shift of the outputs, of a batch norm that follows; None where none does
     enters, added   numbers of the states that enter the product, and of those that are added to it: 0 is the input, l + 1 what layer l
                     gives
     after           the activation that follows, None where none does
     """
 
     step: Step
+    operator: Operator
     weight: Tensor
     transposed: bool
     bias: Tensor | None
     enters: tuple[int, ...]
     added: tuple[int, ...]
     after: Step | None
+    folded: tuple[Tensor, Tensor] | None = None
 
     @property
     def w(self) -> Tensor:
-        """(out, in), as the layer has it."""
-        return self.weight.detach().T if self.transposed else self.weight.detach()
+        """(out, in), or with groups, as the layer has it."""
+        w = self.weight.detach()
+        return w.T if self.transposed else w.reshape(self.operator.weight_shape)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -76,26 +90,31 @@ class Graph:
 
 @dataclass(eq=False)
 class _State:
-    """The input, or the output of a layer; the width is 0 until it is known."""
+    """The input, or the output of a layer; the shape of one sample is () until it is known."""
 
-    width: int = 0
+    shape: Shape = ()
 
 
 @dataclass(eq=False)
 class _Product(_State):
-    """The output of a Linear, and the layer that it becomes.
+    """The output of a Linear or a convolution, and the layer that it becomes.
 
+    inner    the lifted operator, without the poolings before it
+    pools    these poolings, each with the shape before it
     closed   whether what follows is known: the states that are added, the activation, and the number of the tensor that is the state
     plain    whether it was closed without an activation
     """
 
     step: Step = field(kw_only=True)
+    inner: Inner = field(kw_only=True)
+    pools: tuple[Pool, ...] = ()
     weight: Tensor = field(kw_only=True)
     transposed: bool = field(kw_only=True)
     bias: Tensor | None = field(kw_only=True)
     enters: tuple[_State, ...] = field(kw_only=True)
     added: tuple[_State, ...] = ()
     after: Step | None = None
+    folded: tuple[Tensor, Tensor] | None = None
     tensor: int = 0
     closed: bool = False
     plain: bool = False
@@ -103,22 +122,29 @@ class _Product(_State):
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """The sum of some states and of a product; `tensor` numbers the tensors of a forward in their order."""
+    """The sum of some states and of a product; `tensor` numbers the tensors of a forward in their order.
+
+    pools   the poolings of that sum, each with the shape before it
+    view    the shape of one sample after these, or flattened; None where it is that of the sum
+    """
 
     tensor: int
     states: tuple[_State, ...]
     product: _Product | None = None
+    pools: tuple[Pool, ...] = ()
+    view: Shape | None = None
 
     @property
-    def width(self) -> int:
-        return self.product.width if self.product else self.states[0].width
+    def shape(self) -> Shape:
+        """Of one sample."""
+        return self.view or (self.product.shape if self.product else self.states[0].shape)
 
 
 class Builder:
     """Collects the calls of a forward in order; `finish` returns the layers."""
 
-    def __init__(self) -> None:
-        self._input = _State()
+    def __init__(self, in_shape: Shape | None = None) -> None:
+        self._input = _State(in_shape or ())
         self._products: list[_Product] = []
         self._numbers = itertools.count()
         self._changed: set[int] = set()
@@ -128,20 +154,56 @@ class Builder:
 
     def flatten(self, value: Value) -> Value:
         self._flat = self._flat or value.states == (self._input,)
-        return value
+        return replace(value, view=(math.prod(value.shape),)) if value.shape else value
 
     def linear(self, step: Step, weight: Tensor, transposed: bool, bias: Tensor | None, value: Value) -> Value:
         """value w' + b; a product that is read becomes a state."""
+        outputs, inputs = reversed(weight.shape) if transposed else weight.shape
+        if value.states == (self._input,):
+            self._input.shape = self._input.shape or (inputs,)  # only the input can be read before its shape is known
+        if value.shape != (inputs,):
+            given = value.shape[0] if len(value.shape) == 1 else f"samples of {value.shape}, put a Flatten before it"
+            raise unsupported(step, f"takes {inputs} inputs, but the layer before it gives {given}")
+        return self.product(step, Dense(inputs, outputs), weight, transposed, bias, value)
+
+    def convolution(
+        self, step: Step, inner: Callable[[Shape], Inner], weight: Tensor, bias: Tensor | None, value: Value
+    ) -> Value:
+        """A convolution; `inner` makes the operator for samples of a shape."""
+        self._flat = self._flat or value.states == (self._input,)  # rows are flat, and the operator has the shape
+        return self.product(step, inner(self.known_shape(step, value)), weight, False, bias, value)
+
+    def known_shape(self, step: Step, value: Value) -> Shape:
+        """The shape of one sample, which layers that depend on it need."""
+        if not value.shape:
+            raise unsupported(step, "needs the shape of its samples: give in_shape, such as (3, 32, 32)")
+        return value.shape
+
+    def product(
+        self, step: Step, inner: Inner, weight: Tensor, transposed: bool, bias: Tensor | None, value: Value
+    ) -> Value:
         check_parameters(step, own := [weight] if bias is None else [weight, bias], self._parameters)
         self._parameters += own
         states = self.state(value).states
-        outputs, inputs = reversed(weight.shape) if transposed else weight.shape
-        self._input.width = self._input.width or inputs  # only the input can be read before its width is known
-        if states[0].width != inputs:
-            raise unsupported(step, f"takes {inputs} inputs, but the layer before it gives {states[0].width}")
-        product = _Product(outputs, step=step, weight=weight, transposed=transposed, bias=bias, enters=states)
+        product = _Product(
+            inner.out_shape,
+            step=step,
+            inner=inner,
+            pools=value.pools,
+            weight=weight,
+            transposed=transposed,
+            bias=bias,
+            enters=states,
+        )
         self._products.append(product)
         return Value(next(self._numbers), (), product)
+
+    def pool(self, step: Step, pool: Pooling, value: Value) -> Value:
+        """A value that is pooled becomes a sum of states."""
+        shape = self.known_shape(step, value)
+        self._flat = self._flat or value.states == (self._input,)
+        found = self.state(value)
+        return replace(found, pools=(*found.pools, (pool, shape)), view=pool.out_shape(shape))
 
     def add(self, where: str, a: Value, b: Value, in_place: bool = False) -> Value:
         """a + b; `where` is the beginning of an error message."""
@@ -153,9 +215,14 @@ class Builder:
             )
         if set(a.states) & set(b.states):
             raise ValueError(f"{where}, where a tensor is added twice: add each once")
-        if a.width != b.width:
+        if a.pools or b.pools:
             raise ValueError(
-                f"{where}, where tensors of {a.width} and {b.width} columns are added: make them equally wide"
+                f"{where}, where a pooled tensor is added: put a Linear or a convolution after the pooling"
+            )
+        if a.shape != b.shape:
+            have = [each.shape[0] if len(each.shape) == 1 else each.shape for each in (a, b)]
+            raise ValueError(
+                f"{where}, where tensors of {have[0]} and {have[1]} columns are added: make them equally wide"
             )
         if in_place:
             self._changed.add(a.tensor)
@@ -164,21 +231,31 @@ class Builder:
     def add_bias(self, where: str, value: Value, bias: Tensor) -> Value:
         """value + b, where the product has no b yet."""
         value, old = self._resolved(value), value.product
-        if old is None or old.closed or old.bias is not None or tuple(bias.shape) != (old.width,):
+        if old is None or old.closed or old.bias is not None or (*bias.shape,) != old.shape:
             raise ValueError(
                 f"{where}, where a parameter of shape {tuple(bias.shape)} is added: add it to the output of a Linear without bias, "
                 "with one entry for each of its outputs"
             )
         check_parameters(old.step, [bias], self._parameters)
         self._parameters.append(bias)
+        return self._replaced(value, old, replace(old, bias=bias))
+
+    def fold(self, step: Step, scale: Tensor, shift: Tensor, value: Value) -> Value:
+        """scale * value + shift, for each output of the Linear or the convolution that value is."""
+        value, old = self._resolved(value), value.product
+        if old is None or old.closed or old.folded or value.states or value.view or len(scale) != old.shape[0]:
+            raise unsupported(step, "must follow a Linear or a convolution with as many outputs directly")
+        return self._replaced(value, old, replace(old, folded=(scale, shift)))
+
+    def _replaced(self, value: Value, old: _Product, new: _Product) -> Value:
         self._products.remove(old)
-        self._products.append(product := replace(old, bias=bias))
+        self._products.append(new)
         old.closed = True
-        return Value(next(self._numbers), value.states, product)
+        return Value(next(self._numbers), value.states, new)
 
     def activate(self, step: Step, value: Value) -> Value:
         value, given = self._resolved(value), value
-        if value.product is None:
+        if value.product is None or value.pools:
             why = (
                 "does not follow a Linear, as every activation must: put a Linear before it"
                 if given.product is None
@@ -190,7 +267,9 @@ class Builder:
     def state(self, value: Value) -> Value:
         """The same tensor as a sum of states."""
         value = self._resolved(value)
-        return self._closed(value, value.product, None, value.tensor) if value.product else value
+        if value.product is None:
+            return value
+        return replace(self._closed(value, value.product, None, value.tensor), pools=value.pools, view=value.view)
 
     def _closed(self, value: Value, product: _Product, after: Step | None, tensor: int) -> Value:
         product.added, product.after, product.tensor = value.states, after, tensor
@@ -220,9 +299,15 @@ class Builder:
         if not self._products:
             raise ValueError("the module has no Linear layer: there is nothing to lift")
         last = self.state(value).states
+        if value.pools:
+            raise ValueError("the module ends in a pooling: end it with a Linear or a convolution")
         layers = sorted(self._products, key=lambda product: product.tensor)
         read = {state for layer in layers for state in (*layer.enters, *layer.added)}
         for layer in layers:
+            if layer.folded and sum(other.weight is layer.weight for other in layers) > 1:
+                raise unsupported(
+                    layer.step, "is followed by a batch norm, so no other layer can use its weight: copy it"
+                )
             if (not layer.closed or layer not in read) and layer not in last:
                 raise unsupported(layer.step, "has an output that is not used: leave it out of the forward")
         if last != (layers[-1],):
@@ -237,10 +322,18 @@ def _numbered(first: _State, layers: Sequence[_Product]) -> list[Use]:
     number = {state: index for index, state in enumerate([first, *layers])}
     return [
         Use(
-            *(layer.step, layer.weight, layer.transposed, layer.bias),
+            *(layer.step, _operator(layer), layer.weight, layer.transposed, layer.bias),
             tuple(number[state] for state in layer.enters),
             tuple(number[state] for state in layer.added),
             layer.after,
+            layer.folded,
         )
         for layer in layers
     ]
+
+
+def _operator(layer: _Product) -> Operator:
+    operator: Operator = replace(layer.inner, bias=layer.bias is not None or layer.folded is not None)
+    for pool, shape in reversed(layer.pools):
+        operator = Composed(operator, pool, shape)
+    return operator

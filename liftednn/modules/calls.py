@@ -10,7 +10,8 @@ from torch import fx, nn
 __all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "unsupported"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
-    *(nn.Linear, nn.Flatten, nn.Identity, nn.Dropout),
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d),
+    *(nn.Flatten, nn.Identity, nn.Dropout),
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardsigmoid),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax, nn.LogSoftmax),
 )
@@ -49,7 +50,7 @@ def no_form(step: Step, node: fx.Node) -> ValueError:
     arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
     return ValueError(
         f"{step.path}: {name_of(node)}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
-        "a forward is made of Linear, sums, flatten, dropout and activations"
+        "a forward is made of Linear, convolutions, average pooling, sums, flatten, dropout and activations"
     )
 
 
@@ -110,6 +111,8 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "softplus": nn.Softplus,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
+    "avg_pool1d": nn.AvgPool1d,
+    "avg_pool2d": nn.AvgPool2d,
     "dropout": nn.Identity,
     "flatten": _flatten,
     "view": _view,

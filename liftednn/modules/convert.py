@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from liftednn import losses
 from liftednn.activations import Identity
@@ -18,7 +19,7 @@ from liftednn.modules.criteria import CRITERIA, loss_of
 from liftednn.modules.layers import fenchel, joint, same_phi
 from liftednn.modules.reading import read
 from liftednn.network import Layer, LiftedNetwork
-from liftednn.operators import Dense, Sum
+from liftednn.operators import Sum
 
 __all__ = ["from_module", "network_of", "precision", "weights_of"]
 
@@ -27,6 +28,7 @@ def from_module(
     module: nn.Module,
     loss: str | Loss | nn.Module | None = None,
     divergence: Literal["fenchel", "euclidean"] = "fenchel",
+    in_shape: Sequence[int] | None = None,
 ) -> tuple[LiftedNetwork, list[Affine]]:
     """The lifted network whose feed-forward rule is the module's forward in evaluation mode, and the module's weights.
 
@@ -35,6 +37,10 @@ def from_module(
                  Softmax or LogSoftmax, `Matching` where it ends in another activation, otherwise softmax for several outputs and squared
                  for one
     divergence   of the hidden layers: "fenchel" for the bi-convex ones, "euclidean" for the paper's jointly convex ones
+
+    in_shape     shape of one sample, such as (3, 32, 32): convolutions and poolings need it
+
+    A batch norm after a Linear or a convolution is multiplied into the weights, as it is in evaluation mode.
 
     Tensors that are added before a Linear are inputs of its layer, those added after it are added to its pre-activation. Layers that use
     one weight share a key, the path of that parameter; each has its own bias, a copy where the module uses one several times.
@@ -47,7 +53,7 @@ def from_module(
     >>> network.hidden, network.loss, [tuple(w.shape) for w, b in weights]
     ([Tanh()], SquaredError(), [(5, 3), (1, 5)])
     """
-    graph = read(module)
+    graph = read(module, None if in_shape is None else tuple(in_shape))
     return network_of(graph, loss, divergence), weights_of(graph)
 
 
@@ -68,12 +74,12 @@ def network_of(graph: Graph, loss: str | Loss | nn.Module | None = None, diverge
 def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
     """The lifted layer of one use. Its `reads` names states only where it reads others than the one before."""
     use = graph.uses[number]
-    outputs, inputs = use.w.shape
-    dense = Dense(inputs, outputs, use.bias is not None)
     reads = tuple(dict.fromkeys(use.enters + use.added))
     plain = len(reads) == 1 and not use.added
     operator = (
-        dense if plain else Sum(dense, tuple(s in use.enters for s in reads), tuple(s in use.added for s in reads))
+        use.operator
+        if plain
+        else Sum(use.operator, tuple(s in use.enters for s in reads), tuple(s in use.added for s in reads))
     )
     names = () if reads == (number,) else tuple(f"x{state}" for state in reads)
     key = graph.key(use)
@@ -84,7 +90,7 @@ def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
 
 
 def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
-    step, outputs = graph.uses[-1].after, len(graph.uses[-1].w)
+    step, outputs = graph.uses[-1].after, graph.uses[-1].operator.out_width
     if given is not None:
         loss = losses.named(given) if isinstance(given, str) else loss_of(given) or given
         if not isinstance(loss, Loss):
@@ -117,6 +123,12 @@ def weights_of(graph: Graph) -> list[Affine]:
     pairs = []
     for use in graph.uses:
         w = use.w.to(dtype, copy=True).contiguous()
-        b = w.new_zeros(len(w)) if use.bias is None else use.bias.detach().to(dtype, copy=True)
-        pairs.append(Affine(w, b))
+        b = w.new_zeros(use.operator.outputs) if use.bias is None else use.bias.detach().to(dtype, copy=True)
+        pairs.append(Affine(w, b) if use.folded is None else _folded(w, b, *use.folded))
     return pairs
+
+
+def _folded(w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Affine:
+    """The weights of scale * u + shift, from those of u."""
+    factors = scale.view(*w.shape[:-1], 1)
+    return Affine((w.double() * factors).to(w), (b.double() * scale + shift).to(b))

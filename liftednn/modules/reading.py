@@ -1,4 +1,4 @@
-"""A torch module as layers: Linear maps of states, with the states that are added to them and the activations that follow.
+"""A torch module as layers: Linear maps and convolutions of states, with the states that are added to them and the activations that follow.
 
 Nested Sequentials are read directly, a module with its own `forward` by tracing.py. Nothing is run and nothing in the module changes.
 What has no lifted form raises an error with its name and path.
@@ -13,19 +13,20 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from liftednn.modules.building import Builder, Graph, Value
 from liftednn.modules.calls import Step, known, unsupported
+from liftednn.modules.convolutions import affine_of, convolution_of, pooling_of
 from liftednn.modules.feedforward import State
 from liftednn.modules.tracing import traced
 
 __all__ = ["read"]
 
 
-def read(module: nn.Module) -> Graph:
-    """The module as layers; an error says which part has no lifted form."""
+def read(module: nn.Module, in_shape: tuple[int, ...] | None = None) -> Graph:
+    """The module as layers; an error says which part has no lifted form. Convolutions and poolings need the shape of one sample."""
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise ValueError(f"module must be a torch.nn.Module such as a Sequential, got {what}")
     _check_plain(module)
-    builder = Builder()
+    builder = Builder(in_shape)
     last = _run(builder, Step("module", module), builder.input)
     return builder.finish(last, {part: name for name, part in (*module.named_buffers(), *module.named_parameters())})
 
@@ -43,7 +44,9 @@ def _run(builder: Builder, step: Step, value: Value) -> Value:
         return _applied(builder, step, value)
     if type(layer).__module__.startswith("torch."):
         raise unsupported(
-            step, "has no lifted form: a module is made of Linear, Flatten, Dropout, activations and sums"
+            step,
+            "has no lifted form: a module is made of Linear, Conv1d, Conv2d, average pooling, batch norm, Flatten, Dropout, "
+            "activations and sums",
         )
     return traced(step, value, builder, partial(_run, builder))
 
@@ -54,6 +57,12 @@ def _applied(builder: Builder, step: Step, value: Value) -> Value:
         if layer.weight is None or layer.weight.shape != (layer.out_features, layer.in_features):
             raise unsupported(step, "has a weight of another shape, or none")
         return builder.linear(step, layer.weight, False, layer.bias, value)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return builder.convolution(step, partial(convolution_of, step, layer), layer.weight, layer.bias, value)
+    if isinstance(layer, nn.AvgPool1d | nn.AvgPool2d):
+        return builder.pool(step, pooling_of(step, layer), value)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return builder.fold(step, *affine_of(step, layer), value)
     if isinstance(layer, nn.Flatten):
         if (layer.start_dim, layer.end_dim) != (1, -1):
             raise unsupported(step, "must flatten all but the first dimension: use Flatten()")

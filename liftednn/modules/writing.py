@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -18,8 +17,6 @@ from liftednn.operators import AvgPool1d, Composed, Conv1d, Conv2d, Dense, Sum
 from liftednn.operators.pooling import Pooling
 
 __all__ = ["to_module"]
-
-L = TypeVar("L", nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
@@ -99,9 +96,8 @@ def _reshaped(have: tuple[int, ...], want: tuple[int, ...]) -> list[nn.Module]:
 
 
 def _pool(pool: Pooling) -> nn.Module:
-    kind = nn.AvgPool1d if isinstance(pool, AvgPool1d) else nn.AvgPool2d
-    found: nn.Module = kind(pool.kernel_size, pool.stride, pool.padding)
-    return found
+    kind: Callable[..., nn.Module] = nn.AvgPool1d if isinstance(pool, AvgPool1d) else nn.AvgPool2d
+    return kind(pool.kernel_size, pool.stride, pool.padding)
 
 
 def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Module, Affine]:
@@ -135,7 +131,7 @@ def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
     return phi, weight
 
 
-def _linear(operator: Dense, weights: Affine) -> nn.Linear:
+def _linear(operator: Dense, weights: Affine) -> nn.Module:
     """Created on the meta device, so that torch's global generator is not advanced."""
     return _filled(nn.Linear(operator.in_features, operator.out_features, operator.bias, device="meta"), weights)
 
@@ -148,7 +144,7 @@ def _convolution(operator: Operator, weights: Affine) -> nn.Module:
     return _filled(kind(operator.in_shape[0], **given, device="meta"), weights)
 
 
-def _filled(layer: L, weights: Affine) -> L:
+def _filled(layer: nn.Linear | nn.Conv1d | nn.Conv2d, weights: Affine) -> nn.Module:
     """The layer with copies of the weights, in its own shape."""
     layer.weight = nn.Parameter(weights.w.detach().reshape(layer.weight.shape).clone())
     if layer.bias is not None:
