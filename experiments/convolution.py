@@ -190,13 +190,13 @@ def _step_seconds(task: Task, turns: int) -> float:
 
 
 def compare(bench: Bench, seeds: int) -> None:
-    """Every method for the same passes, then each for as many as take the seconds of the lifted model; choices are made for both."""
+    """Every method for the same passes, then each for as many as take the seconds of the lifted model, with the same choices."""
+    passes = bench.scale.capped(bench.setting.passes)
+    settings = {method: chosen(bench, method, passes) for method in METHODS}
     for equal_seconds in (False, True):
         for method in METHODS:
-            passes = bench.scale.capped(bench.setting.passes)
-            if equal_seconds:
-                passes = lengths(bench.store, bench.part, method, passes)[-1]
-            bench.test(method, passes, seeds, chosen(bench, method, passes))
+            length = lengths(bench.store, bench.part, method, passes)[-1] if equal_seconds else passes
+            bench.test(method, length, seeds, settings[method])
 
 
 def chosen(bench: Bench, method: str, passes: int) -> Fields:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,5 +52,18 @@ class _Recorded:
         """Recording does not run the step."""
         self.kept = [None if part is None else part.clone() for part in given]
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with _no_collection(), torch.cuda.graph(self.graph):
             self.found = self.step(*self.kept)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: it may free an older graph, which invalidates a recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
