@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 import liftednn
 
 __all__ = ["RESULTS", "Fields", "Record", "Store", "existing", "machine", "open_store"]
@@ -143,6 +141,8 @@ def existing(folder: Path, experiment: str) -> list[Store]:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What a figure depends on."""
+    import torch  # here, since a process that only does a job of workers.py may not need it
+
     return {
         "liftednn": liftednn.__version__,
         "torch": str(torch.__version__),
