@@ -26,7 +26,7 @@ ROUNDING = "float32, or 200 passes over 15 rows, have rounding errors beyond 1e-
 
 
 def not_exact(model: Any) -> dict[str, str]:
-    """Checks that a weight of 2 is a repeated row to 1e-7. With 15 passes over one batch they hold, see also test_row_weights.py."""
+    """Checks that a weight of 2 is a repeated row to 1e-7. With few passes over one batch they hold, see also test_row_weights.py."""
     drawn = model.early_stopping or model.batch_size != "auto"
     long = model.max_iter == "auto" and isinstance(model, LiftedClassifier)
     reason = DRAWN if drawn else ROUNDING if long or model.dtype == "float32" else ""
@@ -45,7 +45,7 @@ def with_checks(*estimators: BaseEstimator) -> Any:
 
 
 @IGNORED
-@with_checks(LiftedClassifier(max_iter=15), LiftedRegressor(max_iter=15))
+@with_checks(LiftedClassifier(max_iter=5), LiftedRegressor(max_iter=5))
 def test_estimators_pass_at_the_defaults(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
     check(estimator)
 
