@@ -21,6 +21,8 @@ def one_seed() -> None:
 IGNORED = pytest.mark.filterwarnings(
     "ignore::sklearn.exceptions.SkipTestWarning", "ignore:early_stopping holds back:UserWarning"
 )
+# One that trains for 1000 passes, and those that repeat another check with the same rows held in another way.
+LONG = ("check_class_weight_classifiers", "check_estimator_sparse_matrix", "readonly_memmap")
 DRAWN = "which rows are drawn depends on how many there are"
 ROUNDING = "float32, or 200 passes over 15 rows, have rounding errors beyond 1e-7"
 
@@ -35,11 +37,11 @@ def not_exact(model: Any) -> dict[str, str]:
 
 
 def with_checks(*estimators: BaseEstimator) -> Any:
-    """The checks as parameters of a test; one that trains for 1000 passes is slow."""
+    """The checks as parameters of a test; those of `LONG` are slow."""
     plain = parametrize_with_checks(list(estimators), expected_failed_checks=not_exact).mark
     names, found = plain.args[0], []
     for each in plain.args[1]:
-        long = "check_class_weight_classifiers" in str(each[1])
+        long = any(name in str(each[1]) for name in LONG)
         found.append(pytest.param(*each, marks=pytest.mark.slow) if long else each)
     return pytest.mark.parametrize(names, found, **plain.kwargs)
 
