@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -59,8 +59,6 @@ PAGES = {
 DeviceName = StrEnum("DeviceName", "cpu cuda")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-# What typer raises for a wrong command line, in any version.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 @app.command(
@@ -120,17 +118,8 @@ def run(name: str, settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, and exit with its code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    try:
-        code = app(given or ["--help"], prog_name="python -m experiments", standalone_mode=False) or 0
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except _UsageError as error:
-        code = output.fail(f"{error.format_message()} See python -m experiments --help", 2, False)
-    except (ValueError, FileNotFoundError, PermissionError) as error:
-        code = output.fail(str(error), 2, False)
-    if code == 130:
-        output.fail("interrupted: what is done is stored, and the same command goes on from there", 130, False)
-    sys.exit(code)
+    stored = "what is done is stored, and the same command goes on from there"
+    output.run_app(app, given, "python -m experiments", stored)
 
 
 if __name__ == "__main__":

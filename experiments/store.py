@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 import liftednn
 
 __all__ = ["RESULTS", "Fields", "Record", "Store", "existing", "machine", "open_store"]
@@ -77,12 +75,11 @@ class Store:
 
     def find(self, **wanted: Any) -> list[Record]:
         """All records that agree with the fields asked for."""
-        asked = _plain(wanted).items()
-        return [
-            record
-            for record in self._records.values()
-            if all(record.fields.get(name, self.defaults.get(name)) == value for name, value in asked)
-        ]
+        found = self.records
+        for name, value in _plain(wanted).items():
+            default = self.defaults.get(name)
+            found = [record for record in found if record.fields.get(name, default) == value]
+        return found
 
     def get(self, **wanted: Any) -> Fields | None:
         """The value of the record of these fields, or else of the last one that agrees with them; None if there is none."""
@@ -143,6 +140,8 @@ def existing(folder: Path, experiment: str) -> list[Store]:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What a figure depends on."""
+    import torch  # here, since a process that only does a job of workers.py may not need it
+
     return {
         "liftednn": liftednn.__version__,
         "torch": str(torch.__version__),

@@ -3,10 +3,15 @@
 torch is imported where it is first needed: the process that only hands out tests starts without it.
 """
 
+import os
 from collections import Counter
 
 import pytest
 from hypothesis import settings
+
+# Before torch is loaded: on ARM its products of float32 matrices take as many threads as this says, whatever torch.set_num_threads
+# says, and small ones are then several times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("liftednn", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("liftednn")

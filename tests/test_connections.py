@@ -181,10 +181,10 @@ def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(name: str, tmp_
 def test_the_lifted_rule_ends_below_the_feed_forward_one(name: str) -> None:
     network = CASES[name][0](act.ReLU())
     weights = lnn.BCD(passes=2).run(network, X[:60], Y[:60]).weights
-    scores = lnn.predict.lifted(network, weights, X[:5])
+    scores = lnn.predict.lifted(network, weights, X[:2])
     for label in range(2):
-        y = network.loss.encode(torch.full((5,), label), 2).double()
-        states = [*network.propagate(weights, X[:5]), y]
+        y = network.loss.encode(torch.full((2,), label), 2).double()
+        states = [*network.propagate(weights, X[:2]), y]
         terms = [
             layer.lam * layer.divergence.value(network.preactivation(number, weights, states), states[number + 1])
             for number, layer in enumerate(network.layers)

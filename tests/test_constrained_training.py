@@ -153,6 +153,7 @@ def test_a_head_can_be_orthogonal_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["orthogonal", "low_rank:6", "nonnegative", "ball:2", "group:0.01", "none", "l1"])
+@pytest.mark.thin(2)
 def test_the_classifier_takes_a_penalty_by_name(name: str) -> None:
     model = lnn.LiftedClassifier(20, penalty=name, max_iter=4, random_state=0).fit(X.numpy(), Y.numpy())
     assert model.score(X.numpy(), Y.numpy()) > 0.7

@@ -21,12 +21,14 @@ def one_seed() -> None:
 IGNORED = pytest.mark.filterwarnings(
     "ignore::sklearn.exceptions.SkipTestWarning", "ignore:early_stopping holds back:UserWarning"
 )
+# One that trains for 1000 passes, and those that repeat another check with the same rows held in another way.
+LONG = ("check_class_weight_classifiers", "check_estimator_sparse_matrix", "readonly_memmap")
 DRAWN = "which rows are drawn depends on how many there are"
 ROUNDING = "float32, or 200 passes over 15 rows, have rounding errors beyond 1e-7"
 
 
 def not_exact(model: Any) -> dict[str, str]:
-    """Checks that a weight of 2 is a repeated row to 1e-7. With 15 passes over one batch they hold, see also test_row_weights.py."""
+    """Checks that a weight of 2 is a repeated row to 1e-7. With few passes over one batch they hold, see also test_row_weights.py."""
     drawn = model.early_stopping or model.batch_size != "auto"
     long = model.max_iter == "auto" and isinstance(model, LiftedClassifier)
     reason = DRAWN if drawn else ROUNDING if long or model.dtype == "float32" else ""
@@ -35,17 +37,17 @@ def not_exact(model: Any) -> dict[str, str]:
 
 
 def with_checks(*estimators: BaseEstimator) -> Any:
-    """The checks as parameters of a test; one that trains for 1000 passes is slow."""
+    """The checks as parameters of a test; those of `LONG` are slow."""
     plain = parametrize_with_checks(list(estimators), expected_failed_checks=not_exact).mark
     names, found = plain.args[0], []
     for each in plain.args[1]:
-        long = "check_class_weight_classifiers" in str(each[1])
+        long = any(name in str(each[1]) for name in LONG)
         found.append(pytest.param(*each, marks=pytest.mark.slow) if long else each)
     return pytest.mark.parametrize(names, found, **plain.kwargs)
 
 
 @IGNORED
-@with_checks(LiftedClassifier(max_iter=15), LiftedRegressor(max_iter=15))
+@with_checks(LiftedClassifier(max_iter=5), LiftedRegressor(max_iter=5))
 def test_estimators_pass_at_the_defaults(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
     check(estimator)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import parallel_config  # type: ignore[import-untyped]
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 from liftednn import LiftedClassifier, LiftedRegressor
@@ -51,15 +53,20 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@cache
+def plain_fits(dtype: type[np.floating[Any]], divergence: str) -> tuple[LiftedClassifier, LiftedRegressor]:
+    x, options = X.astype(dtype), {"divergence": divergence, "max_iter": 2}
+    return classifier(**options).fit(x, Y), regressor(**options).fit(x, REAL)
+
+
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_the_layout_of_x_does_not_matter(layout: str, dtype: type[np.floating[Any]], divergence: str) -> None:
     x, other = X.astype(dtype), LAYOUTS[layout](X.astype(dtype))
-    options: dict[str, Any] = {"divergence": divergence, "max_iter": 2}
-    for make, y in ((classifier, Y), (regressor, REAL)):
-        plain, found = make(**options).fit(x, y), make(**options).fit(other, y)
+    for plain, y in zip(plain_fits(dtype, divergence), (Y, REAL), strict=True):
+        found = clone(plain).fit(other, y)
         for a, b in zip(parts(plain), parts(found), strict=True):
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(plain.predict(x), found.predict(other))
@@ -102,6 +109,7 @@ def test_batches_whitened_one_by_one_train_as_a_whitened_copy_does(
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.thin(2)
 def test_a_fit_needs_less_memory_than_half_of_x(dtype: type) -> None:
     """Linux keeps the most that a process has held, and can be asked to begin anew."""
     x = RNG.random((100 * 2**20 // (50 * np.dtype(dtype).itemsize), 50), dtype=dtype)

@@ -412,9 +412,7 @@ def check(case: Case) -> None:
         ENTRIES[case.entry](case)
 
 
-test_a_hundred_random_tables = settings(max_examples=100, suppress_health_check=list(HealthCheck))(
-    given(cases())(check)
-)
+test_fifty_random_tables = settings(max_examples=50, suppress_health_check=list(HealthCheck))(given(cases())(check))
 test_two_thousand_random_tables = pytest.mark.slow(
     settings(max_examples=2000, suppress_health_check=list(HealthCheck))(given(cases())(check))
 )

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:lifted_")
 PIXELS, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(PIXELS / 16).float(), torch.from_numpy(LABELS).long()
 ROWS, TEST = slice(0, 1400), slice(1400, None)  # the last rows are from other writers than the first
+FEW = X[:300], Y[:300]  # enough to compare weights
 GOOD = 0.8
 
 
@@ -127,16 +128,16 @@ def test_real_responses_are_fitted(outputs: int) -> None:
 @pytest.mark.parametrize("column", [False, True], ids=["(n,)", "(n, 1)"])
 def test_real_zeros_and_ones_of_one_output_are_classes(column: bool, capsys: pytest.CaptureFixture) -> None:
     """As BCEWithLogitsLoss takes them."""
-    y = (Y >= 5).float()
+    x, y = FEW[0], (FEW[1] >= 5).float()
     given = y[:, None] if column else y
     build = [nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 1)) for _ in range(3)]
     module, integers, real = build
-    filled(module, X[ROWS], given[ROWS], report=True)
-    accuracy = float(((module(X[ROWS])[:, 0] > 0) == (y[ROWS] > 0)).double().mean())
+    filled(module, x, given, report=True)
+    accuracy = float(((module(x)[:, 0] > 0) == (y > 0)).double().mean())
     assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
-    assert same(module, filled(integers, X[ROWS], y[ROWS].long()))
-    filled(real, X[ROWS], given[ROWS], loss="squared", report=True)
-    assert f"R^2 {r_squared(real(X[ROWS]), y[ROWS, None]):.4f}" in capsys.readouterr().out
+    assert same(module, filled(integers, x, y.long()))
+    filled(real, x, given, loss="squared", report=True)
+    assert f"R^2 {r_squared(real(x), y[:, None]):.4f}" in capsys.readouterr().out
     assert not same(module, real)
 
 
@@ -171,15 +172,15 @@ def test_a_loss_may_be_given() -> None:
 
 def test_the_global_generator_sets_the_seed() -> None:
     first, second, other = digits(), digits(seed=1), digits()
-    filled(first, X[ROWS], Y[ROWS])
-    filled(second, X[ROWS], Y[ROWS])
+    filled(first, *FEW)
+    filled(second, *FEW)
     assert same(first, second), "what the module held before must not matter"
-    filled(other, X[ROWS], Y[ROWS], seed=8)
+    filled(other, *FEW, seed=8)
     assert not same(first, other)
 
 
 def test_every_fold_starts_anew() -> None:
-    folds = [(X[:900], Y[:900]), (X[900:], Y[900:])]
+    folds = [FEW, (X[900:1200], Y[900:1200])]
     module = digits()
     for fold in folds:
         filled(module, *fold)
@@ -187,16 +188,17 @@ def test_every_fold_starts_anew() -> None:
 
 
 def test_arrays_tensors_and_other_precisions_are_the_same_rows() -> None:
-    expected = filled(digits(), X[ROWS], Y[ROWS])
-    assert same(filled(digits(), X[ROWS].numpy(), Y[ROWS].numpy()), expected)
-    assert same(filled(digits(), X[ROWS].double(), Y[ROWS].int()), expected)
-    assert same(filled(digits(), X[ROWS].tolist(), Y[ROWS].tolist()), expected)
+    x, y = FEW
+    expected = filled(digits(), x, y)
+    assert same(filled(digits(), x.numpy(), y.numpy()), expected)
+    assert same(filled(digits(), x.double(), y.int()), expected)
+    assert same(filled(digits(), x.tolist(), y.tolist()), expected)
 
 
 def test_rows_of_any_shape_where_the_module_flattens_them() -> None:
     images, flat = X.reshape(-1, 1, 8, 8), nn.Sequential(nn.Flatten(), digits())
-    filled(flat, images[ROWS], Y[ROWS])
-    expected = filled(digits(), X[ROWS], Y[ROWS])
+    filled(flat, images[:300], Y[:300])
+    expected = filled(digits(), *FEW)
     assert torch.equal(flat(images), expected(X))
 
 
@@ -248,9 +250,9 @@ def test_a_module_with_its_own_forward_and_dropout() -> None:
 
 
 def test_half_precision_is_trained_in_single_and_rounded() -> None:
-    expected = filled(digits(), X[ROWS], Y[ROWS])
+    expected = filled(digits(), *FEW)
     for dtype in (torch.float16, torch.bfloat16):
-        module = filled(digits().to(dtype), X[ROWS], Y[ROWS])
+        module = filled(digits().to(dtype), *FEW)
         assert same(module, copy.deepcopy(expected).to(dtype))
 
 
@@ -275,7 +277,7 @@ def test_what_half_precision_cannot_hold_is_refused() -> None:
     module = digits().half()
     kept = copy.deepcopy(module)
     with pytest.raises(ValueError, match=r"go beyond what torch\.float16 holds: scale or standardise the inputs"):
-        filled(module, X[ROWS] * 1e-8, Y[ROWS])
+        filled(module, FEW[0] * 1e-8, FEW[1])
     assert same(module, kept)
 
 
@@ -287,10 +289,10 @@ def test_layers_without_bias() -> None:
 
 def test_gradients_and_flags_are_left_alone() -> None:
     module = digits().eval()
-    nn.functional.cross_entropy(module(X[ROWS]), Y[ROWS]).backward()
+    nn.functional.cross_entropy(module(FEW[0]), FEW[1]).backward()
     grads = [None if part.grad is None else part.grad.clone() for part in module.parameters()]
     held = list(module.parameters())
-    filled(module, X[ROWS], Y[ROWS])
+    filled(module, *FEW)
     assert not module.training
     for part, before, grad in zip(module.parameters(), held, grads, strict=True):
         assert part is before
@@ -355,8 +357,8 @@ def test_few_rows_have_more_passes(rows: int | None, passes: int) -> None:
 )
 @pytest.mark.thin(3)
 def test_numbers_of_numpy_and_torch_are_numbers(lam: Any) -> None:
-    expected = filled(digits(), X[ROWS], Y[ROWS], lam=1.0, passes=2)
-    assert same(filled(digits(), X[ROWS], Y[ROWS], lam=lam, passes=np.int64(2)), expected)
+    expected = filled(digits(), *FEW, lam=1.0, passes=2)
+    assert same(filled(digits(), *FEW, lam=lam, passes=np.int64(2)), expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], str]] = {
@@ -447,7 +449,7 @@ def test_ctrl_c_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("liftednn.training.monitor.Monitor.record", press)
     try:
         with pytest.raises(KeyboardInterrupt):
-            filled(module, X[ROWS], Y[ROWS])
+            filled(module, *FEW)
     finally:
         signal.signal(signal.SIGINT, before)
     assert same(module, kept)
@@ -485,7 +487,7 @@ def test_the_report_names_its_score(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_nothing_is_printed_by_default(capsys: pytest.CaptureFixture) -> None:
-    filled(digits(), X[ROWS], Y[ROWS], passes=1)
+    filled(digits(), *FEW, passes=1)
     assert capsys.readouterr().out == ""
 
 

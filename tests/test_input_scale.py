@@ -1,6 +1,6 @@
 """The units of the inputs as a whole change nothing where lam and rho are automatic."""
 
-import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,41 +21,45 @@ def task() -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] * x[:, 2] + x[:, 3] > 0).long()
 
 
+@cache
+def batch_scores(factor: float) -> Tensor:
+    x, y = task()
+    network = lnn.automatic(lnn.LiftedNetwork.mlp([6, 20, 10, 2], "fenchel_relu", "softmax"), factor * x, y)
+    fit = lnn.MiniBatch(passes=5).run(network, factor * x, y)
+    return fit.network.scores(fit.weights, factor * x)
+
+
 @pytest.mark.parametrize("factor", POWERS)
 def test_mini_batches(factor: float) -> None:
+    torch.testing.assert_close(batch_scores(factor), batch_scores(1.0), rtol=1e-6, atol=1e-6)
+
+
+@cache
+def module_scores(factor: float) -> Tensor:
     x, y = task()
-
-    def scores(rows: Tensor) -> Tensor:
-        network = lnn.automatic(lnn.LiftedNetwork.mlp([6, 20, 10, 2], "fenchel_relu", "softmax"), rows, y)
-        fit = lnn.MiniBatch(passes=5).run(network, rows, y)
-        return fit.network.scores(fit.weights, rows)
-
-    torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+    return lnn.init.lifted_(module, factor * x, y, passes=5)(factor * x).detach()
 
 
 @pytest.mark.parametrize("factor", POWERS)
 def test_lifted_initialisation(factor: float) -> None:
-    x, y = task()
-    module = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+    torch.testing.assert_close(module_scores(factor), module_scores(1.0), rtol=1e-6, atol=1e-6)
 
-    def scores(rows: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        filled = lnn.init.lifted_(copy.deepcopy(module), rows, y, passes=5)
-        return filled(rows).detach()
 
-    torch.testing.assert_close(scores(factor * x), scores(x), rtol=1e-6, atol=1e-6)
+@cache
+def predictions(factor: float) -> tuple[np.ndarray, np.ndarray]:
+    x, y = (part.numpy() for part in task())
+    rows = factor * x
+    classifier = lnn.LiftedClassifier((20,), max_iter=5, random_state=0).fit(rows, y)
+    regressor = lnn.LiftedRegressor((20,), max_iter=5, random_state=0).fit(rows, x[:, 0])
+    return classifier.predict_proba(rows), regressor.predict(rows)
 
 
 @pytest.mark.parametrize("factor", POWERS)
 def test_estimators(factor: float) -> None:
-    x, y = task()
-    rows, labels = x.numpy(), y.numpy()
-    classifier = lnn.LiftedClassifier((20,), max_iter=5, random_state=0)
-    expected = classifier.fit(rows, labels).predict_proba(rows)
-    np.testing.assert_allclose(classifier.fit(factor * rows, labels).predict_proba(factor * rows), expected, atol=1e-6)
-    regressor = lnn.LiftedRegressor((20,), max_iter=5, random_state=0)
-    expected = regressor.fit(rows, rows[:, 0]).predict(rows)
-    np.testing.assert_allclose(regressor.fit(factor * rows, rows[:, 0]).predict(factor * rows), expected, atol=1e-6)
+    for found, expected in zip(predictions(factor), predictions(1.0), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_raw_pixels_score_as_scaled_ones_do() -> None:

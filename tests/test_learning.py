@@ -71,8 +71,8 @@ def slopes(activation: Activation) -> Tensor:
 @pytest.mark.parametrize("activation", LEARNED, ids=repr)
 @pytest.mark.thin(3)
 def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: torch.dtype) -> None:
-    x, y = planted(80, dtype=dtype)
-    row_weights = torch.rand(80, generator=torch.Generator().manual_seed(1)) + 0.1
+    x, y = planted(40, dtype=dtype)
+    row_weights = torch.rand(40, generator=torch.Generator().manual_seed(1)) + 0.1
     network = lnn.LiftedNetwork.mlp([5, 6, 4, 3], activation, "squared", lam=0.5, rho=1e-3)
     bcd = lnn.BCD(learn_activation=per)
     state = bcd.init(network, x, y, sample_weight=row_weights)
@@ -284,10 +284,10 @@ def test_a_prelu_used_twice_stays_and_the_report_is_of_the_learned_module(capsys
     x, y = planted(500, dtype=torch.float32)
     shared = nn.PReLU()
     module = nn.Sequential(nn.Linear(5, 6), shared, nn.Linear(6, 6), shared, nn.Linear(6, 3))
-    lifted_(module, x, y)
+    lifted_(module, x, y, passes=2)
     assert shared.weight.tolist() == [0.25]
     own = prelu(6, torch.float32)
-    lifted_(own, x, y, report=True)
+    lifted_(own, x, y, passes=10, report=True)
     after = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after")][-1]
     loss = float((own(x) - y).detach().square().sum(1).mean())
     assert float(after.split()[2].rstrip(",")) == pytest.approx(loss, rel=1e-3)
@@ -297,6 +297,7 @@ def test_a_prelu_used_twice_stays_and_the_report_is_of_the_learned_module(capsys
 
 @pytest.mark.parametrize("name", ["leaky_relu", "tanh", "hardtanh", "logistic"])
 @pytest.mark.parametrize("per", ["layer", "unit"])
+@pytest.mark.thin(3)
 def test_estimators_learn(name: str, per: str) -> None:
     x, y = (part.numpy() for part in planted(300))
     model = lnn.LiftedRegressor((6,), name, learn_activation=per, max_iter=5, random_state=0).fit(x, y)

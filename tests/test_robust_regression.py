@@ -91,10 +91,10 @@ def test_squared_is_auto_whatever_its_name() -> None:
 
 
 def test_sweeps_are_exact_and_mini_batches_smoothed() -> None:
-    sweeps = small(loss="absolute", divergence="euclidean", max_iter=1).fit(X[:80], Y[:80])
+    sweeps = small(loss="absolute", divergence="euclidean", max_iter=1).fit(X[:30], Y[:30])
     assert sweeps.network_.loss == AbsoluteError()
     for options in ({}, {"lam": 1.0, "alpha": 1e-3}):
-        loss = small(loss="absolute", **options).fit(X, Y).network_.loss
+        loss = small(loss="absolute", max_iter=1, **options).fit(X, Y).network_.loss
         assert isinstance(loss, AbsoluteError)
         assert loss.smoothing == pytest.approx(0.01, rel=1e-6)
 
@@ -163,7 +163,9 @@ def test_torchs_losses_initialise_as_ours(criterion: nn.Module, loss: Loss) -> N
 
 def test_a_report_names_the_score(capsys: pytest.CaptureFixture[str]) -> None:
     module = nn.Sequential(nn.Linear(10, 5), nn.ReLU(), nn.Linear(5, 1))
-    lnn.init.lifted_(module, torch.from_numpy(X).float(), torch.from_numpy(Y).float(), loss="absolute", report=True)
+    lnn.init.lifted_(
+        module, torch.from_numpy(X).float(), torch.from_numpy(Y).float(), loss="absolute", passes=10, report=True
+    )
     assert "D^2" in capsys.readouterr().out
 
 

@@ -145,9 +145,9 @@ def test_passes_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
 @pytest.mark.thin(3)
 def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
     network = lnn.LiftedNetwork.mlp([P, 4, 3], getattr(act, name)(), lam=0.7)
-    bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=40), torch.rand(20, generator=torch.Generator().manual_seed(4))
+    bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=40), torch.rand(10, generator=torch.Generator().manual_seed(4))
     counts[::5] = 0
-    state = bcd.init(network, X[:20], LABELS[:20], sample_weight=counts)
+    state = bcd.init(network, X[:10], LABELS[:10], sample_weight=counts)
     before = network.objective(state.weights, state.states, state.sample_weight)
     for _ in range(2):
         for block in bcd.blocks(network, state):
@@ -159,11 +159,12 @@ def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
 def test_passes_do_not_depend_on_the_scale_of_weights() -> None:
     network = lnn.LiftedNetwork.mlp([P, 5, 3], "fenchel_relu")
     bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-6, block_iter=2000)
-    counts = torch.rand(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    plain, seven, eight = (bcd.run(network, X, LABELS, sample_weight=scale * counts) for scale in (1.0, 7.0, 8.0))
+    x, y, n = X[:20], LABELS[:20], 20
+    counts = torch.rand(n, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    plain, seven, eight = (bcd.run(network, x, y, sample_weight=scale * counts) for scale in (1.0, 7.0, 8.0))
     assert same(plain.weights, eight.weights)  # a power of 2 leaves no rounding
     close(plain.weights, seven.weights)
-    alike, none = (bcd.run(network, X, LABELS, sample_weight=given) for given in (np.full(N, 2.0), None))
+    alike, none = (bcd.run(network, x, y, sample_weight=given) for given in (np.full(n, 2.0), None))
     close(alike.weights, none.weights)
 
 

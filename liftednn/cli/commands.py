@@ -29,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# What typer raises for a wrong command line, in any version.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
 Activation = StrEnum("Activation", "relu leaky_relu hardtanh hardsigmoid sigmoid tanh softplus")
 Task = StrEnum("Task", "auto classification regression")
@@ -202,22 +200,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, and exit with its code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    as_json = "--json" in given
-    output.open_streams()
-    try:
-        code = app(given or ["--help"], prog_name="liftednn", standalone_mode=False) or 0
-        output.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except _UsageError as error:
-        code = output.fail(f"{error.format_message()} See liftednn --help", 2, as_json)
-    except (ValueError, FileNotFoundError, PermissionError) as error:
-        code = output.fail(str(error), 2, as_json)
-    except (OSError, ArithmeticError, MemoryError, RuntimeError) as error:
-        code = output.fail(output.reason(error), 1, as_json)
-    if code == 130:
-        output.fail("interrupted: no file was written", 130, as_json)
-    sys.exit(code)
+    failures = (OSError, ArithmeticError, MemoryError, RuntimeError)
+    output.run_app(app, given, "liftednn", "no file was written", failures, as_json="--json" in given)
 
 
 def _cells(missing: list[str] | None, text: list[str] | None) -> dict[str, Any]:

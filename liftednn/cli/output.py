@@ -1,4 +1,4 @@
-"""What the command line prints: results on stdout, progress and errors on stderr. An error in printing does not stop the work."""
+"""What a command line prints: results on stdout, progress and errors on stderr. An error in printing does not stop the work."""
 
 from __future__ import annotations
 
@@ -6,16 +6,46 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
     from liftednn.training.result import Record
 
-__all__ = ["fail", "flush", "open_streams", "print_summary", "progress", "reason"]
+__all__ = ["fail", "flush", "open_streams", "print_summary", "progress", "reason", "run_app"]
+
+# What typer raises for a wrong command line, in any version.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+def run_app(
+    app: typer.Typer,
+    arguments: Sequence[str],
+    program: str,
+    interrupted: str,
+    failures: tuple[type[Exception], ...] = (),
+    as_json: bool = False,
+) -> NoReturn:
+    """Run a command line and exit with its code: 0 success, 1 one of `failures`, 2 invalid arguments or files, 130 Ctrl-C, each but
+    the first with a sentence (see `fail`). Other errors are raised. No arguments show the help; `interrupted` says what Ctrl-C left."""
+    open_streams()
+    try:
+        code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False) or 0
+        flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except _UsageError as error:
+        code = fail(f"{error.format_message()} See {program} --help", 2, as_json)
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        code = fail(str(error), 2, as_json)
+    except failures as error:
+        code = fail(reason(error), 1, as_json)
+    if code == 130:
+        fail(f"interrupted: {interrupted}", 130, as_json)
+    sys.exit(code)
 
 
 def open_streams() -> None:
