@@ -126,7 +126,7 @@ def _activation(layer: Layer) -> Activation:
 def _unscaled(phi: Activation, weight: Affine) -> tuple[Activation, Affine]:
     """The activation without its scale s, and s times the weights: phi(s u) = phi((s w) x + s b)."""
     while isinstance(phi, Scaled):
-        scale = torch.as_tensor(phi.scale).to(weight.w).reshape(-1)
+        scale = torch.as_tensor(phi.scale, dtype=weight.w.dtype, device=weight.w.device).reshape(-1)
         phi, weight = phi.activation, Affine(scale[:, None] * weight.w, scale * weight.b)
     return phi, weight
 

@@ -235,12 +235,13 @@ def random_features(
     row_weights: Tensor | None,
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
-    """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed. With convolutions, whose features
-    are many for the rows of the sample, the head starts at the mean response."""
+    """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed. In a network with convolutions the
+    sample may be small for the head, which then starts at the mean response."""
     start = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
     start = with_fixed(best_biases(network, start, seed, x, y, row_weights), fixed)
     weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
-    if any(part is not None for part in fixed[-1]) or _multiplications(network) is not None:
+    small = _multiplications(network) is not None and len(x) < 2 * network.layers[-1].operator.weight_shape[-1]
+    if small or any(part is not None for part in fixed[-1]):
         return weights
     few = None if row_weights is None else row_weights[:_ROWS]
     return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)
