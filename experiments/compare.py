@@ -84,7 +84,7 @@ def texts(results: Path, quick: bool = False) -> Iterator[str]:
 def table(own: Sequence[Case], data: str) -> str:
     """From the records alone, in Markdown."""
     score = "root mean squared error, lower is better" if own[0].comparison.real else "accuracy"
-    head = ["", "lifted alone", "trained through", *STARTS, "lead over the best other", "deviations"]
+    head = ["", "lifted alone", "lifted, all passes", *STARTS, "lead over the best other", "deviations"]
     sections = [
         f"# {data}: test {score}, mean ± standard deviation over {own[0].seeds} seeds",
         f"## Rate {short(SMALL)}, the same epochs",
@@ -92,7 +92,7 @@ def table(own: Sequence[Case], data: str) -> str:
         "## Tuned, the same total time",
         markdown(head, [_row(case, case.tested) for case in own]),
         "## What was chosen when tuned, and seconds in all of one network alone",
-        markdown(["", "trained through", *STARTS], [[titled(a), *_choices(a)] for a in own]),
+        markdown(["", "lifted, all passes", *STARTS], [[titled(a), *_choices(a)] for a in own]),
         machine_text(own[0].machine("alone")) + ".",
     ]
     return "\n\n".join(sections) + "\n"

@@ -3,8 +3,8 @@
 lpom              J. Li, C. Fang and Z. Lin, Lifted proximal operator machines, AAAI 2019
 three_splitting   J. Zeng, T. Lau, S. Lin and Y. Yao, Global convergence of block coordinate descent in deep learning, ICML 2019
 
-The papers leave out biases or absorb them. Here the input of every layer carries a column of ones, so a weight matrix is (out, in + 1)
-and its last column is the bias. phi is the ReLU, rows are samples.
+The papers leave out biases or count them as weights. Here the input of every layer carries a column of ones, so a weight matrix is
+(out, in + 1) and its last column is the bias. phi is the ReLU, rows are samples.
 """
 
 from __future__ import annotations

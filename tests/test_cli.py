@@ -168,7 +168,7 @@ def test_a_run_that_ends_badly_gives_a_warning(
     run: Any, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentence = "training diverged: try a smaller step"
-    monkeypatch.setattr("liftednn.training.minibatch.shortcomings", lambda *_: (sentence,))
+    monkeypatch.setattr("liftednn.training.minibatch.problems_of", lambda *_: (sentence,))
     order = ["fit", shelf / "train.csv", "--target", "label", "--hidden", "0", "--passes", "1"]
     order += ["--out", tmp_path / "m.safetensors"]
     done = run(*order)

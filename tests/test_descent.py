@@ -176,7 +176,7 @@ def test_batches_merge_into_the_moments_of_all_their_rows() -> None:
     network, _ = setup(1.0)
     parts, rows = Metric.of(network.layers[0], X[:15], 0.3), Metric.of(network.layers[0], X, 0.3)
     parts.forget = 1.0
-    parts.absorb([X[15:]], [None])
+    parts.add_rows([X[15:]], [None])
     for metric in (parts, rows):
         metric.refresh([torch.tensor(0.7, dtype=torch.float64)])
     torch.testing.assert_close(parts.inverse, rows.inverse, rtol=1e-10, atol=1e-12)

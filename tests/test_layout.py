@@ -107,11 +107,11 @@ def test_no_isinstance_on_kinds_of_uncertainty_outside_robust() -> None:
 
 
 def test_the_check_finds_isinstance_on_kinds() -> None:
-    assert {"BoxBall", "FrobeniusBall", "Noise", "Shifted", "Worst"} <= OF_ROBUST
+    assert {"BoxBall", "FrobeniusBall", "Noise", "WorstCaseSoftmax", "WorstCase"} <= OF_ROBUST
     for line in (
         "isinstance(layer.uncertainty, BoxBall)",
         "isinstance(kind, robust.Noise | FrobeniusBall)",
-        "isinstance(robust, (Worst, Shifted))",
+        "isinstance(robust, (WorstCase, WorstCaseSoftmax))",
         "isinstance(layer.uncertainty, Mine)",
         "issubclass(type(kind), BoxBall)",
         "match kind:\n    case BoxBall():\n        pass",

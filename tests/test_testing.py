@@ -94,10 +94,10 @@ ACTIVATIONS: list[Fault] = [
     (Simplex(), "prox", lambda self, v, u, step: v, "D must be finite|prox must land inside the domain|not the argmin"),
     (ReLU("l1"), "prox_u", lambda self, v, z, step: v, "prox_u is not a minimiser at step"),
     (FenchelReLU(), "prox_u", lambda self, v, z, step: v + step * z, "prox_u is not a minimiser at step"),
-    (FenchelReLU(), "tilted", lambda self, u, g: self(u), r"tilted\(u, g\) is not the argmin"),
-    (Tanh(), "tilted", lambda self, u, g: self(u - 0.9 * g), r"tilted\(u, g\) is not the argmin"),
-    (Softmax(), "tilted", lambda self, u, g: self(u + g), r"tilted\(u, g\) is not the argmin"),
-    (HardTanh(), "tilted", lambda self, u, g: u - g / 2, r"tilted\(u, g\) is not the argmin.*outside the domain"),
+    (FenchelReLU(), "argmin", lambda self, u, g: self(u), r"argmin\(u, g\) is not the argmin"),
+    (Tanh(), "argmin", lambda self, u, g: self(u - 0.9 * g), r"argmin\(u, g\) is not the argmin"),
+    (Softmax(), "argmin", lambda self, u, g: self(u + g), r"argmin\(u, g\) is not the argmin"),
+    (HardTanh(), "argmin", lambda self, u, g: u - g / 2, r"argmin\(u, g\) is not the argmin.*outside the domain"),
     (ReLU(), "prox_joint", lambda self, a, b, step: (a, b.relu()), "prox_joint is not a minimiser at step"),
     (LeakyReLU(), "prox_joint", Activation.prox_joint, "has no joint prox: implement it"),
     (FenchelReLU(), "box", lambda self, u: Box(0.0, torch.inf, 1.0, 1.1 * u), "box and value disagree"),
@@ -173,7 +173,7 @@ ACTIVATIONS: list[Fault] = [
     (Pooled(), "curvature", 0.9, r"curvature 0\.9 is not an upper bound"),
     (Pooled(shape=(-1, 3, 4), stride=1), "_overlap", 1, GRADIENT),
     (Pooled(shape=(-1, 3, 4), stride=1), "curvature", 3.0, r"curvature 3\.0 is not an upper bound"),
-    (Pooled(), "tilted", lambda self, u, g: self(u), r"tilted\(u, g\) is not the argmin"),
+    (Pooled(), "argmin", lambda self, u, g: self(u), r"argmin\(u, g\) is not the argmin"),
 ]
 
 

@@ -74,7 +74,7 @@ class Fenchel(Activation):
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return self(u) - z
 
-    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
+    def argmin(self, u: Tensor, g: Tensor) -> Tensor:
         return self(u - g)
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:

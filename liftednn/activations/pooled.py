@@ -109,8 +109,8 @@ class Pooled(Windowed):
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         raise TypeError(self.why_not_exact)
 
-    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
-        return self.activation.tilted(self._max(u), g)
+    def argmin(self, u: Tensor, g: Tensor) -> Tensor:
+        return self.activation.argmin(self._max(u), g)
 
     def box(self, u: Tensor) -> Box:
         return self.activation.box(self._max(u))

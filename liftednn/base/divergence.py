@@ -176,7 +176,7 @@ class Activation(Divergence):
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         """argmin_z D(u, z) + |z - v|^2 / (2 step)."""
 
-    def tilted(self, u: Tensor, g: Tensor) -> Tensor:
+    def argmin(self, u: Tensor, g: Tensor) -> Tensor:
         """argmin_z D(u, z) + <g, z>: the state for pre-activations u under a gradient g in z, both (n, p).
 
         A formula where D is quadratic in u, otherwise a few proximal steps; override it where a formula exists.

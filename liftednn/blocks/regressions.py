@@ -80,7 +80,7 @@ def regressions(
     found = []
     for group, design in enumerate(designs):
         columns = slice(group * width, (group + 1) * width) if grouped else slice(None)
-        divergence = whole if offset is None else Shifted(whole, offset[:, columns])
+        divergence = whole if offset is None else WithOffset(whole, offset[:, columns])
         posed = replace(layer, divergence=divergence, lam=layer.lam * t)
         w = current.w[group] if grouped else current.w
         found.append(Regression(posed, design, z[:, columns], Affine(w, current.b[columns])))
@@ -105,7 +105,7 @@ def update_layer(
     return WeightStep(weights, max(s.kkt for s in steps), max(s.n_iter for s in steps), steps[0].method)
 
 
-class Shifted(Divergence):
+class WithOffset(Divergence):
     """D(u + offset, z), for a layer with a part of the pre-activation that does not depend on its weights."""
 
     def __init__(self, divergence: Divergence, offset: Tensor) -> None:

@@ -14,7 +14,7 @@ class RobustTerm(ABC):
 
     A recorded CUDA graph calls `gradients`, `x_step` and `w_gradient`: they must stay on the weights' device and copy nothing from it.
 
-    fraction   0-dim: the derivative of the term in the mean over rows is lam / fraction; `renew` updates it
+    fraction   0-dim: the derivative of the term in the mean over rows is lam / fraction; `update` updates it
     """
 
     fraction: Tensor
@@ -41,14 +41,14 @@ class RobustTerm(ABC):
         """A bound (in, in) on the curvature in w that `w_gradient` adds to the plain step."""
 
     @abstractmethod
-    def renew(
+    def update(
         self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
     ) -> None:
         """Update what depends on the present point, in place. With radius_gradient=None, `w_gradient` stays exact, without smoothing."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The tensors that `renew` writes, by name."""
+        """The tensors that `update` writes, by name."""
 
     def load(self, named: dict[str, Tensor]) -> None:
         """Restore a saved state, in place."""

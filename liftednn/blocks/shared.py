@@ -94,7 +94,7 @@ def _solve(
     """W and the intercepts, the residual, iterations and the method."""
     problem = Shared(members, flips, penalty)
     start = problem.centre([member.current for member in members])
-    if problem.rough:
+    if problem.nonsmooth:
         copied = _Copied(problem, start)
         found = splitting(copied, copied.stack(start), 1.0, tol, 50 * max_iter, problem.scale(start))
         return problem.uncentre(copied.unstack(found.x)), found.kkt, found.n_iter, "splitting"
@@ -114,7 +114,7 @@ class Shared:
         self.flips, self.penalty = flips, penalty
         self.parts = [Centred(replace(m.layer, penalty=NoPenalty()), m.design, m.z) for m in members]
         self.curvatures = [part.layer.lam * part.layer.divergence.curvature for part in self.parts]
-        self.rough = max(self.curvatures) == torch.inf
+        self.nonsmooth = max(self.curvatures) == torch.inf
 
     def _own(self, x: list[Tensor], member: int) -> list[Tensor]:
         """(w, c) of one layer."""
@@ -152,7 +152,7 @@ class Shared:
         return reduce.largest(*self.gradient(zero, self.image(zero))) or 1.0
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
-        return x if self.penalty.ridge is not None and not self.rough else [self.penalty.prox(x[0], step), *x[1:]]
+        return x if self.penalty.ridge is not None and not self.nonsmooth else [self.penalty.prox(x[0], step), *x[1:]]
 
     def bound(self, weights: Sequence[float] | None = None, ridge: float | None = None) -> Sylvester:
         """The bound with M and N; `weights` and `ridge` replace a_i and 2 rho."""

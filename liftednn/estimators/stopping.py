@@ -24,11 +24,11 @@ class EarlyStopping:
     patience: int
     verbose: bool
     best: float = -math.inf
-    idle: int = 0
+    without_gain: int = 0
 
     @property
     def out_of_patience(self) -> bool:
-        return self.idle >= self.patience
+        return self.without_gain >= self.patience
 
     def __call__(self, record: Record) -> bool:
         number, validation = record.number, record.validation_score
@@ -36,7 +36,7 @@ class EarlyStopping:
             score = record.score if validation is None else validation
             print(f"Iteration {number}, loss = {record.loss:.8f}, score = {score:.4f}")
         if validation is not None:
-            self.idle = 0 if validation > self.best + self.tol else self.idle + 1
+            self.without_gain = 0 if validation > self.best + self.tol else self.without_gain + 1
             self.best = max(self.best, validation)
         return self.out_of_patience
 

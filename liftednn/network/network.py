@@ -144,7 +144,7 @@ class LiftedNetwork:
     def prune(self, weights: Weights) -> tuple[LiftedNetwork, list[Affine]]:
         """The network and its weights without unused hidden units, such as those that `GroupL2` sets to 0; same feed-forward predictions.
 
-        A unit whose weights are 0 is constant, and is absorbed by the bias of the next layer; a unit whose weights in the next layer are 0
+        A unit whose weights are 0 is constant, and is added to the bias of the next layer; a unit whose weights in the next layer are 0
         is removed. Needs dense layers and activations that act unit by unit.
 
         >>> network = lnn.LiftedNetwork.mlp([3, 2, 1], loss="squared")

@@ -13,7 +13,7 @@ from liftednn.blocks import RobustTerm, WeightProblem, WeightStep
 from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.robust.box_weights import box_weights
 from liftednn.robust.sizes import check_sizes, misfit, one_each, per_column, read
-from liftednn.robust.worst import Shifted, Worst
+from liftednn.robust.worst_case import WorstCase, WorstCaseSoftmax
 
 __all__ = ["BoxBall", "BoxTerm"]
 
@@ -86,10 +86,10 @@ class BoxBall(Uncertainty):
         on_x = self.on_x(w)
         return on_x.abs() @ self.widths(on_x)
 
-    def robust_divergence(self, divergence: Divergence, w: Tensor) -> Worst | Shifted:
+    def robust_divergence(self, divergence: Divergence, w: Tensor) -> WorstCase | WorstCaseSoftmax:
         if isinstance(divergence, SoftmaxCrossEntropy):
-            return Shifted(divergence, self.radius(w))
-        return Worst(divergence, self.radius(w))
+            return WorstCaseSoftmax(divergence, self.radius(w))
+        return WorstCase(divergence, self.radius(w))
 
     def term(self, mean: float, curvature: float, w: Tensor) -> float:
         return mean
@@ -135,10 +135,10 @@ class BoxTerm(RobustTerm):
     """The gradient at the worst end of the interval; the radius gradient is the gradient in r, entry by entry.
 
     matrix      (in, in), an estimate of the curvature of r^2
-    curvature   0-dim, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
+    curvature   0-dim, the curvature of D, updated by `update`: reading that of a learned activation would break a recorded CUDA graph
     near        (p,): |w| is smoothed as sqrt(w^2 + near^2), since steps of a finite length would overshoot 0 again and again. Updated by
-                `renew`
-    bend        (p,), the curvature in w of that smoothing, updated by `renew`
+                `update`
+    bend        (p,), the curvature in w of that smoothing, updated by `update`
     """
 
     def __init__(self, kind: BoxBall, divergence: Divergence, lam: float, eps: Tensor) -> None:
@@ -165,7 +165,7 @@ class BoxTerm(RobustTerm):
         assert isinstance(self.divergence, Activation)
         radius = self.kind.radius(w)
         m = (g / (self.curvature * radius).clamp(min=torch.finfo(u.dtype).tiny)).clamp_(-1, 1)
-        z = self.divergence.tilted(torch.addcmul(u, m, radius), g)
+        z = self.divergence.argmin(torch.addcmul(u, m, radius), g)
         high = self.divergence.grad(u + radius, z).mul_(1 + m).mul_(self.lam / 2)
         low = self.divergence.grad(u - radius, z).mul_(1 - m).mul_(self.lam / 2)
         return z, high + low, high - low
@@ -184,7 +184,7 @@ class BoxTerm(RobustTerm):
     def added_curvature(self) -> Tensor:
         return self.lam * self.curvature * self.matrix + self._on_inputs(self.bend)
 
-    def renew(
+    def update(
         self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
     ) -> None:
         self.curvature.fill_(self.divergence.curvature)

@@ -16,7 +16,7 @@ from liftednn.blocks import WeightProblem, WeightStep
 from liftednn.blocks.weights import Centred
 from liftednn.functional import root
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.robust.worst import prox_of, unit_values
+from liftednn.robust.worst_case import prox_of, unit_values
 from liftednn.solvers import Factor, splitting
 
 __all__ = ["box_weights", "cone_prox", "ends_prox"]

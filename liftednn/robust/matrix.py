@@ -133,7 +133,7 @@ def fraction_of(a: float, b: float) -> float:
 
 
 class BallTerm(CurvatureTerm):
-    """At a fixed fraction t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and `renew` updates t."""
+    """At a fixed fraction t the term is  (mean D + (c/2) tr(w Sigma w')) / t,  and `update` updates t."""
 
     def __init__(self, kind: FrobeniusBall, divergence: Divergence, lam: float, w: Tensor) -> None:
         super().__init__(divergence, lam, w, 0.5)
@@ -142,7 +142,7 @@ class BallTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix / (1 - self.fraction)
 
-    def renew(
+    def update(
         self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
     ) -> None:
         curvature, mean = self.divergence.curvature, float(reduce.mean(self.divergence.value(u, z), row_weights))

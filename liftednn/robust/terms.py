@@ -15,7 +15,7 @@ __all__ = ["CurvatureTerm", "NoiseTerm"]
 class CurvatureTerm(RobustTerm):
     """lam ( mean D / fraction + (c/2) tr(w Sigma w') ),  Sigma = noise().
 
-    curvature   0-dim c, the curvature of D, updated by `renew`: reading that of a learned activation would break a recorded CUDA graph
+    curvature   0-dim c, the curvature of D, updated by `update`: reading that of a learned activation would break a recorded CUDA graph
     """
 
     def __init__(self, divergence: Divergence, lam: float, like: Tensor, fraction: float) -> None:
@@ -31,7 +31,7 @@ class CurvatureTerm(RobustTerm):
 
     def x_step(self, w: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor, None]:
         assert isinstance(self.divergence, Activation)
-        z = self.divergence.tilted(u, g * self.fraction)
+        z = self.divergence.argmin(u, g * self.fraction)
         return z, *self.gradients(w, u, z)
 
     def w_gradient(self, w: Tensor, radius_gradient: Tensor | None) -> Tensor:
@@ -51,7 +51,7 @@ class NoiseTerm(CurvatureTerm):
     def noise(self) -> Tensor:
         return self.matrix
 
-    def renew(
+    def update(
         self, w: Tensor, u: Tensor, z: Tensor, radius_gradient: Tensor | None, row_weights: Tensor | None
     ) -> None:
         self.curvature.fill_(self.divergence.curvature)

@@ -165,7 +165,7 @@ class _Iterate:
     image: Point
     value: Tensor
     residual: Tensor
-    idle: Tensor
+    without_progress: Tensor
     done: Tensor
     momentum: Tensor | float = 1.0
     plain: Tensor | None = None
@@ -177,8 +177,8 @@ class _Iterate:
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
         residual = _residual(problem, x, image, step, value)
-        idle = torch.zeros_like(value, dtype=torch.long)
-        return cls(x, x, step, bound, goal, x, image, value, residual, idle, residual <= goal)
+        without_progress = torch.zeros_like(value, dtype=torch.long)
+        return cls(x, x, step, bound, goal, x, image, value, residual, without_progress, residual <= goal)
 
     def advance(self, problem: Composite) -> None:
         new = _step(problem, self.y, self.step)
@@ -204,10 +204,10 @@ class _Iterate:
         residual = _residual(problem, self.x, image, self.step, value)
         residual = torch.where(self.done, self.residual, residual)
         progress = (residual < 0.9 * self.residual) | (value < self.value - rounding)
-        self.idle = (self.idle + 1).masked_fill(progress, 0)
+        self.without_progress = (self.without_progress + 1).masked_fill(progress, 0)
         self.best, self.image, self.residual = self.x, image, residual
         self.value = torch.where(back, self.value, torch.fmin(value, self.value))
-        self.done = self.done | (residual <= self.goal) | (self.idle >= _PATIENCE)
+        self.done = self.done | (residual <= self.goal) | (self.without_progress >= _PATIENCE)
 
     def _restart(self, rows: Tensor) -> None:
         """Restart the momentum of these rows."""

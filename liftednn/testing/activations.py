@@ -167,7 +167,7 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
     """Against points near and far: the states of other pre-activations are of the domain, unless it depends on u."""
     for size in (0.1, 3.0):
         g = size * draws(seed + 3, 1, other.shape[-1])[0]
-        found = activation.tilted(u, g)
+        found = activation.argmin(u, g)
         near = [
             point
             for each in rivals(found, seed, lambda v: activation.prox(v, u, 1e-3))
@@ -178,7 +178,7 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
             lambda z, g=g: activation.value(u, z) + (g * z).sum(-1),  # type: ignore[misc]
             found,
             others,
-            "tilted(u, g) is not the argmin over z of D(u, z) + <g, z>",
+            "argmin(u, g) is not the argmin over z of D(u, z) + <g, z>",
             slack=1e-5,  # D may be a quadrature, and the default stops after a few proximal points
         )
 

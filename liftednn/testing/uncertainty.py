@@ -70,9 +70,9 @@ class _Point:
         return self.kind.term(mean, self.divergence.curvature, self.w)
 
     def batch_term(self, u: Tensor) -> RobustTerm:
-        """The batch term, renewed at pre-activations u."""
+        """The batch term, updated at pre-activations u."""
         found: RobustTerm = self.kind.batch_term(self.divergence, _LAM, self.w)
-        found.renew(self.w, u, self.z, None, None)
+        found.update(self.w, u, self.z, None, None)
         return found
 
 
@@ -164,12 +164,12 @@ def _check_batch_term(at: _Point, seed: int) -> None:
     close(
         other.gradients(at.w, u, at.z)[0],
         u_gradient,
-        "state and load must bring back what renew wrote: other gradients",
+        "state and load must bring back what update wrote: other gradients",
     )
     close(
         other.added_curvature(),
         added_curvature,
-        "state and load must bring back what renew wrote: another added_curvature",
+        "state and load must bring back what update wrote: another added_curvature",
     )
 
 

@@ -190,5 +190,5 @@ def _layer_x_step(
     term = terms[number] if terms else None
     if term is not None:
         return term.x_step(weights[number].w, u, g)
-    z = layer.divergence.tilted(u, g)
+    z = layer.divergence.argmin(u, g)
     return z, layer.divergence.grad(u, z).mul_(layer.lam), None

@@ -128,7 +128,7 @@ class Descent:
         return None if self.norm_limit is None else (self.norm_limit / x.square().sum(1)).clamp_(max=1)
 
     def refresh(self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None) -> None:
-        """Renew every layer's geometry from a batch; `probes` as for `curvatures`.
+        """Update every layer's geometry from a batch; `probes` as for `curvatures`.
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
@@ -137,7 +137,7 @@ class Descent:
         found, extra = self.model.probe(self.weights, batch, y, probes, row_weights)
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
-            geometry.absorb([x for x, _ in rows], [weights for _, weights in rows])
+            geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
             geometry.limit(torch.inf)
             w, *intercepts = self._direction(at, batch)

@@ -19,7 +19,7 @@ Free = tuple[bool, bool]
 
 
 class Geometry(Protocol):
-    """How a gradient in one w, and in the intercepts of the layers that have it, becomes a step; everything is renewed in place.
+    """How a gradient in one w, and in the intercepts of the layers that have it, becomes a step; everything is updated in place.
 
     layer    the one that owns the w
     proxed   whether a step on w ends with the penalty's prox
@@ -31,7 +31,7 @@ class Geometry(Protocol):
     @property
     def proxed(self) -> bool: ...
 
-    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+    def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
@@ -129,9 +129,9 @@ class Grouped:
     def _cut(self, parts: Sequence[Tensor], width: int) -> list[tuple[Tensor, ...]]:
         return list(zip(*(torch.split(part, width, 1) for part in parts), strict=True))
 
-    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+    def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         for group, part in zip(self.groups, self._cut(rows, self.shape[-1]), strict=True):
-            group.absorb(part, row_weights)
+            group.add_rows(part, row_weights)
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         for group in self.groups:
@@ -193,9 +193,9 @@ class SharedMetric:
     def proxed(self) -> bool:
         return self.metrics[0].proxed
 
-    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+    def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         for metric, x, weights in zip(self.metrics, rows, row_weights, strict=True):
-            metric.absorb([x], [weights])
+            metric.add_rows([x], [weights])
 
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """A layer that no gradient reaches adds no curvature; where none is reached, w stays."""

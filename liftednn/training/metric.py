@@ -64,10 +64,10 @@ class Metric:
         white, free = scale is not None, (free[0], free[1] and layer.operator.bias)
         metric = cls(layer, damping, x.new_zeros(p), x.new_zeros(shape), x.new_ones(()), shrinkage, white, free)
         metric.allowed, metric.unscaled = x.new_full((), torch.inf), shrinkage.clone()
-        metric.absorb([x], [row_weights])
+        metric.add_rows([x], [row_weights])
         return metric
 
-    def absorb(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+    def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add rows to the running moments, and reduce the weight of older rows."""
         if self.white:
             return

@@ -26,11 +26,11 @@ from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
 from liftednn.training.checkpoint import Checkpoint
+from liftednn.training.diagnostics import problems_of
 from liftednn.training.guard import DivergenceError
 from liftednn.training.learning import snapshot
 from liftednn.training.result import Fit, Record, Status
 from liftednn.training.run import Run
-from liftednn.training.shortcomings import shortcomings
 
 __all__ = ["MiniBatch"]
 
@@ -50,7 +50,7 @@ class MiniBatch:
     seed               of the initial weights and the order of rows
     device             where to train; None: where x is
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
-    learn_rho          multiply rho of all `L2` penalties by one factor, renewed ten times in a run, so that it fits the noise in the data
+    learn_rho          multiply rho of all `L2` penalties by one factor, updated ten times in a run, so that it fits the noise in the data
                        (training/evidence.py); needs a known number of rows
 
     >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
@@ -149,5 +149,5 @@ class MiniBatch:
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
         result = run.monitor.sentence(status, run.halved, self.patience)
-        wrong = () if interrupted else shortcomings(final, weights, *run.check_rows, 0 if diverged else run.halved)
+        wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

@@ -97,7 +97,7 @@ class LiftedModel:
         for number, term in enumerate(self.terms):
             if term is not None and batch.x_step is not None:
                 z, radius_gradient = [*batch.x_step.states, y][number], batch.x_step.radius_gradients[number]
-                term.renew(weights[number].w, batch.preactivations[number], z, radius_gradient, row_weights)
+                term.update(weights[number].w, batch.preactivations[number], z, radius_gradient, row_weights)
         if self.terms[-1] is not None:
             found = [c / self.terms[-1].fraction for c in found]  # the loss has the factor 1 / fraction, for all layers
         return found, [None if term is None else term.added_curvature() for term in self.terms]

@@ -49,11 +49,12 @@ _EARLY = (2, 5, 10, 20)
 _HALF = 0.5
 # Steps between two evaluations of the objective where passes are shorter.
 _EVALUATED = 20
-# The fractions of all steps after which rho and constant units are renewed, and the rows that rho is found from, of few and of many.
-_RENEWALS, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
-# The fewest steps from one renewal to the next, on average.
+# The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
+# and of many.
+_UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
+# The fewest steps from one of these to the next, on average.
 _APART = 10
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "renewed")
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates")
 
 
 class Run:
@@ -102,7 +103,7 @@ class Run:
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
-        self.rho_factor, self.renewed = 1.0, 0
+        self.rho_factor, self.updates = 1.0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
@@ -186,9 +187,9 @@ class Run:
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
-        due = progress >= [*_RENEWALS, math.inf][self.renewed] and self.taken >= _APART * (self.renewed + 1)
-        renewed = due and self._renew(progress)
-        if renewed or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+        due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
+        updated = due and self._update_model(progress)
+        if updated or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 and -self.taken % _EVALUATED < expected:
@@ -209,7 +210,7 @@ class Run:
         return inner.evaluate(weights, [x, *states, y], row_weights)
 
     def _refresh(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
-        """Roll back to the last good weights and activations if the run diverges, and renew the geometry."""
+        """Roll back to the last good weights and activations if the run diverges, and update the geometry."""
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
         if self.taken == 0:
@@ -222,11 +223,11 @@ class Run:
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
 
-    def _renew(self, progress: float) -> bool:
+    def _update_model(self, progress: float) -> bool:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
-        self.renewed += 1
+        self.updates += 1
         if self.learns_rho:
-            self._renew_rho()
+            self._update_rho()
         if progress > _HALF:
             return self.learns_rho
         velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
@@ -235,7 +236,7 @@ class Run:
         drawn = redraw_constant_units(inner, weights, velocity, rows[1], seed, rows[3], free)
         return self.learns_rho or drawn > 0
 
-    def _renew_rho(self) -> None:
+    def _update_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
         assert self.rows is not None
         few, weights = slice(_SAMPLES[self.rows > _MANY]), self.unwhitened_weights()

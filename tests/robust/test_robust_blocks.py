@@ -22,7 +22,7 @@ from liftednn.operators import Dense
 from liftednn.penalties import L1, L2, NonNegative
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.box_weights import cone_prox, ends_prox
-from liftednn.robust.worst import Worst
+from liftednn.robust.worst_case import WorstCase
 
 KINDS: list[Uncertainty] = [Noise(0.3), FrobeniusBall(0.3), BoxBall(0.1)]
 
@@ -215,7 +215,7 @@ def test_the_prox_of_both_ends_is_a_minimum(divergence: Activation | Loss) -> No
         elif divergence.quadratic:
             worst = ((a - z).abs() + b).clamp(min=0).square().sum(1)
         else:
-            worst = Worst(divergence, b).value(a, z)
+            worst = WorstCase(divergence, b).value(a, z)
         return worst + ((a - u).square() + (b - radius).square()).sum(1) / 1.4
 
     least = energy(a, b)

@@ -44,7 +44,7 @@ def net(activation: Activation, kind: Uncertainty | None, last: Uncertainty | No
 
 @each_kind
 def test_a_recorded_step_does_not_read_curvatures(kind: Uncertainty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a learned slope on a GPU that would be a number copied from it: renewed with the geometry, it is a tensor instead."""
+    """With a learned slope on a GPU that would be a number copied from it: updated with the geometry, it is a tensor instead."""
     x, y = draw(30, 4), draw(30, 1, seed=1)
     alpha = torch.tensor(0.5, dtype=torch.float64)
     network = net(FenchelLeakyReLU(alpha), kind)

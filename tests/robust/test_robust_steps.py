@@ -20,7 +20,7 @@ from liftednn.penalties import L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.box import BoxTerm
 from liftednn.robust.naming import parse
-from liftednn.robust.worst import Worst
+from liftednn.robust.worst_case import WorstCase
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.choices import with_input_uncertainty
 from liftednn.training.descent import Descent
@@ -107,9 +107,9 @@ def test_the_x_step_of_a_hidden_layer_in_a_box_minimises_over_its_state(activati
 
     def energy(u: Tensor, radius: Tensor) -> Tensor:
         # Tilted by g, the worst of both ends has its minimum at an end's own, or where both are equally bad.
-        worst = Worst(activation, radius)
+        worst = WorstCase(activation, radius)
         z = worst._lowest(
-            activation.tilted(u - radius, g / 2), activation.tilted(u + radius, g / 2), lambda z: worst._tilt(u, z)
+            activation.argmin(u - radius, g / 2), activation.argmin(u + radius, g / 2), lambda z: worst._tilt(u, z)
         )
         return 2 * torch.maximum(*worst.ends(u, z)) + g * z
 
@@ -140,7 +140,7 @@ def test_whitened_inputs_have_the_same_robust_objective_and_gradient(kind: Uncer
         term, step = descent.terms[0], descent.gradients(rows, y).x_step
         assert term is not None
         assert step is not None
-        term.renew(descent.weights[0].w, step.preactivations[0], y, step.radius_gradients[0], None)
+        term.update(descent.weights[0].w, step.preactivations[0], y, step.radius_gradients[0], None)
         again = descent.gradients(rows, y).x_step
         assert again is not None
         found.append(term.w_gradient(descent.weights[0].w, again.radius_gradients[0]))

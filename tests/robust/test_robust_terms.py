@@ -17,7 +17,7 @@ from liftednn.penalties import L1, L2
 from liftednn.robust import BoxBall, FrobeniusBall, Noise
 from liftednn.robust.matrix import LEAST
 from liftednn.robust.naming import parse, uncertainty_of
-from liftednn.robust.worst import Shifted, Worst
+from liftednn.robust.worst_case import WorstCase, WorstCaseSoftmax
 
 DIVERGENCES: list[Divergence] = [
     SquaredError(),
@@ -157,7 +157,7 @@ def test_worst_has_its_prox_and_its_argmin() -> None:
     u, v = (torch.randn(30, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     grid = torch.linspace(-4, 4, 4001, dtype=torch.float64)
     for divergence in (ReLU(), FenchelReLU(), Sigmoid()):
-        worst = Worst(divergence, torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64))
+        worst = WorstCase(divergence, torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64))
         z = divergence(v)
         found = worst.prox(v, u, 0.7)
         for candidate in (divergence(grid), grid):  # a grid of the domain
@@ -207,4 +207,4 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match=sentence):
             build()
     with pytest.raises(ValueError, match="labels only"):
-        Shifted().value(torch.zeros(2, 3), torch.full((2, 3), 1 / 3))
+        WorstCaseSoftmax().value(torch.zeros(2, 3), torch.full((2, 3), 1 / 3))

@@ -124,7 +124,7 @@ class StepWithAnotherGradient(Noise):
         (GradientAtTheMiddle(0.1), r"gradients\[0\] is not the gradient of the term in u"),
         (GradientOfTwiceTheNoise(0.3), "w_gradient is not the gradient"),
         (NegativeCurvature(0.1), "negative eigenvalue"),
-        (StateWithoutItsFraction(0.3), "bring back what renew wrote"),
+        (StateWithoutItsFraction(0.3), "bring back what update wrote"),
         (StepIgnoresTheGradient(0.3), "does not return the argmin over z"),
         (StepWithAnotherGradient(0.3), "not that of the minimum in u"),
     ],

@@ -14,7 +14,7 @@ from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.training.choices import fitted_head
 
-__all__ = ["shortcomings"]
+__all__ = ["problems_of"]
 
 # Up to this many halvings of the step, and this fraction of constant hidden units, there is no warning.
 _HALVINGS, _CONSTANT = 2, 1 / 3
@@ -26,7 +26,7 @@ _MARGIN, _ERRORS = 0.01, 2.0
 _RHO = 1e-6
 
 
-def shortcomings(
+def problems_of(
     network: LiftedNetwork,
     weights: Sequence[Affine],
     x: Tensor,

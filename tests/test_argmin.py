@@ -1,4 +1,4 @@
-"""`tilted(u, g)` minimises D(u, z) + <g, z> over the domain, in closed form and by the proximal points that are the default."""
+"""`argmin(u, g)` minimises D(u, z) + <g, z> over the domain, in closed form and by the proximal points that are the default."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_that_mini_batches_can_train_is_covered() -> None:
 @pytest.mark.thin(3)
 def test_the_tilted_state_is_the_minimiser(activation: lnn.Activation, size: float) -> None:
     u, g = 2 * preactivations(activation, 1), size * draw(2)
-    found = activation.tilted(u, g)
+    found = activation.argmin(u, g)
 
     def energy(z: Tensor) -> Tensor:
         return activation.value(u, z) + (g * z).sum(-1)
@@ -81,7 +81,7 @@ def test_the_tilted_state_is_the_minimiser(activation: lnn.Activation, size: flo
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 def test_without_a_gradient_the_state_obeys_the_recursion(activation: lnn.Activation) -> None:
     z = activation(u := 2 * preactivations(activation, 1))
-    torch.testing.assert_close(activation.tilted(u, torch.zeros_like(z)), z, rtol=0, atol=1e-12)
+    torch.testing.assert_close(activation.argmin(u, torch.zeros_like(z)), z, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", [a for a in COVERED if a.curvature < torch.inf], ids=lambda a: type(a).__name__)
@@ -90,11 +90,11 @@ def test_the_gradient_at_the_tilted_state_is_that_of_the_minimum(activation: lnn
     u, g, move, h = 2 * preactivations(activation, 1), draw(2), preactivations(activation, 3), 1e-5
 
     def least(v: Tensor) -> Tensor:
-        z = activation.tilted(v, g)
+        z = activation.argmin(v, g)
         return activation.value(v, z) + (g * z).sum(-1)
 
     slope = (least(u + h * move) - least(u - h * move)) / (2 * h)
-    expected = (activation.grad(u, activation.tilted(u, g)) * move).sum(-1)
+    expected = (activation.grad(u, activation.argmin(u, g)) * move).sum(-1)
     torch.testing.assert_close(slope, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -103,7 +103,7 @@ def test_the_default_agrees_with_the_closed_form(activation: lnn.Activation) -> 
     for size in (0.3, 3.0):
         u, g = 2 * draw(1), size * draw(2)
         torch.testing.assert_close(
-            lnn.Activation.tilted(activation, u, g), activation.tilted(u, g), rtol=1e-4, atol=1e-4
+            lnn.Activation.argmin(activation, u, g), activation.argmin(u, g), rtol=1e-4, atol=1e-4
         )
 
 
@@ -111,9 +111,9 @@ def test_the_default_agrees_with_the_closed_form(activation: lnn.Activation) -> 
 def test_the_default_is_as_near_as_four_proximal_points_must_come(activation: lnn.Activation) -> None:
     """A proximal point of step s is nearer by 1 + s m, m the modulus of strong convexity."""
     u, g = 2 * draw(1), 3 * draw(2)
-    exact = activation.tilted(u, g)
+    exact = activation.argmin(u, g)
     before = (activation(u) - exact).norm(dim=-1)
-    after = (lnn.Activation.tilted(activation, u, g) - exact).norm(dim=-1)
+    after = (lnn.Activation.argmin(activation, u, g) - exact).norm(dim=-1)
     assert bool((after <= before / (1 + 30 * modulus(activation)) ** 4 + 1e-9).all())
     assert before.max() > 0.1
 
@@ -122,18 +122,18 @@ def test_the_default_of_what_has_no_formula() -> None:
     """D = |u - z|^2 on z >= alpha u, and the sum of it over a group on z >= max u: both are clipped parabolas."""
     u, g = 2 * draw(1), 3 * draw(2)
     leaky = act.LeakyReLU(0.2)
-    torch.testing.assert_close(leaky.tilted(u, g), torch.maximum(u - g / 2, 0.2 * u), rtol=0, atol=1e-5)
+    torch.testing.assert_close(leaky.argmin(u, g), torch.maximum(u - g / 2, 0.2 * u), rtol=0, atol=1e-5)
     groups, g_pooled = u.reshape(N, 2, 3), g[:, :2]
     expected = torch.maximum(groups.mean(-1) - g_pooled / 6, groups.amax(-1))
-    torch.testing.assert_close(act.MaxPool(3).tilted(u, g_pooled), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(act.MaxPool(3).argmin(u, g_pooled), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", COVERED, ids=lambda a: type(a).__name__)
 def test_float32_stays_float32_and_its_inputs_stay(activation: lnn.Activation) -> None:
     u, g = 2 * preactivations(activation, 1).float(), draw(2).float()
     kept = u.clone(), g.clone()
-    found = activation.tilted(u, g)
+    found = activation.argmin(u, g)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), activation.tilted(u.double(), g.double()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.double(), activation.argmin(u.double(), g.double()), rtol=1e-4, atol=1e-4)
     assert torch.equal(u, kept[0])
     assert torch.equal(g, kept[1])

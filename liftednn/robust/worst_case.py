@@ -12,7 +12,7 @@ from liftednn.base import Activation, Divergence
 from liftednn.functional import root
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 
-__all__ = ["Shifted", "Worst", "prox_of", "unit_values"]
+__all__ = ["WorstCase", "WorstCaseSoftmax", "prox_of", "unit_values"]
 
 
 def unit_values(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def prox_of(divergence: Divergence, v: Tensor, z: Tensor, step: float | Tensor) 
 
 
 @dataclass(frozen=True, eq=False)
-class Worst(Activation):
+class WorstCase(Activation):
     """sum_k max(D_k(u_k - r_k, z_k), D_k(u_k + r_k, z_k)) for a D that is a sum over units. Convex in u and in z where D is; it has
     a kink where both ends have the same energy, so its curvature in u is infinite."""
 
@@ -84,7 +84,7 @@ class Worst(Activation):
 
 
 @dataclass(frozen=True, eq=False)
-class Shifted(SoftmaxCrossEntropy):
+class WorstCaseSoftmax(SoftmaxCrossEntropy):
     """D(u + s r, z) for the softmax's cross-entropy at labels, s = -1 at the label and 1 elsewhere: smooth in u."""
 
     divergence: SoftmaxCrossEntropy = field(default_factory=SoftmaxCrossEntropy)

@@ -14,8 +14,8 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.training.choices import fitted_head
+from liftednn.training.diagnostics import problems_of
 from liftednn.training.guard import DivergenceGuard, Verdict
-from liftednn.training.shortcomings import shortcomings
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(400, 5, generator=GENERATOR, dtype=torch.float64)
@@ -34,7 +34,7 @@ def start(net: lnn.LiftedNetwork, y: Tensor) -> list[Affine]:
 
 
 def found(net: lnn.LiftedNetwork, weights: list[Affine], y: Tensor, halved: int = 0, rows: int = 400) -> list[str]:
-    sentences = shortcomings(net, weights, X[:rows], X[:rows], y[:rows], None, halved)
+    sentences = problems_of(net, weights, X[:rows], X[:rows], y[:rows], None, halved)
     return [sentence.split(" ")[0] + " " + sentence.split(" ")[1] for sentence in sentences]
 
 
@@ -122,8 +122,8 @@ def test_row_weights_enter_the_comparison() -> None:
     net, row_weights = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()
     y = torch.cat([BENT[:200], -BENT[200:]])
     weights = lnn.BCD().init(net, X[:200], y[:200]).weights
-    assert shortcomings(net, weights, X, X, y, None, 0)
-    sentences = shortcomings(net, weights, X, X, y, row_weights, 0)
+    assert problems_of(net, weights, X, X, y, None, 0)
+    sentences = problems_of(net, weights, X, X, y, row_weights, 0)
     assert not [sentence for sentence in sentences if "one and the same for all rows" in sentence]
 
 
