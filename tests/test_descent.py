@@ -194,7 +194,7 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     z = x_step(network, weights, X, Y).states[0]
     u = network.preactivation(0, weights, [X])
     g = layer.lam * layer.divergence.grad(u, z)
-    w, b = metric.direction(weights[0].w, *sums(g, X))
+    w, b = taken(metric, weights[0].w, g, X)
     v = weights[0].w.clone().requires_grad_()
     c = (weights[0].b + weights[0].w @ X.mean(0)).requires_grad_()
     with torch.enable_grad():
@@ -204,9 +204,10 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     torch.testing.assert_close(b + w @ X.mean(0), gc / 0.9, rtol=1e-9, atol=1e-12)
 
 
-def sums(g: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
-    """The gradients in w and b that `direction` takes, and the number of rows."""
-    return [g.T @ x], [g.sum(0)], len(x)
+def taken(metric: Metric, w: Tensor, g: Tensor, x: Tensor) -> list[Tensor]:
+    """What a step of rate 1 subtracts from w and b, for rows x and a gradient g in the outputs."""
+    moves, length = metric.direction(w, [g.T @ x], [g.sum(0)], len(x))
+    return [length * move for move in moves]
 
 
 def test_momentum_is_nesterov_s() -> None:
@@ -222,7 +223,7 @@ def test_momentum_is_nesterov_s() -> None:
     optimiser = torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True)
     for _ in range(4):
         step = x_step(network, descent.weights, X, Y)
-        moves = metrics[0].direction(descent.weights[0].w, *sums(step.u_gradients[0], X))
+        moves = taken(metrics[0], descent.weights[0].w, step.u_gradients[0], X)
         for parameter, move in zip(parameters, moves, strict=True):
             parameter.grad = move.clone()
         descent.step(X, Y)
@@ -241,7 +242,7 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
     descent.refresh(X, Y, torch.sign(draw(2, 40, 3, seed=1)))
     step, (_, u) = x_step(network, weights, X, Y), recursion(network, weights, X)
     for place, metric in enumerate(metrics):
-        move = lnn.Affine(*metric.direction(weights[place].w, *sums(step.u_gradients[place], step.forward[place])))
+        move = lnn.Affine(*taken(metric, weights[place].w, step.u_gradients[place], step.forward[place]))
         motion = network.layers[place].operator.forward([step.forward[place]], move).square().mean().sqrt()
         assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
 

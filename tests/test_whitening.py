@@ -189,9 +189,11 @@ def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
     white, plain = Metric.of(layer, found(X), damping, found.scale), Metric.of(layer, X, damping)
     for metric in (white, plain):
         metric.refresh([torch.tensor(curvature, dtype=torch.float64)])
-    dw, db = white.direction(inner.w, [u_gradient.T @ found(X)], [u_gradient.sum(0)], len(X))
+    (dw, db), length = white.direction(inner.w, [u_gradient.T @ found(X)], [u_gradient.sum(0)], len(X))
+    dw, db = length * dw, length * db
     in_white = found.from_whitened(Affine(inner.w - dw, inner.b - db))
-    dw, db = plain.direction(W.w, [u_gradient.T @ X], [u_gradient.sum(0)], len(X))
+    (dw, db), length = plain.direction(W.w, [u_gradient.T @ X], [u_gradient.sum(0)], len(X))
+    dw, db = length * dw, length * db
     in_plain = Affine(W.w - dw, W.b - db)
 
     gram, mean = np.cov(X.numpy(), rowvar=False, bias=True), X.mean(0).numpy()

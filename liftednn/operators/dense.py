@@ -38,6 +38,7 @@ class Dense(Operator):
     in_shapes = property(lambda self: ((self.in_features,),))
     out_shape = property(lambda self: (self.out_features,))
     out_width = property(lambda self: self.out_features)
+    positions = property(lambda self: 1)
 
     @property
     def weight_shape(self) -> tuple[int, int]:
@@ -48,6 +49,12 @@ class Dense(Operator):
 
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
         return torch.addmm(weights.b, xs[0], weights.w.T)
+
+    def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
+        return u_gradient.T @ xs[0]
+
+    def bias_gradient(self, u_gradient: Tensor) -> Tensor:
+        return u_gradient.T @ u_gradient.new_ones(len(u_gradient))
 
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         return r @ weights.w

@@ -66,6 +66,7 @@ class Descent:
         self.shapes = [part.shape for part in parts]
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
+        self.velocities = self._parts(self.velocity)
         self.rate, self.trust = self.values.new_zeros(()), min(_TRUST, 1 / len(network.layers))
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
@@ -94,11 +95,15 @@ class Descent:
         """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
         before the step."""
         batch = self.gradients(x, y, row_weights)
-        moves = [part for at in range(len(self.members)) for part in self._direction(at, batch)]
-        move = torch.cat([part.reshape(-1) for part in moves])
+        found = [self._direction(at, batch) for at in range(len(self.members))]
         before = [w.clone() for w, *_ in self._parts(self.values)] if self.proxed else []
-        self.velocity.mul_(self.momentum).addcmul_(move, self.rate, value=-1)
-        self.values.add_(self.velocity, alpha=self.momentum).addcmul_(move, self.rate, value=-1)
+        # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
+        self.values.sub_(self.velocity.mul_(self.momentum))
+        for velocities, (moves, length) in zip(self.velocities, found, strict=True):
+            rate = self.rate * length
+            for velocity, move in zip(velocities, moves, strict=True):
+                velocity.addcmul_(move, rate, value=-1)
+        self.values.add_(self.velocity, alpha=1 + self.momentum)
         for at in self.proxed:
             self._prox(at, before[at])
         return batch.scores
@@ -107,7 +112,7 @@ class Descent:
         """Rows and gradients of every layer on a batch."""
         return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x))
 
-    def _direction(self, at: int, batch: BatchGradients) -> list[Tensor]:
+    def _direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor]:
         layers = self.members[at]
         w_gradients, b_gradients = ([part[each] for each in layers] for part in (batch.w_gradients, batch.b_gradients))
         return self.geometries[at].direction(self.weights[layers[0]].w, w_gradients, b_gradients, len(batch.scores))
@@ -117,7 +122,7 @@ class Descent:
         geometry, w = self.geometries[at], self.weights[self.members[at][0]].w
         step = (1 + self.momentum) * float(self.rate) * geometry.step_length()  # the length of this gradient step
         w.copy_(geometry.layer.penalty_prox(w, step))
-        self._parts(self.velocity)[at][0].copy_(w - before)
+        self.velocities[at][0].copy_(w - before)
 
     def drop_outlier_weights(self, x: Tensor) -> None:
         """Give all rows the same weight from now on, if all rows of x, the whole data, lie within `norm_limit`."""
@@ -140,7 +145,8 @@ class Descent:
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
             geometry.limit(torch.inf)
-            w, *intercepts = self._direction(at, batch)
+            moves, length = self._direction(at, batch)
+            w, *intercepts = (length * move for move in moves)
             excess = max(
                 self._excess(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)
             )

@@ -27,7 +27,7 @@ class Metric:
                 sample, since means here are over all rows
     unscaled    `shrinkage` for the penalty's own rho
     free        whether w and b may move
-    allowed     the most that one batch may move the layer's outputs by, at rate 1: the mean square, summed over outputs
+    allowed     the most that one batch may move the layer's outputs by, at rate 1: the mean square, summed over outputs, times c
     """
 
     layer: Layer
@@ -115,7 +115,7 @@ class Metric:
 
     def limit(self, allowed: float) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over outputs."""
-        self.allowed.fill_(allowed)
+        self.allowed.fill_(allowed).mul_(self.curvature)
 
     def shorten(self, factor: float) -> None:
         """Make every step shorter by this factor, until the next refresh."""
@@ -147,18 +147,21 @@ class Metric:
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
-    ) -> list[Tensor]:
-        """What a step of rate 1 subtracts from (w, b), given the gradients in them, summed over the rows of that many samples."""
-        (w_sum,), (b_sum,), scale = w_gradients, b_gradients, 1 / (samples * self.layer.operator.positions)
-        b = b_sum * scale if self.free[1] else torch.zeros_like(b_sum)
+    ) -> tuple[list[Tensor], Tensor]:
+        """A direction in (w, b) and a length, 0-dim: their product is what a step of rate 1 subtracts.
+
+        w_gradients, b_gradients   summed over the rows of that many samples; the first are overwritten
+        """
+        (g,), (b,), rows = w_gradients, b_gradients, samples * self.layer.operator.positions
+        b = b if self.free[1] else torch.zeros_like(b)
+        shift = b / self.curvature
         if not self.free[0]:
-            return [torch.zeros_like(w), b / self.curvature]
-        w = torch.add(self.shrinkage * w, w_sum, alpha=scale)
+            return [torch.zeros_like(w), shift], shift.new_full((), 1 / rows)
+        g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
-            w.addr_(b, self.mean, alpha=-1)
-        move, shift = w @ self.inverse if self.inverse.ndim == 2 else w * self.inverse, b / self.curvature
+            g.addr_(b, self.mean, alpha=-1)
+        move = g @ self.inverse if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        motion = (torch.vdot(move.view(-1), w.view(-1)) + torch.dot(shift, b)) / self.curvature
-        within = (self.allowed / motion).sqrt_().clamp_(max=1)
-        move, shift = move.mul_(within), shift.mul_(within)
-        return [move, shift if self.white or not self.free[1] else shift - move @ self.mean]
+        product = torch.vdot(move.view(-1), g.view(-1)) + torch.dot(shift, b)
+        length = (self.allowed / product).sqrt_().clamp_(max=1 / rows)
+        return [move, shift if self.white or not self.free[1] else shift.addmv_(move, self.mean, alpha=-1)], length
