@@ -125,7 +125,8 @@ def convolution() -> list[str]:
             "seconds": "{seconds:.2f}",
             "chosen": "{settings}",
         }
-        lines += [*filled(cells, convolutional.summary(store, part, setting.passes)), ""]
+        if found := convolutional.summary(store, part, setting.passes):
+            lines += [*filled(cells, found), ""]
     return lines[:-1]
 
 

@@ -37,7 +37,7 @@ from experiments.store import RESULTS, Store, open_store
 from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
-_PAGES = "training initialisation measurements learned-activations defaults"
+_PAGES = "training initialisation measurements learned-activations convolutions defaults"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 # Markers name them, as the functions below.

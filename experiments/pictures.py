@@ -76,8 +76,9 @@ def curves(store: Store) -> Any:
 
 def convolution(store: Store) -> Any:
     """Test accuracy of convolutional networks against wall time, each method for as many passes as take the seconds of the lifted one."""
-    figure, (panels,) = drawing.new_figure(14, 4.2, 1, len(convolutional.COMPARED))
-    for panel, part in zip(panels, convolutional.COMPARED, strict=True):
+    parts = [part for part in convolutional.COMPARED if store.values(part=part, stage="test")]
+    figure, (panels,) = drawing.new_figure(2 + 4 * len(parts), 4.2, 1, len(parts))
+    for panel, part in zip(panels, parts, strict=True):
         setting = convolutional.SETTINGS[part]
         for name in convolutional.ORDER:
             length = convolutional.lengths(store, part, name, setting.passes)[-1]
