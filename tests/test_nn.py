@@ -217,6 +217,20 @@ def test_a_second_derivative_is_refused() -> None:
         first.sum().backward()
 
 
+def test_a_lifted_module_is_read_after_lifting_it_with_the_default() -> None:
+    module = chain(nn.ReLU())
+    with pytest.raises(ValueError, match=r"module\.1: .*a lifted activation cannot be traced: lnn\.nn\.lift\(module\)"):
+        lnn.init.from_module(lnn.nn.lift(module, 2.0))
+    assert lnn.init.from_module(lnn.nn.lift(lnn.nn.lift(module, 2.0)))[0] == lnn.init.from_module(module)[0]
+
+
+def test_nothing_is_stored_without_gradients() -> None:
+    module, u = lnn.nn.lift(nn.ReLU(inplace=True), 2.0), draw(3, 2)
+    with torch.no_grad():
+        assert module(u) is u
+    assert bool((u >= 0).all())
+
+
 class Functional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.relu(x)

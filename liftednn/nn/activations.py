@@ -37,6 +37,12 @@ class LiftedActivation(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         slopes = self.weight if isinstance(self, nn.PReLU) else None
+        if not isinstance(u, Tensor):  # a proxy of torch.fx, which would record the forward without its backward
+            raise TypeError(
+                "a lifted activation cannot be traced: lnn.nn.lift(module) gives it torch's own layers again"
+            )
+        if not torch.is_grad_enabled():
+            return self.phi(u, slopes)
         return cast(Tensor, _XStep.apply(self, u, slopes))  # type: ignore[no-untyped-call]
 
     def phi(self, u: Tensor, slopes: Tensor | None) -> Tensor:
