@@ -142,6 +142,7 @@ READ: list[tuple[Callable[[], nn.Module], Any]] = [
     (LeNet, FenchelReLU()),
     (Skip, FenchelReLU()),
     (lambda: sequential(nn.Sigmoid(), nn.MaxPool2d(2)), lnn.activations.Sigmoid()),
+    (lambda: sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Tanh()), Tanh()),
     (lambda: sequential(nn.MaxPool2d(2, ceil_mode=True), nn.PReLU()), None),
     (lambda: sequential(nn.BatchNorm2d(4), nn.MaxPool2d(2)), FenchelClip(-math.inf, math.inf)),
     (lambda: sequential(nn.Dropout(), nn.ReLU6(), nn.MaxPool2d(2), nn.Dropout()), FenchelClip(0.0, 6.0)),

@@ -220,7 +220,7 @@ class Builder:
                 else "follows a tensor that a Linear reads too, so that it is a state already: put a Linear before it"
             )
             raise unsupported(step, why)
-        return self._closed(value, value.product, step, next(self._numbers))
+        return replace(self._closed(value, value.product, step, next(self._numbers)), view=value.view)
 
     def state(self, value: Value) -> Value:
         """The same tensor as a sum of states."""
