@@ -80,7 +80,7 @@ def lifted_(
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
     learn_activation
              "auto": the slopes of every PReLU are learned too, one or one per unit as it has them; None: they stay. So do those with
-             requires_grad=False, and those of a PReLU that the module uses twice
+             requires_grad=False, and those of a PReLU that the module uses twice or that max-pooling precedes or follows
 
     The module may add tensors, and use a weight several times (see `from_module`), but may not share a bias that is trained.
 

@@ -28,6 +28,7 @@ IMPORT_ORDER = {
     "saving": 7,
     "modules": 7,
     "init": 8,
+    "nn": 8,
     "estimators": 8,
     "testing": 8,
     "cli": 10,

@@ -1,8 +1,8 @@
 """The layers that a forward computes, from the calls that it makes, in their order.
 
 Every tensor of a forward is a sum of states, to which at most one Linear's or convolution's output is added that no activation follows
-yet. An activation makes that sum a state; without one, the next layer that reads it does. A sum of states may be pooled and flattened
-before a layer reads it.
+yet. An activation makes that sum a state; without one, the next layer that reads it does. Max-pooling belongs to the layer before it,
+as an activation does. A sum of states may be averaged over windows and flattened before a layer reads it.
 """
 
 from __future__ import annotations
@@ -16,76 +16,16 @@ from torch import Tensor
 
 from liftednn.base import Operator
 from liftednn.modules.calls import Step, unsupported
+from liftednn.modules.graph import Graph, Use
 from liftednn.modules.parameters import check_parameters
 from liftednn.operators import Composed, Conv1d, Conv2d, Dense
 from liftednn.operators.pooling import Pooling
 
-__all__ = ["Builder", "Graph", "Use", "Value"]
+__all__ = ["Builder", "Value"]
 
 Shape = tuple[int, ...]
 Inner = Dense | Conv1d | Conv2d
 Pool = tuple[Pooling, Shape]
-
-
-@dataclass(frozen=True)
-class Use:
-    """One use of a weight in a forward, which is one layer of the lifted network.
-
-    step            the torch layer and its path in the module
-    operator        the lifted one, without the sum over states
-    weight          the parameter, or a buffer; it is used transposed where `transposed`
-    bias            the same, or None
-    folded          scale and shift of the outputs, of a batch norm that follows; None where none does
-    enters, added   numbers of the states that enter the product, and of those that are added to it: 0 is the input, l + 1 what layer l
-                    gives
-    after           the activation that follows, None where none does
-    """
-
-    step: Step
-    operator: Operator
-    weight: Tensor
-    transposed: bool
-    bias: Tensor | None
-    enters: tuple[int, ...]
-    added: tuple[int, ...]
-    after: Step | None
-    folded: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def w(self) -> Tensor:
-        """(out, in), or with groups, as the layer has it."""
-        w = self.weight.detach()
-        return w.T if self.transposed else w.reshape(self.operator.weight_shape)
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
-
-
-@dataclass(frozen=True)
-class Graph:
-    """flat    rows are flattened before the first layer
-    uses    the layers, in an order in which each reads only what comes before it
-    paths   the names of parameters and buffers in the module
-    """
-
-    flat: bool
-    uses: list[Use]
-    paths: Mapping[Tensor, str]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Weights and biases, each once."""
-        return list({id(part): part for use in self.uses for part in use.parameters}.values())
-
-    def sharing(self, part: Tensor) -> list[Use]:
-        """The layers that have a weight or a bias."""
-        return [use for use in self.uses if any(part is own for own in use.parameters)]
-
-    def key(self, use: Use) -> str:
-        """Of the layers that share a weight: its path; empty for a weight that is used once."""
-        users = self.sharing(use.weight)
-        return self.paths.get(use.weight, users[0].step.path) if len(users) > 1 else ""
 
 
 @dataclass(eq=False)
@@ -101,6 +41,7 @@ class _Product(_State):
 
     inner    the lifted operator, without the poolings before it
     pools    these poolings, each with the shape before it
+    pooled   the max-pooling after it, before or after its activation; `shape` is the one after both
     closed   whether what follows is known: the states that are added, the activation, and the number of the tensor that is the state
     plain    whether it was closed without an activation
     """
@@ -115,6 +56,7 @@ class _Product(_State):
     added: tuple[_State, ...] = ()
     after: Step | None = None
     folded: tuple[Tensor, Tensor] | None = None
+    pooled: Step | None = None
     tensor: int = 0
     closed: bool = False
     plain: bool = False
@@ -205,6 +147,21 @@ class Builder:
         found = self.state(value)
         return replace(found, pools=(*found.pools, (pool, shape)), view=pool.out_shape(shape))
 
+    def max_pool(self, step: Step, out_shape: Callable[[Shape], Shape], value: Value) -> Value:
+        """Max-pooling of a layer's output, before or after its activation; `out_shape` gives the shape after it."""
+        value = self._resolved(value)
+        old = value.product or value.states[0]
+        alone = value.product is not None or len(value.states) == 1
+        if (
+            not (alone and isinstance(old, _Product) and old in self._products)
+            or old.pooled
+            or value.pools
+            or value.view
+        ):
+            raise unsupported(step, "must follow a convolution directly, or the activation of one, and only once")
+        new = replace(old, shape=out_shape(old.shape), pooled=step, tensor=next(self._numbers))
+        return self._replaced(value, old, new)
+
     def add(self, where: str, a: Value, b: Value, in_place: bool = False) -> Value:
         """a + b; `where` is the beginning of an error message."""
         a, b = self._resolved(a), self._resolved(b)
@@ -215,7 +172,7 @@ class Builder:
             )
         if set(a.states) & set(b.states):
             raise ValueError(f"{where}, where a tensor is added twice: add each once")
-        if a.pools or b.pools:
+        if a.pools or b.pools or any(each.product and each.product.pooled for each in (a, b)):
             raise ValueError(
                 f"{where}, where a pooled tensor is added: put a Linear or a convolution after the pooling"
             )
@@ -243,7 +200,8 @@ class Builder:
     def fold(self, step: Step, scale: Tensor, shift: Tensor, value: Value) -> Value:
         """scale * value + shift, for each output of the Linear or the convolution that value is."""
         value, old = self._resolved(value), value.product
-        if old is None or old.closed or old.folded or value.states or value.view or len(scale) != old.shape[0]:
+        taken = old is None or old.closed or old.folded or old.pooled
+        if old is None or taken or value.states or value.view or len(scale) != old.shape[0]:
             raise unsupported(step, "must follow a Linear or a convolution with as many outputs directly")
         return self._replaced(value, old, replace(old, folded=(scale, shift)))
 
@@ -251,7 +209,7 @@ class Builder:
         self._products.remove(old)
         self._products.append(new)
         old.closed = True
-        return Value(next(self._numbers), value.states, new)
+        return Value(next(self._numbers), (new,)) if new.closed else Value(next(self._numbers), value.states, new)
 
     def activate(self, step: Step, value: Value) -> Value:
         value, given = self._resolved(value), value
@@ -262,7 +220,7 @@ class Builder:
                 else "follows a tensor that a Linear reads too, so that it is a state already: put a Linear before it"
             )
             raise unsupported(step, why)
-        return self._closed(value, value.product, step, next(self._numbers))
+        return replace(self._closed(value, value.product, step, next(self._numbers)), view=value.view)
 
     def state(self, value: Value) -> Value:
         """The same tensor as a sum of states."""
@@ -299,10 +257,16 @@ class Builder:
         if not self._products:
             raise ValueError("the module has no Linear layer: there is nothing to lift")
         last = self.state(value).states
-        if value.pools:
+        if value.pools or any(isinstance(state, _Product) and state.pooled for state in last):
             raise ValueError("the module ends in a pooling: end it with a Linear or a convolution")
         layers = sorted(self._products, key=lambda product: product.tensor)
         read = {state for layer in layers for state in (*layer.enters, *layer.added)}
+        for state in (*read, *last):
+            if isinstance(state, _Product) and state not in layers:
+                raise unsupported(
+                    state.step,
+                    "has an output that is used before its max-pooling too: call it once for each, since a layer has one",
+                )
         for layer in layers:
             if layer.folded and sum(other.weight is layer.weight for other in layers) > 1:
                 raise unsupported(
@@ -327,6 +291,7 @@ def _numbered(first: _State, layers: Sequence[_Product]) -> list[Use]:
             tuple(number[state] for state in layer.added),
             layer.after,
             layer.folded,
+            layer.pooled,
         )
         for layer in layers
     ]

@@ -10,7 +10,8 @@ from torch import fx, nn
 __all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "unsupported"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d),
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d),
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d),
     *(nn.Flatten, nn.Identity, nn.Dropout),
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardsigmoid),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax, nn.LogSoftmax),
@@ -50,7 +51,7 @@ def no_form(step: Step, node: fx.Node) -> ValueError:
     arguments = ", ".join([*map(str, node.args[1:]), *(f"{key}={value}" for key, value in node.kwargs.items())])
     return ValueError(
         f"{step.path}: {name_of(node)}({arguments}) in the forward of {type(step.layer).__name__} has no lifted form: "
-        "a forward is made of Linear, convolutions, average pooling, sums, flatten, dropout and activations"
+        "a forward is made of Linear, convolutions, poolings, sums, flatten, dropout and activations"
     )
 
 
@@ -98,6 +99,22 @@ def _log_softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 
     return nn.LogSoftmax(_softmax(dim, dtype).dim)  # type: ignore[arg-type]
 
 
+def _max_pool(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The layer of a function, which has its last two arguments in another order."""
+
+    def layer(
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> nn.Module:
+        return kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+    return layer
+
+
 _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "relu": nn.ReLU,
     "relu6": nn.ReLU6,
@@ -113,6 +130,8 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "log_softmax": _log_softmax,
     "avg_pool1d": nn.AvgPool1d,
     "avg_pool2d": nn.AvgPool2d,
+    "max_pool1d": _max_pool(nn.MaxPool1d),
+    "max_pool2d": _max_pool(nn.MaxPool2d),
     "dropout": nn.Identity,
     "flatten": _flatten,
     "view": _view,

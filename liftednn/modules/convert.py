@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from liftednn import losses
-from liftednn.activations import Identity
-from liftednn.base import Affine, Divergence, Loss
+from liftednn.activations import Identity, ReLU
+from liftednn.base import Activation, Affine, Divergence, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
-from liftednn.modules.building import Graph
 from liftednn.modules.calls import Step, unsupported
+from liftednn.modules.convolutions import max_pooled
 from liftednn.modules.criteria import CRITERIA, loss_of
+from liftednn.modules.graph import Graph, Use
 from liftednn.modules.layers import fenchel, joint, same_phi
 from liftednn.modules.reading import read
 from liftednn.network import Layer, LiftedNetwork
@@ -40,6 +41,7 @@ def from_module(
 
     in_shape     shape of one sample, such as (3, 32, 32): convolutions and poolings need it
 
+    Max-pooling before or after an activation becomes one activation with it: `Pooled`, or `MaxPoolReLU` for "euclidean".
     A batch norm after a Linear or a convolution is multiplied into the weights, as it is in evaluation mode.
 
     Tensors that are added before a Linear are inputs of its layer, those added after it are added to its pre-activation. Layers that use
@@ -65,10 +67,19 @@ def network_of(graph: Graph, loss: str | Loss | nn.Module | None = None, diverge
     for step in after[:-1]:
         if step is not None and isinstance(step.layer, nn.LogSoftmax):
             raise unsupported(step, "has a lifted form at the end of a module only")
-    meaning = fenchel if divergence == "fenchel" else joint
-    hidden = [Identity() if step is None else meaning(step) for step in after[:-1]]
-    divergences = [*hidden, _loss(graph, loss)]
+    divergences = [*(_activation(use, divergence) for use in graph.uses[:-1]), _loss(graph, loss)]
     return LiftedNetwork([_layer(graph, number, d) for number, d in enumerate(divergences)])
+
+
+def _activation(use: Use, divergence: str) -> Activation:
+    """The activation of a hidden layer, with the max-pooling that follows."""
+    meaning = fenchel if divergence == "fenchel" else joint
+    activation = Identity() if use.after is None else meaning(use.after)
+    if use.pooled is None:
+        return activation
+    if divergence == "euclidean" and not isinstance(activation, ReLU):
+        raise unsupported(use.pooled, "has a jointly convex divergence with a ReLU only: give divergence='fenchel'")
+    return max_pooled(use.pooled, activation, use.operator.out_shape)
 
 
 def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:

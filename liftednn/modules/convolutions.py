@@ -1,14 +1,18 @@
-"""Conversion of torch's convolutions and average poolings to operators, and of batch norms to factors of the weights."""
+"""Conversion of torch's convolutions and average poolings to operators, of max-poolings to activations, and of batch norms to factors."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
+from liftednn.activations import FenchelClip, Identity, MaxPoolReLU, Pooled, ReLU
+from liftednn.base import Activation
 from liftednn.modules.calls import Step, unsupported
 from liftednn.operators import AvgPool1d, AvgPool2d, Conv1d, Conv2d
 
-__all__ = ["affine_of", "convolution_of", "pooling_of"]
+__all__ = ["affine_of", "convolution_of", "max_pooled", "max_pooled_shape", "pooling_of"]
 
 
 def convolution_of(step: Step, layer: nn.Conv1d | nn.Conv2d, in_shape: tuple[int, ...]) -> Conv1d | Conv2d:
@@ -46,7 +50,43 @@ def pooling_of(step: Step, layer: nn.AvgPool1d | nn.AvgPool2d) -> AvgPool1d | Av
     sizes = (
         (each,) if isinstance(each, int) else tuple(each) for each in (layer.kernel_size, layer.stride, layer.padding)
     )
-    return kind(*map(_short, sizes))
+    kernel, stride, padding = map(_short, sizes)
+    return kind(kernel, None if stride == kernel else stride, padding)
+
+
+def max_pooled_shape(step: Step, layer: nn.MaxPool1d | nn.MaxPool2d, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one sample after max-pooling."""
+    kernel, stride, padding, dilation = _window(layer)
+    if len(shape) != len(kernel) + 1 or any(k > size for k, size in zip(kernel, shape[1:], strict=True)):
+        raise unsupported(step, f"has windows that do not fit into samples of {shape}")
+    places = [divmod(size - k, s) for size, k, s in zip(shape[1:], kernel, stride, strict=True)]
+    if any(padding) or set(dilation) != {1} or layer.return_indices or (layer.ceil_mode and any(r for _, r in places)):
+        raise unsupported(
+            step, "has a lifted form for padding=0, dilation=1, return_indices=False and ceil_mode=False only"
+        )
+    return (shape[0], *(count + 1 for count, _ in places))
+
+
+def _window(layer: nn.MaxPool1d | nn.MaxPool2d) -> list[tuple[int, ...]]:
+    """kernel_size, stride, padding and dilation, with one number for each dimension."""
+    given = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    dimensions = 1 if isinstance(layer, nn.MaxPool1d) else 2
+    return [(each,) * dimensions if isinstance(each, int) else tuple(each) for each in given]
+
+
+def max_pooled(step: Step, activation: Activation, shape: tuple[int, ...]) -> Activation:
+    """An activation with max-pooling of pre-activations of a shape; with the jointly convex divergence for a `ReLU`, which has one."""
+    assert isinstance(step.layer, nn.MaxPool1d | nn.MaxPool2d)
+    kernel, stride = map(_short, _window(step.layer)[:2])
+    try:
+        if isinstance(activation, ReLU):
+            if kernel != stride:
+                raise ValueError("the windows of MaxPoolReLU do not overlap: give stride=kernel_size")
+            return MaxPoolReLU(shape, kernel)
+        inner = FenchelClip(-math.inf, math.inf) if isinstance(activation, Identity) else activation
+        return Pooled(inner, shape, kernel, None if kernel == stride else stride)
+    except ValueError as error:
+        raise unsupported(step, f"has no lifted form here: {error}") from error
 
 
 def affine_of(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

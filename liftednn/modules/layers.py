@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from liftednn import activations as act
@@ -98,6 +100,8 @@ def layer_of(activation: Activation) -> nn.Module | None:
             return _prelu(alpha) if isinstance(alpha, Tensor) else nn.LeakyReLU(alpha)
         case act.FenchelClip(lower=lower, upper=upper) if isinstance(lower, Tensor) or isinstance(upper, Tensor):
             return None
+        case act.FenchelClip(lower=lower, upper=math.inf, weight=1.0, shift=0.0) if lower == -math.inf:
+            return nn.Identity()
         case act.FenchelClip(lower=0.0, upper=1.0, weight=6.0, shift=3.0):
             return nn.Hardsigmoid()
         case act.FenchelClip(lower=0.0, upper=6.0, weight=1.0, shift=0.0):
@@ -137,9 +141,9 @@ def _prelu(slopes: Tensor) -> nn.PReLU:
 def _pooling(
     pooled: act.Pooled | act.MaxPoolReLU, inner: nn.Module | None, stride: int | tuple[int, ...] | None
 ) -> nn.Module | None:
-    """An activation, then torch's max-pooling, from flattened images to flattened images."""
+    """An activation, then torch's max-pooling, from images to images."""
     if inner is None:
         return None
     windows = {2: nn.MaxPool1d, 3: nn.MaxPool2d}[len(pooled.shape)]
     pool = windows(pooled.kernel_size, stride)
-    return nn.Sequential(nn.Unflatten(1, pooled.shape), inner, pool, nn.Flatten())
+    return nn.Sequential(*([] if isinstance(inner, nn.Identity) else [inner]), pool)

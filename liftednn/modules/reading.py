@@ -11,10 +11,11 @@ from functools import partial
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from liftednn.modules.building import Builder, Graph, Value
+from liftednn.modules.building import Builder, Value
 from liftednn.modules.calls import Step, known, unsupported
-from liftednn.modules.convolutions import affine_of, convolution_of, pooling_of
+from liftednn.modules.convolutions import affine_of, convolution_of, max_pooled_shape, pooling_of
 from liftednn.modules.feedforward import State
+from liftednn.modules.graph import Graph
 from liftednn.modules.tracing import traced
 
 __all__ = ["read"]
@@ -45,7 +46,7 @@ def _run(builder: Builder, step: Step, value: Value) -> Value:
     if type(layer).__module__.startswith("torch."):
         raise unsupported(
             step,
-            "has no lifted form: a module is made of Linear, Conv1d, Conv2d, average pooling, batch norm, Flatten, Dropout, "
+            "has no lifted form: a module is made of Linear, Conv1d, Conv2d, poolings, batch norm, Flatten, Dropout, "
             "activations and sums",
         )
     return traced(step, value, builder, partial(_run, builder))
@@ -61,6 +62,8 @@ def _applied(builder: Builder, step: Step, value: Value) -> Value:
         return builder.convolution(step, partial(convolution_of, step, layer), layer.weight, layer.bias, value)
     if isinstance(layer, nn.AvgPool1d | nn.AvgPool2d):
         return builder.pool(step, pooling_of(step, layer), value)
+    if isinstance(layer, nn.MaxPool1d | nn.MaxPool2d):
+        return builder.max_pool(step, partial(max_pooled_shape, step, layer), value)
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         return builder.fold(step, *affine_of(step, layer), value)
     if isinstance(layer, nn.Flatten):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from liftednn.activations import FenchelLeakyReLU, FenchelReLU
 from liftednn.base import Granularity
-from liftednn.modules.building import Graph
+from liftednn.modules.graph import Graph
 from liftednn.network import LiftedNetwork
 
 __all__ = ["found", "granularities", "started"]
@@ -21,13 +21,17 @@ Granularities = list[Granularity | None]
 
 
 def granularities(graph: Graph, learn_activation: str | None) -> Granularities:
-    """What is learned of each hidden layer; a PReLU that is used twice has one slope for two layers and is not learned."""
+    """What is learned of each hidden layer. A PReLU that is used twice has one slope for two layers and is not learned, nor is one with
+    max-pooling."""
     if learn_activation not in ("auto", None):
         raise ValueError(
             f"learn_activation must be 'auto', to learn the slopes of PReLU layers, or None, got {learn_activation!r}"
         )
     layers = [use.after.layer if use.after else None for use in graph.uses]
-    return [_granularity(layer) if learn_activation and layers.count(layer) == 1 else None for layer in layers[:-1]]
+    once = [layers.count(layer) == 1 and not use.pooled for use, layer in zip(graph.uses, layers, strict=True)]
+    return [_granularity(layer) if learn_activation and own else None for layer, own in zip(layers, once, strict=True)][
+        :-1
+    ]
 
 
 def _granularity(layer: nn.Module | None) -> Granularity | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from liftednn.activations import Identity, Scaled
+from liftednn.activations import Identity, MaxPoolReLU, Pooled, Scaled
 from liftednn.base import Activation, Affine, Operator
 from liftednn.losses import Matching, Split
 from liftednn.modules.feedforward import FeedForward, Rule, State
@@ -29,7 +29,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
     a `Scaled` activation is multiplied into the weights before it.
 
-    network   of dense layers, convolutions, average pooling before these, and sums with them
+    network   of dense layers, convolutions, average pooling before these and max-pooling after them, and sums with them
     weights   one `Affine` for each layer
 
     >>> module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
@@ -39,7 +39,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     """
     operators = [_inner(number, layer) for number, layer in enumerate(network.layers)]
     network.check_shared(weights)
-    follows: list[nn.Module] = []
+    follows: list[list[nn.Module]] = []
     scaled: list[Affine] = []
     for number, weight in enumerate(weights):
         activation, weight = _follows(network, number, weight)
@@ -48,8 +48,7 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     affine = [_affine(*each) for each in zip(operators, scaled, _shapes(network), strict=True)]
     if network.connections.chain and not any(isinstance(layer.operator, Sum) for layer in network.layers):
         pairs = zip(affine, follows, strict=True)
-        parts = [each for before, after in pairs for each in (*before, after)]
-        return nn.Sequential(*(each for each in parts if not isinstance(each, nn.Identity)))
+        return nn.Sequential(*(each for before, after in pairs for each in (*before, *after)))
     return _feedforward(network, operators, affine, scaled, follows)
 
 
@@ -100,8 +99,8 @@ def _pool(pool: Pooling) -> nn.Module:
     return kind(pool.kernel_size, pool.stride, pool.padding)
 
 
-def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Module, Affine]:
-    """The torch activation after a Linear, and the weights of the Linear."""
+def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[list[nn.Module], Affine]:
+    """The torch layers after a Linear or a convolution, none for the identity, and its weights."""
     layer = network.layers[number]
     phi = _activation(layer)
     if isinstance(phi, Scaled) and (layer.operator.skips or not network.connections.alone(number)):
@@ -113,7 +112,10 @@ def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[nn.Mo
     follows = layer_of(phi)
     if follows is None:
         raise ValueError(f"layer {number}: torch has no standard layer for {phi!r}: write a module of your own for it")
-    return follows.to(weight.w), weight
+    parts = list(follows) if isinstance(follows, nn.Sequential) else [follows]
+    if isinstance(phi, Pooled | MaxPoolReLU):
+        parts = [*_reshaped(layer.operator.out_shape, (layer.shape[0], *phi.shape[1:])), *parts]
+    return [part.to(weight.w) for part in parts if not isinstance(part, nn.Identity)], weight
 
 
 def _activation(layer: Layer) -> Activation:
@@ -157,7 +159,7 @@ def _feedforward(
     operators: Sequence[Operator],
     affine: Sequence[Sequence[nn.Module]],
     weights: Weights,
-    follows: Sequence[nn.Module],
+    follows: Sequence[Sequence[nn.Module]],
 ) -> FeedForward:
     links = network.connections
     own = [number for number, owner in enumerate(links.owners) if owner == number]
@@ -168,11 +170,15 @@ def _feedforward(
                 f"layer {number} shares its w, and only Dense layers of rows that share theirs can be converted, got {operator!r}"
             )
     return FeedForward(
-        {number: affine[number][0] if len(affine[number]) == 1 else nn.Sequential(*affine[number]) for number in own},
+        {number: _joined(affine[number]) for number in own},
         {number: nn.Parameter(weights[number].b.detach().clone()) for number in others},
-        [*(State() if isinstance(each, nn.Identity) else each for each in follows[:-1]), follows[-1]],
+        [*(_joined(each) if each else State() for each in follows[:-1]), _joined(follows[-1] or [nn.Identity()])],
         [_rule(network, number) for number in range(len(network.layers))],
     )
+
+
+def _joined(parts: Sequence[nn.Module]) -> nn.Module:
+    return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
 
 
 def _rule(network: LiftedNetwork, number: int) -> Rule:
