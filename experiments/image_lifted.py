@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,17 +21,18 @@ from liftednn.training.run import Run
 __all__ = ["lifted", "lifted_network"]
 
 _ROWS = 2000  # images scored at a time
+Spec = int | str | tuple[str, int] | tuple[str, int, int]
 
 
 def lifted_network(name: str, divide: int = 1) -> LiftedNetwork:
     """A network of image_models.NETWORKS as a lifted one."""
     if name == "LeNet":
         a, b, c = (width // divide for width in (20, 50, 500))
-        layers = [("conv", a, 5), "maxpool", ("conv", b, 5), "maxpool", ("dense", c)]
-        return LiftedNetwork.cnn((1, 28, 28), layers, 10, "fenchel_relu")
+        small: list[Spec] = [("conv", a, 5), "maxpool", ("conv", b, 5), "maxpool", ("dense", c)]
+        return LiftedNetwork.cnn((1, 28, 28), small, 10, "fenchel_relu")
     a, b, c = (width // divide for width in (64, 128, 256))
     if name == "six convolutions":
-        layers = [a, a, "maxpool", b, b, "maxpool", c, c, "maxpool", ("dense", c)]
+        layers: list[Spec] = [a, a, "maxpool", b, b, "maxpool", c, c, "maxpool", ("dense", c)]
         return LiftedNetwork.cnn((3, 32, 32), layers, 10, "fenchel_relu")
     return LiftedNetwork(
         [
@@ -70,7 +72,7 @@ def lifted(task: Task) -> Iterator[Scorer]:
         run = Run(trainer, network, task.images)
         for _ in run.passes():
             weights = run.unwhitened_weights()
-            yield lambda x, weights=weights: _scores(run.network, weights, x)
+            yield partial(_scores, run.network, weights)
 
 
 def _scores(network: LiftedNetwork, weights: list[lnn.Affine], x: Tensor) -> Tensor:

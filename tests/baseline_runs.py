@@ -1,6 +1,6 @@
 """The runs that tests/baselines.py compares: short, since each pass multiplies rounding errors by about 30.
 
-How a trainer is called and what its result is called is written once, in `swept`, `batched` and `fitted`.
+How a trainer is called and what its result is called is written once, in `passed_over`, `batched` and `fitted`.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def trained(net: lnn.LiftedNetwork, weights: Sequence[tuple[Tensor, Tensor]], hi
     return values | {"objectives": [record.objective for record in history]}
 
 
-def swept(net: lnn.LiftedNetwork, y: Tensor | None = None, sweeps: int = 2, **options: Any) -> Values:
+def passed_over(net: lnn.LiftedNetwork, y: Tensor | None = None, passes: int = 2, **options: Any) -> Values:
     """Full-batch training."""
     given = {name: options.pop(name) for name in ("weights", "sample_weight") if name in options}
-    trainer = lnn.BCD(passes=sweeps, tol=0.0, **{"block_iter": 30, **options})
+    trainer = lnn.BCD(passes=passes, tol=0.0, **{"block_iter": 30, **options})
     solution = trainer.run(net, X, responses(net.loss) if y is None else y, **given)
     values = trained(solution.network, solution.weights, solution.history)
     return values | {f"x{index}": state for index, state in enumerate((solution.states or [])[1:-1], 1)}
@@ -326,22 +326,24 @@ EARLY = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change":
 HALF = {"x": X[:40], "y": REAL[:40]}
 
 RUNS: dict[str, Callable[[], Values]] = {
-    **every(swept, "bcd", "activation", without(EUCLIDEAN, "maxpool") | FENCHEL),
-    "bcd/activation/maxpool": lambda: swept(network(EUCLIDEAN["maxpool"]), sweeps=1, block_iter=10),
-    **every(swept, "joint", "activation", EUCLIDEAN, {"hidden": (6, 4)}, joint=True, sweeps=1, block_iter=5),
-    **every(swept, "bcd", "loss", LOSSES, block_iter=10),
-    **every(swept, "bcd", "penalty", PENALTIES),
-    **every(swept, "bcd", "uncertainty", UNCERTAINTIES, sweeps=1, block_iter=4),
-    "bcd/deep": lambda: swept(network(hidden=(6, 5, 4)), sweeps=1),
-    "bcd/linear": lambda: swept(network("relu", "softmax", hidden=())),
-    "bcd/probabilities": lambda: swept(network("relu", "softmax"), y=SHARES),
-    "bcd/sample_weight": lambda: swept(network("relu", "softmax"), sample_weight=COUNTS),
-    "bcd/warm_start": lambda: swept(net := network(), weights=known(net)),
-    "bcd/refit_layer": lambda: swept(network("fenchel_leaky_relu"), learn_activation="layer"),
-    "bcd/refit_unit": lambda: swept(network(act.Scaled()), learn_activation="unit", sample_weight=COUNTS),
-    "bcd/refit_bounds": lambda: swept(network(act.FenchelClip(-20.0, 20.0)), learn_activation="unit"),
-    "joint/softmax": lambda: swept(network("relu", "softmax", hidden=(6, 4)), joint=True, sweeps=1),
-    "joint/noise": lambda: swept(network("relu", hidden=(6, 4), uncertainty=robust.Noise(0.2)), joint=True, sweeps=1),
+    **every(passed_over, "bcd", "activation", without(EUCLIDEAN, "maxpool") | FENCHEL),
+    "bcd/activation/maxpool": lambda: passed_over(network(EUCLIDEAN["maxpool"]), passes=1, block_iter=10),
+    **every(passed_over, "joint", "activation", EUCLIDEAN, {"hidden": (6, 4)}, joint=True, passes=1, block_iter=5),
+    **every(passed_over, "bcd", "loss", LOSSES, block_iter=10),
+    **every(passed_over, "bcd", "penalty", PENALTIES),
+    **every(passed_over, "bcd", "uncertainty", UNCERTAINTIES, passes=1, block_iter=4),
+    "bcd/deep": lambda: passed_over(network(hidden=(6, 5, 4)), passes=1),
+    "bcd/linear": lambda: passed_over(network("relu", "softmax", hidden=())),
+    "bcd/probabilities": lambda: passed_over(network("relu", "softmax"), y=SHARES),
+    "bcd/sample_weight": lambda: passed_over(network("relu", "softmax"), sample_weight=COUNTS),
+    "bcd/warm_start": lambda: passed_over(net := network(), weights=known(net)),
+    "bcd/refit_layer": lambda: passed_over(network("fenchel_leaky_relu"), learn_activation="layer"),
+    "bcd/refit_unit": lambda: passed_over(network(act.Scaled()), learn_activation="unit", sample_weight=COUNTS),
+    "bcd/refit_bounds": lambda: passed_over(network(act.FenchelClip(-20.0, 20.0)), learn_activation="unit"),
+    "joint/softmax": lambda: passed_over(network("relu", "softmax", hidden=(6, 4)), joint=True, passes=1),
+    "joint/noise": lambda: passed_over(
+        network("relu", hidden=(6, 4), uncertainty=robust.Noise(0.2)), joint=True, passes=1
+    ),
     **every(batched, "minibatch", "activation", without(EUCLIDEAN, "relu_l1", "leaky", "maxpool") | FENCHEL),
     **every(batched, "minibatch", "loss", without(LOSSES, *ROUNDED) | ROUNDED),
     **every(batched, "minibatch", "penalty", without(PENALTIES, "ball_row", "ball_l1", "group_input")),

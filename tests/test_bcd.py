@@ -39,12 +39,12 @@ def problem(loss: lnn.Loss, activation: lnn.Activation | str, hidden: list[int])
 
 
 def rises(
-    network: lnn.LiftedNetwork, y: Tensor, bcd: lnn.BCD, x: Tensor, sweeps: int
+    network: lnn.LiftedNetwork, y: Tensor, bcd: lnn.BCD, x: Tensor, passes: int
 ) -> tuple[float, dict[str, float]]:
     """The largest relative rise of the objective over all blocks, and the last residual of each block."""
     state = bcd.init(network, x, y)
     before, worst, kkt = network.objective(state.weights, state.states), -np.inf, {}
-    for _ in range(sweeps):
+    for _ in range(passes):
         for block in bcd.blocks(network, state):
             after = network.objective(state.weights, state.states)
             assert np.isfinite(after)
@@ -53,9 +53,10 @@ def rises(
 
 
 @pytest.mark.parametrize(("name", "loss"), list(zip(EXACT, itertools.cycle(LOSSES), strict=False)))
+@pytest.mark.thin(2)
 def test_the_objective_rises_at_no_block(name: str, loss: str) -> None:
     network, y = problem(LOSSES[loss], getattr(act, name)(), [6])
-    worst, kkt = rises(network, y[:40], lnn.BCD(block_tol=1e-4, block_iter=400), X[:40], sweeps=2)
+    worst, kkt = rises(network, y[:40], lnn.BCD(block_tol=1e-4, block_iter=400), X[:40], passes=2)
     assert worst <= 1e-6
     assert max(kkt.values()) <= 1e-4
 
@@ -64,14 +65,14 @@ def test_the_objective_rises_at_no_block(name: str, loss: str) -> None:
 @pytest.mark.thin(4)
 def test_the_objective_rises_at_no_block_in_float32_with_two_hidden_layers(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), getattr(act, name)(), [6, 5])
-    worst, _ = rises(network, y[:30], lnn.BCD(block_tol=1e-3, block_iter=8), X[:30].float(), sweeps=2)
+    worst, _ = rises(network, y[:30], lnn.BCD(block_tol=1e-3, block_iter=8), X[:30].float(), passes=2)
     assert worst <= 1e-6
 
 
 @pytest.mark.parametrize("norm", ["l1"])
 def test_variants_descend_too(norm: str) -> None:
     network, y = problem(losses.SquaredError(), act.ReLU(norm), [6])  # type: ignore[arg-type]
-    worst, kkt = rises(network, y, lnn.BCD(block_tol=1e-4, block_iter=400), X, sweeps=2)
+    worst, kkt = rises(network, y, lnn.BCD(block_tol=1e-4, block_iter=400), X, passes=2)
     assert worst <= 1e-6
     assert max(kkt.values()) <= 1e-4
 
@@ -123,7 +124,7 @@ def test_without_hidden_layer_it_is_ridge_or_logistic_regression() -> None:
 
 def test_joint_and_cyclic_descents_agree_where_both_are_allowed() -> None:
     network, y = problem(losses.SquaredError(), "relu", [6, 5])
-    worst, _ = rises(network, y, lnn.BCD(joint=True, block_tol=1e-6, block_iter=5000), X, sweeps=3)
+    worst, _ = rises(network, y, lnn.BCD(joint=True, block_tol=1e-6, block_iter=5000), X, passes=3)
     assert worst <= 1e-6
     joint = lnn.BCD(passes=1, joint=True, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
     cyclic = lnn.BCD(passes=1, block_tol=1e-8, block_iter=20000).run(network, X, y).history[-1].objective
@@ -134,7 +135,7 @@ def test_joint_and_cyclic_descents_agree_where_both_are_allowed() -> None:
 @pytest.mark.thin(3)
 def test_joint_descent_without_smoothness_rises_at_no_block(activation: lnn.Activation) -> None:
     network, y = problem(losses.SquaredError(), activation, [5, 4])
-    worst, kkt = rises(network, y[:15], lnn.BCD(joint=True, block_tol=1e-4, block_iter=200), X[:15], sweeps=1)
+    worst, kkt = rises(network, y[:15], lnn.BCD(joint=True, block_tol=1e-4, block_iter=200), X[:15], passes=1)
     assert worst <= 1e-6
     assert kkt["x"] <= 1e-4
 

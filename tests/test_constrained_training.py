@@ -120,7 +120,7 @@ def test_an_orthogonal_network_learns_by_mini_batches() -> None:
     assert fit.history[-1].score > 0.97
 
 
-def test_an_orthogonal_network_learns_by_sweeps() -> None:
+def test_an_orthogonal_network_learns_by_full_passes() -> None:
     net = lnn.LiftedNetwork.mlp([64, 10, 10], "fenchel_relu").with_penalty("orthogonal", 1e-4)
     history = lnn.BCD(passes=5, block_iter=40).run(net, X, Y).history
     assert history[-1].score > history[0].score + 0.2

@@ -205,7 +205,7 @@ def test_an_uncertainty_is_scaled_where_lam_is_chosen() -> None:
         assert [layer.uncertainty for layer in others] == [None, None]
 
 
-def test_sweeps_have_nothing_chosen() -> None:
+def test_full_passes_have_nothing_chosen() -> None:
     kinked = lnn.LiftedNetwork.mlp([4, 6, 1], "relu", "absolute")
     assert Recipe(penalty="l1", rho=0.5, lam=2.0).unchosen(kinked) == kinked.with_penalty(L1(0.5)).with_lam(2.0)
     assert Recipe(penalty=L2(0.5)).unchosen(kinked) == kinked.with_penalty(L2(0.5))

@@ -234,7 +234,7 @@ def test_without_hidden_layer_it_is_logistic_regression() -> None:
     np.testing.assert_allclose(model.coefs_[0].T - model.coefs_[0].mean(1), oracle.coef_, atol=1e-2)
 
 
-def test_without_hidden_layer_sweeps_are_logistic_regression_too() -> None:
+def test_without_hidden_layer_passes_are_logistic_regression_too() -> None:
     alpha = 0.01
     model = LiftedClassifier((), divergence="euclidean", alpha=alpha, max_iter=50, tol=0.0).fit(X, Y)
     oracle = LogisticRegression(C=1 / (2 * len(X) * alpha), tol=1e-10, max_iter=1000).fit(X, Y)
@@ -242,7 +242,7 @@ def test_without_hidden_layer_sweeps_are_logistic_regression_too() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_without_hidden_layer_sweeps_are_ridge_regression(weighted: bool) -> None:
+def test_without_hidden_layer_passes_are_ridge_regression(weighted: bool) -> None:
     """alpha stands beside the mean square of standardised responses: Ridge does not depend on their units."""
     y = np.stack([REAL, 1e4 * X[:, 0] + 100 * REAL + 3e5], 1)
     row_weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) if weighted else None
@@ -337,7 +337,7 @@ def test_partial_fit_refuses() -> None:
         model.partial_fit(X[:, :3], Y)
 
 
-def test_a_partial_fit_of_sweeps_is_one_sweep() -> None:
+def test_a_partial_fit_of_passes_is_one_pass() -> None:
     model = small(divergence="euclidean", max_iter="auto", tol=0.0).partial_fit(X, Y, classes=[0, 1, 2])
     assert model.n_iter_ == 1
 
@@ -461,7 +461,7 @@ def test_verbose_says_a_line_per_pass(capsys: pytest.CaptureFixture[str]) -> Non
         model.loss_curve_, abs=1e-8
     )
     small(verbose=True, divergence="euclidean", max_iter=2, tol=0.0).fit(X, Y)
-    assert len(capsys.readouterr().out.splitlines()) == 3  # sweep 0 is the random features
+    assert len(capsys.readouterr().out.splitlines()) == 3  # record 0 is the random features
     small().fit(X, Y)
     assert not capsys.readouterr().out
 
@@ -537,7 +537,7 @@ def test_an_activation_itself_is_taken() -> None:
 @pytest.mark.parametrize("name", ["relu", "leaky_relu", "hardtanh", "hardsigmoid", "identity"])
 @BOTH
 @pytest.mark.thin(2)
-def test_sweeps_never_raise_the_objective(kind: Any, y: np.ndarray, name: str) -> None:
+def test_passes_never_raise_the_objective(kind: Any, y: np.ndarray, name: str) -> None:
     model = kind((6,), name, divergence="euclidean", max_iter=4, tol=0.0, random_state=0).fit(X[:80], y[:80])
     objectives = np.array([record.objective for record in model.history_])
     assert len(objectives) == 5

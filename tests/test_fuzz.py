@@ -228,7 +228,7 @@ def check_probabilities(found: Any, shape: tuple[int, ...]) -> None:
 
 def estimator(case: Case, kind: Any) -> Any:
     options = dict(case.options)
-    if kind is lnn.LiftedClassifier or "divergence" in options:  # sweeps take seconds where the loss has a kink
+    if kind is lnn.LiftedClassifier or "divergence" in options:  # full passes take seconds where the loss has a kink
         options.pop("loss", None)
     return kind(case.hidden, max_iter=case.passes, random_state=0, **options)
 

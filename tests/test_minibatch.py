@@ -93,7 +93,7 @@ def test_jointly_convex_activations_run_and_stay_finite(name: str) -> None:
     assert np.isfinite(fit.history[-1].objective)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 8])
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_depth_trains(depth: int) -> None:
     """On enough rows and units that all seeds learn: where a deep network has few, last bits decide how far it gets."""
     x = draw(4800, 6)

@@ -488,6 +488,7 @@ def test_torch_export_gives_the_same_numbers_for_any_batch() -> None:
         close(program.module()(x[:n]), module(x[:n]), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
 def test_onnx_gives_the_same_numbers_for_any_batch() -> None:
     for name in ("onnx", "onnxscript"):

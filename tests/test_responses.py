@@ -55,10 +55,10 @@ def regressor(**options: Any) -> LiftedRegressor:
     return LiftedRegressor(**{"hidden_layer_sizes": (8,), "max_iter": 20, "random_state": 0, **options})
 
 
-def initialised(y: np.ndarray, loss: Any, sweeps: int = 20) -> torch.Tensor:
+def initialised(y: np.ndarray, loss: Any, passes: int = 20) -> torch.Tensor:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1)).double()
-    lnn.init.lifted_(module, ROWS, torch.from_numpy(y), loss=loss, passes=sweeps)
+    lnn.init.lifted_(module, ROWS, torch.from_numpy(y), loss=loss, passes=passes)
     with torch.no_grad():
         return module(ROWS)[:, 0]
 

@@ -90,9 +90,9 @@ def test_squared_is_auto_whatever_its_name() -> None:
         np.testing.assert_array_equal(small(loss=loss).fit(X, Y).predict(NEW), expected)
 
 
-def test_sweeps_are_exact_and_mini_batches_smoothed() -> None:
-    sweeps = small(loss="absolute", divergence="euclidean", max_iter=1).fit(X[:30], Y[:30])
-    assert sweeps.network_.loss == AbsoluteError()
+def test_full_passes_are_exact_and_mini_batches_smoothed() -> None:
+    exact = small(loss="absolute", divergence="euclidean", max_iter=1).fit(X[:30], Y[:30])
+    assert exact.network_.loss == AbsoluteError()
     for options in ({}, {"lam": 1.0, "alpha": 1e-3}):
         loss = small(loss="absolute", max_iter=1, **options).fit(X, Y).network_.loss
         assert isinstance(loss, AbsoluteError)

@@ -123,7 +123,7 @@ def test_a_robust_estimator_is_one_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("given", [0.05, "ball:0.2", "box:0.01"])
-def test_the_papers_model_sweeps_with_uncertain_inputs(given: Any, digits: Data) -> None:
+def test_the_papers_model_passes_with_uncertain_inputs(given: Any, digits: Data) -> None:
     x, y = digits
     model = lnn.LiftedClassifier((5,), divergence="euclidean", lam=0.1, max_iter=2, robust=given, random_state=0)
     model.fit(x[:300], y[:300])
