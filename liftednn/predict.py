@@ -21,7 +21,7 @@ from liftednn.data.validation import check_exact
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
-from liftednn.runtime.precision import plain_arithmetic
+from liftednn.runtime.precision import exact_arithmetic, plain_arithmetic
 
 __all__ = ["feedforward", "lifted"]
 
@@ -44,7 +44,7 @@ def feedforward(network: LiftedNetwork, weights: Sequence[Affine], x: Any) -> Te
     return torch.cat([network.scores(weights, rows) for rows in x.split(_ROWS)])
 
 
-@plain_arithmetic
+@exact_arithmetic
 def lifted(
     network: LiftedNetwork, weights: Sequence[Affine], x: Any, tol: float = 1e-6, max_iter: int = 1000
 ) -> Tensor:

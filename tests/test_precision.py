@@ -55,3 +55,15 @@ def test_autocast_changes_nothing(call: str) -> None:
 
 def test_results_have_no_gradient() -> None:
     assert not any(part.requires_grad for part in predicted(lnn.predict.feedforward))
+
+
+def test_exact_blocks_have_products_in_full_precision_and_leave_the_setting() -> None:
+    before, seen = torch.backends.cudnn.allow_tf32, []
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        lnn.BCD(passes=1).run(network("relu"), X, Y, callback=lambda _: seen.append(torch.backends.cudnn.allow_tf32))
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert seen
+    assert not any(seen)

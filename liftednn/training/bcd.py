@@ -33,7 +33,7 @@ from liftednn.checks import check_callable, check_count, check_number, check_see
 from liftednn.data.validation import check_exact, check_trainable, checked_row_weights, inputs, matrix_shapes, responses
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
-from liftednn.runtime.precision import plain_arithmetic
+from liftednn.runtime.precision import exact_arithmetic
 from liftednn.training.initial import given_weights, random_weights
 from liftednn.training.result import Fit, Record, Status
 
@@ -98,7 +98,7 @@ class BCD:
         check_number("block_tol", self.block_tol, infinite=True)
         check_seed(self.seed)
 
-    @plain_arithmetic
+    @exact_arithmetic
     def run(
         self,
         network: LiftedNetwork,
