@@ -33,10 +33,12 @@ from threadpoolctl import threadpool_limits
 from experiments.settings import threads
 from liftednn import LiftedClassifier, LiftedRegressor
 
-__all__ = ["METHODS", "OPTIONAL", "Fitted", "calibration_error", "class_scores", "fit", "installed", "model"]
+__all__ = ["DEEP", "METHODS", "OPTIONAL", "Fitted", "calibration_error", "class_scores", "fit", "installed", "model"]
 
 Array = NDArray[Any]
-OPTIONAL = {"XGBoost": "xgboost"}  # and the module that each needs
+# The module that each needs. The deep ones take minutes for a set, and are run only where they are named.
+OPTIONAL = {"XGBoost": "xgboost", "RealMLP": "pytabkit", "TabM": "pytabkit"}
+DEEP = ("RealMLP", "TabM")
 METHODS = ("lifted", "MLP", "boosting", "forest", "linear", *OPTIONAL)
 
 
@@ -66,6 +68,11 @@ def _classifier(who: str, seed: int, limits: dict[str, Any]) -> Any:
             from xgboost import XGBClassifier
 
             return XGBClassifier(random_state=seed, n_jobs=1)
+        case "RealMLP" | "TabM":
+            import pytabkit
+
+            kind = pytabkit.RealMLP_TD_Classifier if who == "RealMLP" else pytabkit.TabM_D_Classifier
+            return kind(random_state=seed, device="cpu", n_threads=1)
     raise ValueError(f"no method {who!r}, the names are: {', '.join(METHODS)}")
 
 
@@ -86,6 +93,11 @@ def _regressor(who: str, seed: int, limits: dict[str, Any]) -> Any:
             from xgboost import XGBRegressor
 
             return XGBRegressor(random_state=seed, n_jobs=1)
+        case "RealMLP" | "TabM":
+            import pytabkit
+
+            kind = pytabkit.RealMLP_TD_Regressor if who == "RealMLP" else pytabkit.TabM_D_Regressor
+            return kind(random_state=seed, device="cpu", n_threads=1)
     raise ValueError(f"no method {who!r}, the names are: {', '.join(METHODS)}")
 
 

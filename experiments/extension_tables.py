@@ -107,6 +107,10 @@ def defaults() -> list[str]:
             rows = real_tables.summary(found)
             lines += columns(f"{part}, {len(found)} of {len(names)} sets", rows, list(rows[0]), ".3g")
             late += [row | {"set": f"{row['set']}, {part}"} for row in real_tables.behind(found)]
+    if found := real_tables.beside_deep(store):
+        rows = real_tables.summary(found)
+        title = f"beside deep networks, {len(found)} sets, {real_tables.DEEP_SPLITS} splits"
+        lines += columns(title, rows, list(rows[0]), ".3g")
     if late:
         lines += columns("behind the better of MLP and linear", late, list(late[0]), ".3f")
     return lines[:-1] or ["Not measured yet: `python -m experiments tables` measures it."]

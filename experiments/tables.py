@@ -2,7 +2,8 @@
 
 `python -m experiments tables`, with `--workers N` for N processes. Tables have five random splits, 75 % to train on, with the same share
 of every class; the sets of `estimators` those it gives them. All fits use one thread, and seconds are the processor's. What judges the
-defaults must not influence them: it is run only where named, `--only judging`, once, when nothing is left to choose.
+defaults must not influence them: it is run only where named, `--only judging`, once, when nothing is left to choose. So are the deep
+networks, which take minutes: `--only RealMLP --only bupa --seeds 2`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 
 from experiments import datasets, default_models, estimators, tabular
-from experiments.default_models import METHODS, OPTIONAL
+from experiments.default_models import DEEP, METHODS, OPTIONAL
 from experiments.estimators import Split, at_hand
 from experiments.markdown import table
 from experiments.settings import Settings, threads
@@ -25,7 +26,7 @@ from experiments.store import Store
 from experiments.workers import Job, fill
 
 TAKES = ("only", "seeds", "workers")
-SPLITS = 5
+SPLITS, DEEP_SPLITS = 5, 2
 PARTS = {"choosing": tabular.CHOOSING, "judging": tabular.JUDGING, "old": estimators.SETS}
 QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
 # Measures by name, and whether less is better.
@@ -72,6 +73,12 @@ def means(store: Store, names: Iterable[str], splits: int) -> Means:
         if whole.keys() >= set(METHODS) - set(OPTIONAL):
             found[name] = whole
     return found
+
+
+def beside_deep(store: Store) -> Means:
+    """Over fewer splits, of the sets for which a deep network is complete."""
+    found = means(store, tabular.NAMES, DEEP_SPLITS)
+    return {name: of for name, of in found.items() if any(who in of for who in DEEP)}
 
 
 def _runs(store: Store, name: str, who: str, splits: int) -> list[Row]:
@@ -137,7 +144,7 @@ def chosen(only: Sequence[str], parts: Mapping[str, Sequence[str]]) -> tuple[lis
         raise ValueError(f"--only takes {allowed}, got {', '.join(sorted(unknown))}")
     named = [name for part, names in parts.items() for name in names if part in only or name in only]
     default = [name for part, names in parts.items() for name in names if part != "judging"]
-    return named or default, [who for who in METHODS if who in only] or list(METHODS)
+    return named or default, [who for who in METHODS if who in only] or [who for who in METHODS if who not in DEEP]
 
 
 def runnable(store: Store, methods: Iterable[str]) -> list[str]:
@@ -164,6 +171,8 @@ def run(settings: Settings) -> None:
         fill(store, jobs, settings.workers or 1)
     for part, sets in parts.items():
         show(part, means(store, sets, splits), len(sets))
+    if found := beside_deep(store):
+        show("beside deep networks", found, len(found))
 
 
 def show(part: str, found: Means, count: int) -> None:
