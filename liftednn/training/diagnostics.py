@@ -22,6 +22,8 @@ _HALVINGS, _CONSTANT = 2, 1 / 3
 _FEWEST = 40
 # The fraction by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
+# A linear model must be better by this fraction of the loss of the best constant: two models that explain all but this are alike.
+_MATTERS = 1e-3
 # rho of the linear models that are compared: just enough to be well-posed, since they are judged on other rows.
 _RHO = 1e-6
 
@@ -75,6 +77,7 @@ def _comparisons(
     constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, row_weights, len(x))
     ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
+    least = _MATTERS * theirs
     if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
             f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
@@ -90,7 +93,7 @@ def _comparisons(
     excess, variance = reduce.mean_and_variance(worse)
     theirs, own = (float(reduce.mean(part)) for part in (linear, ours[half:]))
     certain = _ERRORS * (float(variance) / (len(worse) - 1)) ** 0.5
-    if float(excess) > max(certain, _MARGIN * theirs):
+    if float(excess) > max(certain, _MARGIN * theirs, least):
         yield (
             f"a linear model fitted to {half} other rows does better (loss {theirs:.4g} against {own:.4g} "
             f"on {len(worse)} training rows): try more passes, a smaller penalty, another seed, or no hidden layer"
