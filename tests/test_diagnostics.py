@@ -89,9 +89,9 @@ def test_a_network_worse_than_a_linear_model_gives_a_warning_but_not_one_that_eq
     for fraction, said in ((1.0, []), (0.99, []), (0.5, ["a linear"])):  # of 0.99, the rest is 1e-4 of the variance
         w = torch.zeros(1, 20, dtype=X.dtype)
         w[0, 0], w[0, 1] = fraction, -fraction  # relu(u) - relu(-u) = u
-        assert [
-            each for each in found(net, [first, Affine(w, torch.zeros(1, dtype=X.dtype))], LINEAR) if "of" not in each
-        ] == said
+        weights = [first, Affine(w, torch.zeros(1, dtype=X.dtype))]
+        for y in (LINEAR, X @ linear.T.double()):
+            assert [each for each in found(net, weights, y) if "of" not in each] == said
 
 
 def test_no_warning_for_few_rows_constant_responses_or_a_constrained_network() -> None:
