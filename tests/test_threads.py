@@ -1,11 +1,13 @@
 """How many threads there are changes nothing in small runs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import liftednn as lnn
+from liftednn.runtime import threads
 from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
 
@@ -22,11 +24,11 @@ def test_small_runs_agree_bit_by_bit_with_any_number_of_threads(dtype: torch.dty
     x = torch.randn(3000, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     y = (x[:, 0] * x[:, 1] + x[:, 2] > 0).long()
     found = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
         network = lnn.automatic(lnn.LiftedNetwork.mlp([60, 100, 2], "fenchel_relu", "softmax"), x, y)
         found.append(lnn.MiniBatch(passes=1).run(network, x, y).weights)
-        assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == count
     for other in found[1:]:
         assert all(
             torch.equal(a, b)
@@ -39,6 +41,16 @@ def test_large_runs_keep_their_threads() -> None:
     network = lnn.LiftedNetwork.mlp([784, 300, 10])
     assert not choices.small(network, 500)
     assert choices.small(lnn.LiftedNetwork.mlp([50, 100, 2]), 500)
+
+
+@pytest.mark.parametrize("arm", [False, True])
+def test_on_arm_small_runs_do_without_onednn(arm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_ARM", arm)
+    library: Any = torch.backends.mkldnn
+    before = library.enabled
+    with one_thread(small=True):
+        assert library.enabled == (before and not arm)
+    assert library.enabled == before
 
 
 def test_threads_come_back_after_an_error() -> None:
