@@ -1,4 +1,4 @@
-from . import activations, functional, init, losses, operators, penalties, predict, robust, solvers, testing
+from . import activations, functional, init, losses, operators, optim, penalties, predict, robust, solvers, testing
 from .base import Activation, Affine, Box, Divergence, Loss, Operator, Penalty
 from .estimators import LiftedClassifier, LiftedRegressor
 from .moments import Moments
@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "losses",
     "operators",
+    "optim",
     "penalties",
     "predict",
     "robust",
