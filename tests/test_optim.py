@@ -15,6 +15,7 @@ import liftednn as lnn
 from liftednn.network import LiftedNetwork
 from liftednn.optim import Lifted, moments
 from liftednn.optim.layers import regressions
+from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import BlockMoments
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
@@ -38,8 +39,8 @@ NETWORKS = {
     "relu": (LiftedNetwork.mlp([6, 9, 3], activation="fenchel_relu", lam=1e7, rho=0.01), (6,)),
     "squared": (LiftedNetwork.mlp([6, 7, 3], activation="tanh", loss="squared", lam=1e7, rho=0.0), (6,)),
     "cnn": (
-        LiftedNetwork.cnn((2, 6, 6), [4, "avgpool", 5, ("dense", 6)], 3, activation="softplus", lam=1e8, rho=0.01),
-        (2, 6, 6),
+        LiftedNetwork.cnn((2, 4, 4), [4, "avgpool", 5, ("dense", 6)], 3, activation="softplus", lam=1e8, rho=0.01),
+        (2, 4, 4),
     ),
     "sequence": (LiftedNetwork.cnn((2, 7), [4, ("conv", 3, 3)], 3, activation="softplus", lam=1e8, rho=0.01), (2, 7)),
 }
@@ -72,6 +73,17 @@ def test_a_step_is_that_of_a_lifted_network_at_large_lam(name: str, rate: float)
     for number, (w, b) in enumerate(descent.weights):
         torch.testing.assert_close(found[2 * number].reshape(w.shape), w, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found[2 * number + 1], b, rtol=1e-5, atol=1e-6)
+
+
+def test_damping_is_larger_where_fewer_rows_than_columns_were_seen() -> None:
+    """Times their ratio: the matrix is singular then, and what it says of other directions is noise."""
+    found = []
+    for rows in (20, 10):
+        x = torch.eye(20).double()[:rows] * rows**0.5
+        metric = LayerMetric.of(BlockMoments.of(x[:, None]))
+        metric.refresh(torch.ones(()), 0.6, 0.0, centred=False)
+        found.append(float(metric.inverse[0][0, -1, -1]))
+    assert found == pytest.approx([1 / 1.6, 1 / 0.6], rel=1e-9)
 
 
 @pytest.mark.parametrize("bias", [True, False])

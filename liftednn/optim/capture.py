@@ -21,6 +21,8 @@ __all__ = ["Capture", "measure"]
 _MEASURED = 1024
 # Curvature below this fraction of the largest layer's is taken as 0 for a layer, and of the largest output's for an output.
 _NEGLIGIBLE = 1e-10
+# A scaler multiplies the loss by some 10,000; gradients are rarely clipped by so much.
+_SCALED = 1000
 
 AddUp = Callable[[Tensor], Tensor]
 
@@ -110,7 +112,7 @@ def measure(
         _check_graphs(captures)
         last = max(captures, key=lambda each: each.number, default=None)
         if last is not None and last.number >= 0:
-            _send(captures, probes(outputs, last.rows))
+            _send(captures, probes(outputs, last.rows), last.regression)
     for capture in captures:
         capture.summed(add_up)
     called = [capture for capture in captures if capture.called]
@@ -144,14 +146,26 @@ def _check_graphs(captures: Sequence[Capture]) -> None:
         )
 
 
-def _send(captures: Sequence[Capture], probes: Probes) -> None:
+def _check_scale(gradient: Tensor | None, given: Tensor, unit: float) -> None:
+    """Refuse gradients of the outputs that do not belong to those of the parameters."""
+    if gradient is not None and float(gradient.norm()) * unit > _SCALED * float(given.norm()) > 0:
+        raise RuntimeError(
+            f"the gradients of the module's outputs are more than {_SCALED} times those of its parameters, so that they do not show the "
+            "curvature: if a GradScaler scales the loss, give Lifted the criterion"
+        )
+
+
+def _send(captures: Sequence[Capture], probes: Probes, last: Regression) -> None:
     pairs = [(capture, module, edge) for capture in captures for module, edge in capture.calls]
     if not pairs:
         return
     edges = [edge for _, _, edge in pairs]
     for number, sent in enumerate(probes.sent, start=1):
-        keep = number < len(probes.sent)
+        keep = number < len(probes.sent) or bool(probes.unit)
         received = torch.autograd.grad(probes.outputs, edges, sent, retain_graph=keep, allow_unused=True)
+        if probes.unit and last.weight.grad is not None:
+            (gradient,) = torch.autograd.grad(probes.outputs, [last.weight], sent, allow_unused=True)
+            _check_scale(gradient, last.weight.grad, probes.unit)
         for (capture, module, _), gradient in zip(pairs, received, strict=True):
             if gradient is not None:
                 squares = capture.regression.channel_squares(module, gradient)

@@ -53,7 +53,7 @@ class Lifted(torch.optim.Optimizer):
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
     weight_decay    is added to the gradient times the weight, as in torch.optim.SGD, and not for biases
-    damping         d, as a fraction of the mean diagonal of gram
+    damping         d, as a fraction of the mean diagonal of gram; multiplied by columns over rows where fewer rows have been seen
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for .3, or 1 over the number of
                     layers if that is less
@@ -82,7 +82,7 @@ class Lifted(torch.optim.Optimizer):
         lr: float = 0.05,
         momentum: float = 0.9,
         weight_decay: float = 2e-4,
-        damping: float = 0.3,
+        damping: float = 1.0,
         refresh: int = 60,
         trust: float | None = None,
         adam_lr: float = 1e-3,

@@ -23,7 +23,7 @@ from liftednn.solvers import Factor
 __all__ = ["LayerMetric"]
 
 # The factor on the weight of older rows at each refresh.
-_FORGET = 0.8
+_FORGET = 0.9
 _STATE = ("curvature", "centre", "allowed", "inverse")
 
 
@@ -68,8 +68,9 @@ class LayerMetric:
         self.inverse = [_inverse(gram, float(self.curvature), d, weight_decay) for gram in grams]
 
     def _damped(self, grams: list[Tensor], damping: float) -> Tensor:
-        """d of every group, (g,): a fraction of the mean diagonal of all blocks."""
+        """d of every group, (g,): a fraction of the mean diagonal of all blocks, larger where there are fewer rows than columns."""
         mean = self.moments.mean
+        damping *= max(1.0, mean.shape[1] / float(self.moments.count))
         # For inputs that do not vary, the gradient G - b mean' is rounding error, about eps times the mean: no large step may follow.
         floor = torch.finfo(mean.dtype).eps ** (2 / 3) * mean.square().mean(1)
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1).mean(1)

@@ -29,11 +29,15 @@ _ON_CPU = 2**22
 
 
 class Probes(NamedTuple):
-    """Gradients to be sent backward from some outputs, all of mean square 1 or less, and the curvature that belongs to mean square 1."""
+    """Gradients to be sent backward from some outputs, of mean square 1, and the curvature that belongs to mean square 1.
+
+    unit   for gradients of the batch, the root mean square that they had before; otherwise 0
+    """
 
     outputs: list[Tensor]
     sent: list[list[Tensor]]
     curvature: float
+    unit: float = 0.0
 
 
 def check_criterion(criterion: Any) -> nn.Module | None:
@@ -112,7 +116,7 @@ def batch_probes(call: Call, outputs: Any, backward: int, rows: int) -> Probes:
             "before step(), or give Lifted a criterion"
         )
     sent = [(call.gradients[number] / size).to(tensors[number]) for number in reached]
-    return Probes([tensors[number] for number in reached], [sent], rows * (backward * size) ** 2)
+    return Probes([tensors[number] for number in reached], [sent], rows * (backward * size) ** 2, size)
 
 
 def _root_mean_square(parts: Sequence[Tensor]) -> float:
