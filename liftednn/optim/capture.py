@@ -44,7 +44,7 @@ class Capture:
         self.squares = like.new_zeros(len(weight))
         self.size = like.new_zeros(2)
         self.calls: list[tuple[nn.Module, Any]] = []
-        self.rows, self.number, self.without_graph = 0, -1, False
+        self.numbers, self.number, self.without_graph = 0, -1, False
 
     def forward_hook(self, number: Callable[[], int]) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Capture:
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
         self.size = self.size + torch.stack([squares.sum(), squares.new_tensor(float(output.numel()))])
-        self.rows += output.numel() // len(squares)
+        self.numbers += output.numel()
 
     def summed(self, add_up: AddUp) -> None:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
@@ -103,7 +103,7 @@ def measure(
     """The layers that are called when a module is rerun, and the curvature in the outputs of each, summed over rows; infinite where no
     probe arrives.
 
-    probes   gives what is sent backward from the outputs, and the number of rows of the last layer
+    probes   gives what is sent backward, from the module's outputs and the number of entries in the outputs of the last layer
     add_up   the sum of a tensor over all processes
     """
     captures = [Capture(layer) for layer in layers]
@@ -112,7 +112,7 @@ def measure(
         _check_graphs(captures)
         last = max(captures, key=lambda each: each.number, default=None)
         if last is not None and last.number >= 0:
-            _send(captures, probes(outputs, last.rows), last.regression)
+            _send(captures, probes(outputs, last.numbers), last.regression)
     for capture in captures:
         capture.summed(add_up)
     called = [capture for capture in captures if capture.called]

@@ -199,9 +199,9 @@ class Lifted(torch.optim.Optimizer):
         self._layers = None
 
     def _probes(self, call: Call, ranks: Ranks) -> Callable[[Any, int], Probes]:
-        def probes(outputs: Any, rows: int) -> Probes:
+        def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
-                return batch_probes(call, outputs, max(len(self._passes), 1), rows)
+                return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
             return random_probes(self.criterion, outputs, self.steps * ranks.number + ranks.own)
 
         return probes

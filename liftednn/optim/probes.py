@@ -98,14 +98,15 @@ def _signs(like: Tensor, seed: int) -> list[Tensor]:
     return [math.sqrt(p) * signs * unit for unit in torch.eye(p).to(like)]
 
 
-def batch_probes(call: Call, outputs: Any, backward: int, rows: int) -> Probes:
+def batch_probes(call: Call, outputs: Any, backward: int, numbers: int) -> Probes:
     """The gradients that the batch itself sent backward.
 
-    The mean of the squares of the gradients of independent terms is the diagonal of the empirical Fisher matrix: the curvature for a
-    criterion that is the logarithm of a likelihood. One gradient here is that of its term over the number of terms.
+    The mean square of the gradients of independent terms is the diagonal of the empirical Fisher matrix, the curvature where a criterion
+    is a negative log-likelihood. A gradient here is that of its term over the number of terms. For a term with several outputs, such as
+    a cross-entropy, the squares are added up: their sum, not their mean, is of the size of the known bound.
 
     backward   the passes whose gradients were added up, each of a loss that was divided by their number
-    rows       of the last layer, taken as the number of independent terms
+    numbers    entries in the outputs of the last layer: terms times the outputs of each
     """
     tensors = tensors_in(outputs)
     reached = sorted(number for number in call.gradients if number < len(tensors))
@@ -116,7 +117,7 @@ def batch_probes(call: Call, outputs: Any, backward: int, rows: int) -> Probes:
             "before step(), or give Lifted a criterion"
         )
     sent = [(call.gradients[number] / size).to(tensors[number]) for number in reached]
-    return Probes([tensors[number] for number in reached], [sent], rows * (backward * size) ** 2, size)
+    return Probes([tensors[number] for number in reached], [sent], numbers * (backward * size) ** 2, size)
 
 
 def _root_mean_square(parts: Sequence[Tensor]) -> float:
