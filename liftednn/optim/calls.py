@@ -121,13 +121,13 @@ class Hook:
 
 
 def attach(module: nn.Module, optimiser: Any) -> Callable[[], None]:
-    """Let a module report its calls to `optimiser.before_call` and `optimiser.after_call`. Returns what removes the hooks, which also
+    """Let a module report its calls to `optimiser._before_call` and `optimiser._after_call`. Returns what removes the hooks, which also
     happens when the optimiser is collected. Hooks that came with a copy of the module are removed."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number in [number for number, hook in hooks.items() if isinstance(hook, Hook) and hook.optimiser is None]:
             del hooks[number]
-    before = module.register_forward_pre_hook(Hook(optimiser, "before_call"), with_kwargs=True)
-    after = module.register_forward_hook(Hook(optimiser, "after_call"))
+    before = module.register_forward_pre_hook(Hook(optimiser, "_before_call"), with_kwargs=True)
+    after = module.register_forward_hook(Hook(optimiser, "_after_call"))
 
     def remove() -> None:
         before.remove()

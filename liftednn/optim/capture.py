@@ -85,10 +85,11 @@ class Capture:
         active = (self.squares > _NEGLIGIBLE * self.squares.max()).to(self.squares).mean()
         return self.squares.mean() / active.clamp(min=1 / len(self.squares))
 
-    def motion(self, move: Tensor, shift: Tensor, add_up: AddUp) -> float:
+    def motion(self, move: Tensor, shift: Tensor | None, add_up: AddUp) -> float:
         """The mean square by which a step moves the outputs, over the mean square of these."""
         rows = torch.cat(self.sample) if self.sample else move.new_zeros(0, *move.shape[::2])
-        moved = torch.einsum("rgp,gqp->rgq", rows, move) + shift
+        moved = torch.einsum("rgp,gqp->rgq", rows, move)
+        moved = moved if shift is None else moved + shift
         squares, number = add_up(torch.stack([moved.square().sum(), moved.new_tensor(float(moved.numel()))]))
         return float(squares / number / (self.size[0] / self.size[1]))
 

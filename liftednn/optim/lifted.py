@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -127,13 +127,13 @@ class Lifted(torch.optim.Optimizer):
     def _due(self) -> bool:
         return self.steps in _EARLY or self.steps % self.refresh == 0
 
-    def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
         if self._due and module.training and torch.is_grad_enabled():
             device = next(iter(self.param_groups[0]["params"])).device
             self._call = Call(args, kwargs, device)
 
-    def after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+    def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
         if self._call is not None and self.criterion is None and module.training:
             self._call.watch(outputs, self._passes)
@@ -151,9 +151,10 @@ class Lifted(torch.optim.Optimizer):
         self._check_gradients()
         if self._due:
             self._measure()
-        moved = {parameter for layer, metric in self._found() for parameter in self._move(layer, metric)}
+        directions = self._directions()
         for group in self.param_groups:
-            _step_adam(self.state, group, moved)
+            self._move(group, directions)
+            _step_adam(self.state, group, directions)
             group["steps"] += 1
         self._passes.clear()
         return loss
@@ -226,30 +227,41 @@ class Lifted(torch.optim.Optimizer):
         metric.limit(len(layer.weight) * (_ONE_BATCH * trust) ** 2 * mean_square or math.inf)
         state["metric"] = metric.state()
 
-    def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor]:
+    def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:
         """What a step of rate 1 subtracts from the weight (g, q, p) and from the bias (g, q)."""
         weight, bias = layer.weight, layer.bias
         w = layer.matrix(weight)
-        b = w.new_zeros(w.shape[:2])
-        if bias is not None and bias.grad is not None:
-            b = bias.grad.to(w).reshape(b.shape)
+        moves = bias is not None and bias.grad is not None
+        b = bias.grad.to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
         if weight.grad is None:
-            return torch.zeros_like(w), b / metric.curvature
+            return torch.zeros_like(w), None if b is None else b / metric.curvature
         gradient = torch.add(layer.matrix(weight.grad), w, alpha=self._group_of(weight)["weight_decay"])
         return metric.direction(gradient, b)
 
-    def _move(self, layer: Regression, metric: LayerMetric) -> list[Tensor]:
-        """Nesterov's momentum on the direction; returns the parameters of the layer."""
-        move, shift = self._direction(layer, metric) if layer.has_gradient else (None, None)
-        for parameter, step in ((layer.weight, move), (layer.bias, shift)):
-            if parameter is None or parameter.grad is None or step is None:
-                continue
-            group, state = self._group_of(parameter), self.state[parameter]
-            velocity = state.setdefault("velocity", torch.zeros_like(parameter))
-            step, rate, momentum = step.reshape(parameter.shape).to(parameter), float(group["lr"]), group["momentum"]
-            velocity.mul_(momentum).add_(step, alpha=-rate)
-            parameter.add_(velocity, alpha=momentum).add_(step, alpha=-rate)
-        return [each for each in (layer.weight, layer.bias) if each is not None]
+    def _directions(self) -> dict[Tensor, Tensor]:
+        """Those of all parameters of the measured layers that have a gradient."""
+        found: dict[Tensor, Tensor] = {}
+        for layer, metric in self._found():
+            if layer.has_gradient:
+                for parameter, step in zip((layer.weight, layer.bias), self._direction(layer, metric), strict=True):
+                    if parameter is not None and parameter.grad is not None and step is not None:
+                        found[parameter] = step.reshape(parameter.shape).to(parameter)
+        return found
+
+    def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
+        """Nesterov's momentum on the directions of the parameters of a group."""
+        params = [p for p in group["params"] if p in directions]
+        if not params:
+            return
+        for p in params:
+            if "velocity" not in self.state[p]:
+                self.state[p]["velocity"] = torch.zeros_like(p)
+        velocities, steps = [self.state[p]["velocity"] for p in params], [directions[p] for p in params]
+        rate, momentum = float(group["lr"]), float(group["momentum"])
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, steps, alpha=-rate)
+        torch._foreach_add_(params, velocities, alpha=momentum)
+        torch._foreach_add_(params, steps, alpha=-rate)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("module", "criterion", "damping", "refresh", "trust")
@@ -278,7 +290,7 @@ def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
     return part.to(like.device, copy=True)
 
 
-def _step_adam(state: Any, group: dict[str, Any], others: set[Tensor]) -> None:
+def _step_adam(state: Any, group: dict[str, Any], others: Container[Tensor]) -> None:
     """A step of AdamW, without weight decay, on the parameters of a group that are not among the others."""
     params = [p for p in group["params"] if p.grad is not None and p not in others]
     for p in params:
