@@ -132,6 +132,18 @@ def test_rows_times_weights_are_the_outputs(name: str) -> None:
     torch.testing.assert_close(layer.channel_squares(module, module(x)), found.square().sum(0), rtol=1e-4, atol=1e-5)
 
 
+def test_moments_of_large_images_are_taken_from_some_rows() -> None:
+    module, x = nn.Conv2d(1, 2, 3), draw(40, 1, 100, 100).float() + torch.linspace(0, 1, 100)
+    (layer,) = regressions(module, set(module.parameters()))
+    (rows,) = layer.row_blocks(module, x)
+    assert 32768 < len(rows) < 70000
+    whole = nn.functional.unfold(x, 3).mean((0, 2))
+    torch.testing.assert_close(rows.mean((0, 1)), whole, rtol=0.05, atol=0.02)
+    tokens = nn.Linear(1, 2)
+    (layer,) = regressions(tokens, set(tokens.parameters()))
+    assert sum(map(len, layer.row_blocks(tokens, torch.ones(40, 100_000, 1)))) < 70000
+
+
 def test_moments_add_and_sum_over_processes() -> None:
     x = draw(20, 2, 5) + 3
     whole = BlockMoments.of(x)

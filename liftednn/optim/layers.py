@@ -15,7 +15,7 @@ from liftednn.operators import Conv1d, Conv2d
 __all__ = ["Regression", "regressions"]
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-# Where a sample has several rows, moments are taken from this many rows, and at least from so many samples.
+# Where a sample has several rows, moments are taken from this many rows, or twice as many of at least so many samples.
 _ROWS, _SAMPLES = 32768, 32
 # The most numbers in a matrix of rows that is formed at a time.
 _FORMED = 2**26
@@ -47,7 +47,7 @@ class Regression:
         return w.reshape(self.groups, w.shape[0] // self.groups, -1).to(self.dtype)
 
     def row_blocks(self, module: nn.Module, x: Tensor) -> Iterator[Tensor]:
-        """The rows (r, g, p) that one call of a module multiplies with the weight; of the first samples only where there are many."""
+        """The rows (r, g, p) that one call of a module multiplies with the weight; some of the first samples' where there are many."""
         if isinstance(module, nn.Linear):
             x = x.reshape(len(x), -1, x.shape[-1]) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
             positions = x.shape[1]
@@ -57,10 +57,14 @@ class Regression:
             operator = _operator(module, tuple(x.shape[1:]))
             positions = operator.positions
         few = x[: max(_SAMPLES, _ROWS // positions)] if positions > 1 else x
+        every = (
+            len(few) * positions // (2 * _ROWS) | 1 if positions > 1 else 1
+        )  # odd, so that all columns of an image are met
         width = self.groups * math.prod(self.weight.shape[1:])
         for part in torch.split(few, max(1, _FORMED // (positions * width))):
             rows = part.flatten(0, 1) if isinstance(module, nn.Linear) else operator.rows([part.flatten(1)])
-            yield rows.to(self.dtype).view(len(rows), self.groups, -1)
+            rows = rows[::every].to(self.dtype)
+            yield rows.reshape(len(rows), self.groups, -1)
 
     def channel_squares(self, module: nn.Module, u: Tensor) -> Tensor:
         """The squares of a tensor like the outputs of a module, summed over rows: one number for each output."""
