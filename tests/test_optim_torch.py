@@ -482,8 +482,12 @@ def plain_net() -> Any:
 def one_rank(rank: int, port: int, weights: Any, criterion: nn.Module | None) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    module = nn.parallel.DistributedDataParallel(plain_net())
-    optimiser = Lifted(module, criterion)
+    inner = plain_net()
+    if criterion is None:  # the module is wrapped after it was given
+        optimiser = Lifted(inner)
+    module = nn.parallel.DistributedDataParallel(inner)
+    if criterion is not None:
+        optimiser = Lifted(module, criterion)
     for number in range(7):
         x, y = (part.chunk(2)[rank] for part in batch(number))
         optimiser.zero_grad()

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler
 from torch.utils._pytree import tree_map
 
+from liftednn.optim.wrappers import Ranks
+
 __all__ = ["Call", "Hook", "attach", "copied_buffers", "tensors_in"]
 
 
@@ -35,13 +37,14 @@ def tensors_in(value: Any) -> list[Tensor]:
 class Call:
     """The arguments of a call, with the state of the random generators and of autocast when it was made.
 
+    ranks       the processes that made it together
     gradients   of the outputs' tensors, by their number, as far as a backward pass has given them
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, ranks: Ranks) -> None:
         # Without the graph behind an argument, which would be kept in memory with it.
         self.args, self.kwargs = tree_map(_detached, (args, kwargs))
-        self.device, kind = device, device.type
+        self.device, self.ranks, kind = device, ranks, device.type
         self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self.random = torch.get_rng_state()
         self.device_random = torch.cuda.get_rng_state(device) if kind == "cuda" else None

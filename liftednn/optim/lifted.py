@@ -15,7 +15,7 @@ from liftednn.optim.capture import Capture, measure
 from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
-from liftednn.optim.wrappers import Ranks, check_module, unwrapped
+from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 
 __all__ = ["Lifted"]
 
@@ -130,8 +130,8 @@ class Lifted(torch.optim.Optimizer):
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
         if self._due and module.training and torch.is_grad_enabled():
-            device = next(iter(self.param_groups[0]["params"])).device
-            self._call = Call(args, kwargs, device)
+            device, ranks = self.param_groups[0]["params"][0].device, unwrapped(self.module).ranks
+            self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call())
 
     def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
@@ -190,20 +190,19 @@ class Lifted(torch.optim.Optimizer):
                 "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
                 "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
             )
-        layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], unwrapped(self.module).ranks
-        probes = self._probes(self._call, ranks)
-        found = measure(unwrapped(self.module).inner, self._call, layers, probes, ranks.add_up)
+        layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], self._call.ranks
+        found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
         trust = min(_TRUST, 1 / max(len(found), 1)) if self.trust is None else self.trust
         for capture, curvature in found:
             self._refresh_layer(capture, curvature, trust, ranks)
         self._layers = None
 
-    def _probes(self, call: Call, ranks: Ranks) -> Callable[[Any, int], Probes]:
+    def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
                 return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
-            return random_probes(self.criterion, outputs, self.steps * ranks.number + ranks.own)
+            return random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
 
         return probes
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch import distributed as dist
 
-__all__ = ["Ranks", "Unwrapped", "check_module", "unwrapped"]
+__all__ = ["Ranks", "Unwrapped", "check_module", "ranks_in_call", "unwrapped"]
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,24 @@ class Unwrapped(NamedTuple):
     ranks: Ranks
 
 
+def _ranks_of(wrapper: nn.parallel.DistributedDataParallel) -> Ranks:
+    group = wrapper.process_group
+    return Ranks(group, dist.get_world_size(group), dist.get_rank(group))
+
+
+def ranks_in_call() -> Ranks:
+    """The processes of the DistributedDataParallel whose call is in progress, for a module that was wrapped after it was given."""
+    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) if dist.is_available() else None
+    return Ranks() if wrapper is None else _ranks_of(wrapper)
+
+
 def unwrapped(module: nn.Module) -> Unwrapped:
     """What is inside the wrappers of DistributedDataParallel and torch.compile."""
     compiled: nn.Module | None = None
     ranks = Ranks()
     while True:
         if dist.is_available() and isinstance(module, nn.parallel.DistributedDataParallel):
-            group = module.process_group
-            ranks, module = Ranks(group, dist.get_world_size(group), dist.get_rank(group)), module.module
+            ranks, module = _ranks_of(module), module.module
         elif "_orig_mod" in module._modules:
             # Hooks of the wrapper are not compiled.
             compiled, module = compiled or module, module._modules["_orig_mod"] or module
