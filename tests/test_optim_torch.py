@@ -517,3 +517,40 @@ def test_two_processes_equal_one(criterion: nn.Module | None) -> None:
     for number, p in enumerate(module.parameters()):
         assert both[0][number] == both[1][number]
         torch.testing.assert_close(torch.tensor(both[0][number], dtype=torch.float64), p.detach(), rtol=1e-6, atol=1e-8)
+
+
+def train_on(device: str, module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for number in steps:
+        x, y = batch(number)
+        optimiser.zero_grad()
+        CRITERION(module(x.double().to(device)), y.to(device)).backward()
+        optimiser.step()
+
+
+@pytest.mark.gpu
+def test_a_run_continues_on_a_gpu() -> None:
+    module, other = plain_net(), plain_net().cuda()
+    optimiser, second = Lifted(module, CRITERION), Lifted(other, CRITERION)
+    train_on("cpu", module, optimiser, range(4))
+    other.load_state_dict(module.state_dict())
+    second.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+    train_on("cpu", module, optimiser, range(4, 12))
+    train_on("cuda", other, second, range(4, 12))
+    for p, q in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.cpu(), p, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.gpu
+def test_half_precision_on_a_gpu() -> None:
+    module = net().cuda()
+    optimiser, scaler, losses = Lifted(module, CRITERION), torch.amp.GradScaler("cuda"), []
+    x, y = (part.cuda() for part in batch())
+    for _ in range(30):
+        optimiser.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = CRITERION(module(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
