@@ -1,4 +1,17 @@
-from . import activations, functional, init, losses, nn, operators, penalties, predict, robust, solvers, testing
+from . import (
+    activations,
+    functional,
+    init,
+    losses,
+    nn,
+    operators,
+    optim,
+    penalties,
+    predict,
+    robust,
+    solvers,
+    testing,
+)
 from .base import Activation, Affine, Box, Divergence, Loss, Operator, Penalty
 from .estimators import LiftedClassifier, LiftedRegressor
 from .moments import Moments
@@ -37,6 +50,7 @@ __all__ = [
     "losses",
     "nn",
     "operators",
+    "optim",
     "penalties",
     "predict",
     "robust",

@@ -20,6 +20,7 @@ RUN = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/training.md",
+    "docs/optimiser.md",
     "docs/networks.md",
     "docs/how-to-choose.md",
     "docs/notation.md",
@@ -31,7 +32,7 @@ RUN = [
     "docs/robust.md",
 ]
 # Pages whose snippets take seconds.
-LONG = RUN[6:]
+LONG = RUN[7:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 

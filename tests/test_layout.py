@@ -27,6 +27,7 @@ IMPORT_ORDER = {
     "defaults": 7,
     "saving": 7,
     "modules": 7,
+    "optim": 7,
     "init": 8,
     "nn": 8,
     "estimators": 8,

@@ -1,0 +1,141 @@
+"""The last training call of a module: what a refresh reruns, and the hooks that keep it."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler
+from torch.utils._pytree import tree_map
+
+from liftednn.optim.wrappers import Ranks
+
+__all__ = ["Call", "Hook", "attach", "copied_buffers", "tensors_in"]
+
+
+# Whether a module runs for a refresh, which no optimiser of this module or of its parts may take for a training call.
+_rerunning = ContextVar("_rerunning", default=False)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors with real entries in what a module takes or returns: in tuples, lists, mappings and dataclasses, in their order."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, each.name) for each in dataclasses.fields(value)]
+    return [each for part in value for each in tensors_in(part)] if isinstance(value, list | tuple) else []
+
+
+class Call:
+    """The arguments of a call, with the state of the random generators and of autocast when it was made.
+
+    ranks       the processes that made it together
+    gradients   of the outputs' tensors, by their number, as far as a backward pass has given them
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, ranks: Ranks) -> None:
+        # Without the graph behind an argument, which would be kept in memory with it.
+        self.args, self.kwargs = tree_map(_detached, (args, kwargs))
+        self.device, self.ranks, kind = device, ranks, device.type
+        self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        self.random = torch.get_rng_state()
+        self.device_random = torch.cuda.get_rng_state(device) if kind == "cuda" else None
+        self.gradients: dict[int, Tensor] = {}
+
+    def watch(self, outputs: Any, passes: list[None]) -> None:
+        """Keep the gradients that will arrive at the outputs; `passes` grows by one when the first of them does."""
+        for number, output in enumerate(tensors_in(outputs)):
+            if output.requires_grad:
+                output.register_hook(_Keep(self.gradients, number, passes))  # type: ignore[no-untyped-call]
+
+    def rerun(self, module: nn.Module) -> Any:
+        """The module's outputs for the same arguments and random numbers, with gradients; the random generators are as before."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.set_rng_state(self.random)
+            if self.device_random is not None:
+                torch.cuda.set_rng_state(self.device_random, self.device)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            on, dtype = self.autocast
+            stack.enter_context(torch.autocast(self.device.type, dtype=dtype, enabled=on))
+            stack.enter_context(torch.enable_grad())
+            stack.callback(_rerunning.reset, _rerunning.set(True))
+            return module(*self.args, **self.kwargs)
+
+
+class _Keep:
+    """A hook of a tensor that keeps its gradient."""
+
+    def __init__(self, gradients: dict[int, Tensor], number: int, passes: list[None]) -> None:
+        self.gradients, self.number, self.passes = gradients, number, passes
+
+    def __call__(self, gradient: Tensor) -> None:
+        if not self.gradients:
+            self.passes.append(None)
+        self.gradients[self.number] = gradient.detach()
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def copied_buffers(module: nn.Module) -> Iterator[None]:
+    """The module has copies of its buffers, such as the running means of a batch norm, so that a call does not change them."""
+    kept = [(each, dict(each._buffers)) for each in module.modules()]
+    copies: dict[int, Tensor] = {}
+    try:
+        for each, buffers in kept:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    each._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+        yield
+    finally:
+        for each, buffers in kept:
+            each._buffers.update(buffers)
+
+
+class Hook:
+    """A forward hook that calls a method of an optimiser while that exists. A copy of it, in a copy of the module, does nothing."""
+
+    def __init__(self, optimiser: Any = None, method: str = "") -> None:
+        self.optimiser, self.method = None if optimiser is None else weakref.ref(optimiser), method
+
+    @_disable_dynamo
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        optimiser = None if self.optimiser is None else self.optimiser()
+        if optimiser is not None and not _rerunning.get():
+            getattr(optimiser, self.method)(module, *given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
+def attach(module: nn.Module, optimiser: Any) -> Callable[[], None]:
+    """Let a module report its calls to `optimiser._before_call` and `optimiser._after_call`. Returns what removes the hooks, which also
+    happens when the optimiser is collected. Hooks that came with a copy of the module are removed."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number in [number for number, hook in hooks.items() if isinstance(hook, Hook) and hook.optimiser is None]:
+            del hooks[number]
+    before = module.register_forward_pre_hook(Hook(optimiser, "_before_call"), with_kwargs=True)
+    after = module.register_forward_hook(Hook(optimiser, "_after_call"))
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    finalizer = weakref.finalize(optimiser, remove)
+    finalizer.atexit = False
+    return finalizer

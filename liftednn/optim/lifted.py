@@ -1,0 +1,313 @@
+"""The optimiser: gradients of any torch module, in the geometry of the mini-batch step (training/descent.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from liftednn.optim.calls import Call, attach
+from liftednn.optim.capture import Capture, measure
+from liftednn.optim.layers import Regression, regressions
+from liftednn.optim.metric import LayerMetric
+from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
+from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
+
+__all__ = ["Lifted"]
+
+# Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
+_EARLY = (0, 2, 5, 10, 20)
+# The fraction of its size by which a step of rate 1 may move a layer's outputs; at most 1 over the number of layers, since all move.
+_TRUST = 0.3
+# By how much more a single batch may move them than the one that the step was shortened for.
+_ONE_BATCH = 2.0
+_ADAM: dict[str, Any] = {
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+}
+
+
+class Lifted(torch.optim.Optimizer):
+    """A torch optimiser that takes, for each Linear and convolution of any module, the step of `MiniBatch`; AdamW moves the rest.
+
+    A layer's gradient is multiplied by the inverse of c (gram + d I), with the Gram matrix of the layer's inputs (of the patches of a
+    convolution), the curvature c of the criterion in the layer's outputs, and the damping d; then Nesterov's momentum. Gram matrices
+    and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running the module again on the
+    arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as much as minimises a
+    quadratic bound of the criterion, but not by more than a fraction of their size.
+
+    module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
+    criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
+                    torch.nn.functional, that is applied to the module's outputs (to their `logits`, or to the first of several tensors);
+                    None for any other, whose curvature is measured by the squares of the batch's own gradients
+    params          the parameters to train, or dicts of them with their own `lr`, `momentum`, `weight_decay` and `adam_lr`, as for all
+                    optimisers of torch; None for all parameters of the module
+    lr              the rate, a fraction of the step that the curvature suggests
+    momentum        Nesterov's
+    weight_decay    is added to the gradient times the weight, as in torch.optim.SGD, and not for biases
+    damping         d, as a fraction of the mean diagonal of gram; multiplied by columns over rows where fewer rows have been seen
+    refresh         the number of steps between two refreshes
+    trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for .3, or 1 over the number of
+                    layers if that is less
+    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, Conv1d or Conv2d that the module calls; it
+                    follows `lr`, when a scheduler changes that
+
+    >>> _ = torch.manual_seed(0)
+    >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+    >>> x, criterion = torch.randn(64, 5), torch.nn.MSELoss()
+    >>> optimiser, losses = lnn.optim.Lifted(module, criterion), []
+    >>> for _ in range(30):
+    ...     loss = criterion(module(x), x[:, :1] * x[:, 1:2])
+    ...     optimiser.zero_grad()
+    ...     loss.backward()
+    ...     optimiser.step()
+    ...     losses.append(loss.item())
+    >>> losses[-1] < 0.5 * losses[0]
+    True
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        criterion: Any = None,
+        params: Iterable[Any] | None = None,
+        lr: float = 0.05,
+        momentum: float = 0.9,
+        weight_decay: float = 2e-4,
+        damping: float = 1.0,
+        refresh: int = 60,
+        trust: float | None = None,
+        adam_lr: float = 1e-3,
+    ) -> None:
+        check_module(module)
+        _check(lr=lr, damping=damping, refresh=refresh, trust=trust)
+        self.module, self.criterion = module, check_criterion(criterion)
+        self.damping, self.refresh, self.trust = damping, refresh, trust
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0}
+        super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Attach to the module, without a call of it."""
+        self._call: Call | None = None
+        self._passes: list[None] = []  # one for each backward pass since the last step
+        self._layers: list[tuple[Regression, LayerMetric]] | None = None
+        self._groups: dict[Tensor, dict[str, Any]] | None = None
+        self._detach = attach(unwrapped(self.module).called, self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to train, as in every optimiser of torch."""
+        settings = self.defaults | param_group
+        for name, least, below in (("lr", 0, math.inf), ("momentum", 0, 1), ("weight_decay", 0, math.inf)):
+            if not least <= settings[name] < below:
+                raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
+        param_group.setdefault("base_lr", settings["lr"])
+        super().add_param_group(param_group)
+        self._layers = self._groups = None
+
+    def close(self) -> None:
+        """Remove the hooks from the module, which also happens when the optimiser is deleted; it cannot be refreshed after that."""
+        self._detach()
+        self._call = None
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+        return int(self.param_groups[0]["steps"])
+
+    @property
+    def _due(self) -> bool:
+        return self.steps in _EARLY or self.steps % self.refresh == 0
+
+    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
+        if self._due and module.training and torch.is_grad_enabled():
+            device, ranks = self.param_groups[0]["params"][0].device, unwrapped(self.module).ranks
+            self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call())
+
+    def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
+        if self._call is not None and self.criterion is None and module.training:
+            self._call.watch(outputs, self._passes)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the parameters along their gradients, once.
+
+        closure   computes the loss and its gradients first, and returns the loss
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_gradients()
+        if self._due:
+            self._measure()
+        directions = self._directions()
+        for group in self.param_groups:
+            self._move(group, directions)
+            _step_adam(self.state, group, directions)
+            group["steps"] += 1
+        self._passes.clear()
+        return loss
+
+    def _check_gradients(self) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if any(gradient.is_sparse for gradient in gradients):
+            raise RuntimeError(
+                "Lifted takes no sparse gradients: give Embedding(sparse=False), or leave its weight to torch.optim.SparseAdam and out "
+                "of params"
+            )
+
+    def _regressions(self) -> list[Regression]:
+        held = {parameter for group in self.param_groups for parameter in group["params"]}
+        return regressions(unwrapped(self.module).inner, held)
+
+    def _found(self) -> list[tuple[Regression, LayerMetric]]:
+        """The layers that a refresh has measured."""
+        if self._layers is None:
+            pairs = [(layer, self.state[layer.weight].get("metric")) for layer in self._regressions()]
+            self._layers = [(layer, LayerMetric.from_state(named)) for layer, named in pairs if named is not None]
+        return self._layers
+
+    def _group_of(self, parameter: Tensor) -> dict[str, Any]:
+        if self._groups is None:
+            self._groups = {p: group for group in self.param_groups for p in group["params"]}
+        return self._groups[parameter]
+
+    def _measure(self) -> None:
+        """Refresh the geometry of every layer that has a gradient."""
+        if self._call is None:
+            raise RuntimeError(
+                "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
+                "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
+            )
+        layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], self._call.ranks
+        found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
+        self._call = None
+        trust = min(_TRUST, 1 / max(len(found), 1)) if self.trust is None else self.trust
+        for capture, curvature in found:
+            self._refresh_layer(capture, curvature, trust, ranks)
+        self._layers = None
+
+    def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
+        def probes(outputs: Any, numbers: int) -> Probes:
+            if self.criterion is None:
+                return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
+            return random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
+
+        return probes
+
+    def _refresh_layer(self, capture: Capture, curvature: Tensor, trust: float, ranks: Ranks) -> None:
+        """Update a layer's geometry; its steps are shortened where one of rate 1 would move the outputs by more than `trust`."""
+        layer = capture.regression
+        state = self.state[layer.weight]
+        if "metric" in state:
+            metric = LayerMetric.from_state(state["metric"])
+            metric.add(capture.moments)
+        else:
+            metric = LayerMetric.of(capture.moments)
+        centred = layer.bias is not None and layer.bias.grad is not None
+        metric.refresh(curvature, self.damping, self._group_of(layer.weight)["weight_decay"], centred)
+        motion = capture.motion(*self._direction(layer, metric), ranks.add_up)
+        # All calls of one module move at once.
+        excess = math.sqrt(motion * max(len(capture.calls), 1)) / trust if motion == motion else math.inf
+        if 1 < excess < math.inf:  # infinite where the outputs are all 0
+            metric.shorten(excess)
+        mean_square = float(capture.size[0] / capture.size[1])
+        metric.limit(len(layer.weight) * (_ONE_BATCH * trust) ** 2 * mean_square or math.inf)
+        state["metric"] = metric.state()
+
+    def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:
+        """What a step of rate 1 subtracts from the weight (g, q, p) and from the bias (g, q)."""
+        weight, bias = layer.weight, layer.bias
+        w = layer.matrix(weight)
+        moves = bias is not None and bias.grad is not None
+        b = bias.grad.to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
+        if weight.grad is None:
+            return torch.zeros_like(w), None if b is None else b / metric.curvature
+        gradient = torch.add(layer.matrix(weight.grad), w, alpha=self._group_of(weight)["weight_decay"])
+        return metric.direction(gradient, b)
+
+    def _directions(self) -> dict[Tensor, Tensor]:
+        """Those of all parameters of the measured layers that have a gradient."""
+        found: dict[Tensor, Tensor] = {}
+        for layer, metric in self._found():
+            if layer.has_gradient:
+                for parameter, step in zip((layer.weight, layer.bias), self._direction(layer, metric), strict=True):
+                    if parameter is not None and parameter.grad is not None and step is not None:
+                        found[parameter] = step.reshape(parameter.shape).to(parameter)
+        return found
+
+    def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
+        """Nesterov's momentum on the directions of the parameters of a group."""
+        params = [p for p in group["params"] if p in directions]
+        if not params:
+            return
+        for p in params:
+            if "velocity" not in self.state[p]:
+                self.state[p]["velocity"] = torch.zeros_like(p)
+        velocities, steps = [self.state[p]["velocity"] for p in params], [directions[p] for p in params]
+        rate, momentum = float(group["lr"]), float(group["momentum"])
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, steps, alpha=-rate)
+        torch._foreach_add_(params, velocities, alpha=momentum)
+        torch._foreach_add_(params, steps, alpha=-rate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("module", "criterion", "damping", "refresh", "trust")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._layers = self._groups = None
+        if "_detach" not in self.__dict__:
+            self._begin()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, also on another device; training then continues as it would have there."""
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(saved, held, strict=True):
+            metric = state_dict["state"].get(number, {}).get("metric")
+            if metric is not None:  # torch rounds it to the precision of a 16-bit parameter
+                self.state[parameter]["metric"] = {name: _moved(part, parameter) for name, part in metric.items()}
+
+
+def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
+    if isinstance(part, list):
+        return [each.to(like.device, copy=True) for each in part]
+    return part.to(like.device, copy=True)
+
+
+def _step_adam(state: Any, group: dict[str, Any], others: Container[Tensor]) -> None:
+    """A step of AdamW, without weight decay, on the parameters of a group that are not among the others."""
+    params = [p for p in group["params"] if p.grad is not None and p not in others]
+    for p in params:
+        if "exp_avg" not in state[p]:
+            state[p] |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    rate = group["adam_lr"] * float(group["lr"]) / (group["base_lr"] or 1.0)
+    first, second, steps = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step"))
+    grads = [p.grad for p in params]
+    if params:
+        adamw(params, grads, first, second, [], steps, lr=rate, **_ADAM)
+
+
+def _check(**given: float | None) -> None:
+    if not given["lr"] or given["lr"] < 0:
+        raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
+    if given["damping"] is None or given["damping"] < 0:
+        raise ValueError(f"damping must not be negative, got {given['damping']!r}")
+    if not isinstance(given["refresh"], int) or given["refresh"] < 1:
+        raise ValueError(f"refresh must be a whole number of at least 1, got {given['refresh']!r}")
+    if given["trust"] is not None and given["trust"] <= 0:
+        raise ValueError(f"trust must be positive, or None, got {given['trust']!r}")

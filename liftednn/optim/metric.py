@@ -1,0 +1,130 @@
+"""The geometry in which a layer of a torch module takes its step: `training.metric.Metric` for groups and for blocks of columns.
+
+With G the gradient of the objective in w (g, q, p), b that in the intercepts (g, q), and the moments of the layer's rows, a step of
+rate 1 subtracts
+
+    (G + wd w - b mean') (c (gram + d I) + wd I)^-1   from w,    b / c - (what is subtracted from w) mean   from the intercepts,
+
+where c is the curvature of the objective in the layer's outputs, summed over rows, d the damping and wd the weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liftednn.optim.moments import BlockMoments, column_blocks
+from liftednn.solvers import Factor
+
+__all__ = ["LayerMetric"]
+
+# The factor on the weight of older rows at each refresh.
+_FORGET = 0.9
+_STATE = ("curvature", "centre", "allowed", "inverse")
+
+
+@dataclass
+class LayerMetric:
+    """The geometry of one layer.
+
+    moments     of its rows, with less weight for older ones
+    inverse     for every block of columns, the inverse matrix (g, block, block)
+    curvature   c; infinite for a layer that no probe reaches, which takes no step
+    centre      the mean of the rows, (g, p), or 0 where the intercepts do not move
+    allowed     the most that one batch may move the outputs by at rate 1: the mean square, summed over the outputs of a group
+    """
+
+    moments: BlockMoments
+    inverse: list[Tensor]
+    curvature: Tensor
+    centre: Tensor
+    allowed: Tensor
+
+    @classmethod
+    def of(cls, moments: BlockMoments) -> LayerMetric:
+        """Without any curvature, until `refresh`."""
+        infinite = torch.full_like(moments.count, torch.inf)
+        zeros = [torch.zeros_like(each) for each in moments.xx]
+        return cls(moments, zeros, infinite, torch.zeros_like(moments.mean), infinite.clone())
+
+    def add(self, moments: BlockMoments) -> None:
+        """Add the moments of new rows, and reduce the weight of older ones."""
+        self.moments = _FORGET * self.moments + moments
+
+    def refresh(self, curvature: Tensor, damping: float, weight_decay: float, centred: bool) -> None:
+        """Invert again, for this curvature; `centred` where the intercepts move with the weights."""
+        self.curvature = curvature.to(self.moments.mean)
+        self.centre = self.moments.mean if centred else torch.zeros_like(self.moments.mean)
+        self.limit(torch.inf)
+        grams = self.moments.grams(centred)
+        if bool(self.curvature.isinf()):
+            self.inverse = [torch.zeros_like(gram) for gram in grams]
+            return
+        d = self._damped(grams, damping)
+        self.inverse = [_inverse(gram, float(self.curvature), d, weight_decay) for gram in grams]
+
+    def _damped(self, grams: list[Tensor], damping: float) -> Tensor:
+        """d of every group, (g,): a fraction of the mean diagonal of all blocks, larger where there are fewer rows than columns."""
+        mean = self.moments.mean
+        damping *= max(1.0, mean.shape[1] / float(self.moments.count))
+        # For inputs that do not vary, the gradient G - b mean' is rounding error, about eps times the mean: no large step may follow.
+        floor = torch.finfo(mean.dtype).eps ** (2 / 3) * mean.square().mean(1)
+        diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1).mean(1)
+        return torch.maximum(damping * diagonal, floor) if damping else torch.zeros_like(floor)
+
+    def limit(self, allowed: float) -> None:
+        """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
+        self.allowed = torch.full_like(self.moments.count, allowed / len(self.moments.mean))
+
+    def shorten(self, factor: float) -> None:
+        """Make every step shorter by this factor, until the next refresh."""
+        self.inverse = [each / factor for each in self.inverse]
+        self.curvature = self.curvature * factor
+
+    def direction(self, gradient: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What a step of rate 1 subtracts from w (g, q, p) and from the intercepts (g, q), given the gradients in them, in w with that of
+        the weight decay; b is None where the intercepts do not move."""
+        if b is not None:
+            gradient = torch.baddbmm(gradient, b[:, :, None], self.centre[:, None], alpha=-1)
+        parts = zip(self.inverse, column_blocks(gradient.shape[-1]), strict=True)
+        moves = [gradient[..., at] @ inverse for inverse, at in parts]
+        move = moves[0] if len(moves) == 1 else torch.cat(moves, -1)
+        shift = None if b is None else b / self.curvature
+        # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
+        motion = torch.linalg.vecdot(move.flatten(1), gradient.flatten(1))
+        motion = motion if shift is None or b is None else motion + torch.linalg.vecdot(shift, b)
+        # Rounding may make it negative where it is nearly 0.
+        within = (self.allowed * self.curvature / motion.clamp_(min=0)).sqrt_().clamp_(max=1)[:, None, None]
+        move = move.mul_(within)
+        if shift is not None:
+            shift = torch.baddbmm(shift[:, :, None] * within, move, self.centre[:, :, None], alpha=-1)[:, :, 0]
+        return move, shift
+
+    def state(self) -> dict[str, Any]:
+        """Tensors, and lists of tensors, by name."""
+        moments = {"count": self.moments.count, "mean": self.moments.mean, "xx": self.moments.xx}
+        return moments | {name: getattr(self, name) for name in _STATE}
+
+    @classmethod
+    def from_state(cls, named: Mapping[str, Any]) -> LayerMetric:
+        moments = BlockMoments(named["count"], named["mean"], named["xx"])
+        return cls(moments, **{name: named[name] for name in _STATE})
+
+
+def _inverse(gram: Tensor, c: float, d: Tensor, weight_decay: float) -> Tensor:
+    """(c (gram + d I) + weight_decay I)^-1 of every group, or its pseudo-inverse where that matrix is singular."""
+    shift = c * d + weight_decay
+    matrix = c * gram
+    matrix.diagonal(dim1=1, dim2=2).add_(shift[:, None])
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    singular = torch.nonzero((info != 0) | (shift == 0))[:, 0]
+    lower[singular] = torch.eye(gram.shape[-1]).to(gram)
+    inverse = torch.cholesky_inverse(lower)
+    for group in singular.tolist():
+        factor = Factor.of(gram[group].double(), c, float(shift[group]), torch.finfo(gram.dtype).eps)
+        inverse[group] = factor.inverse()
+    return inverse

@@ -1,0 +1,80 @@
+"""Modules that wrap another one, for several processes or for the compiler, and those that an optimiser cannot train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch import distributed as dist
+
+__all__ = ["Ranks", "Unwrapped", "check_module", "ranks_in_call", "unwrapped"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train one module: how many, and which one this is."""
+
+    group: Any = None
+    number: int = 1
+    own: int = 0
+
+    def add_up(self, part: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.number == 1:
+            return part
+        part = part.clone()
+        dist.all_reduce(part, group=self.group)
+        return part
+
+
+class Unwrapped(NamedTuple):
+    """The plain module, the one whose calls have its arguments, and the processes."""
+
+    inner: nn.Module
+    called: nn.Module
+    ranks: Ranks
+
+
+def _ranks_of(wrapper: nn.parallel.DistributedDataParallel) -> Ranks:
+    group = wrapper.process_group
+    return Ranks(group, dist.get_world_size(group), dist.get_rank(group))
+
+
+def ranks_in_call() -> Ranks:
+    """The processes of the DistributedDataParallel whose call is in progress, for a module that was wrapped after it was given."""
+    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) if dist.is_available() else None
+    return Ranks() if wrapper is None else _ranks_of(wrapper)
+
+
+def unwrapped(module: nn.Module) -> Unwrapped:
+    """What is inside the wrappers of DistributedDataParallel and torch.compile."""
+    compiled: nn.Module | None = None
+    ranks = Ranks()
+    while True:
+        if dist.is_available() and isinstance(module, nn.parallel.DistributedDataParallel):
+            ranks, module = _ranks_of(module), module.module
+        elif "_orig_mod" in module._modules:
+            # Hooks of the wrapper are not compiled.
+            compiled, module = compiled or module, module._modules["_orig_mod"] or module
+        else:
+            return Unwrapped(module, compiled or module, ranks)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what is not a module, and modules whose parameters are not whole."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be a torch.nn.Module, got {type(module).__name__}: Lifted needs the module itself, and its parameters are given "
+            "as params"
+        )
+    kinds = {type(part).__name__ for part in (*module.modules(), *module.parameters())}
+    if kinds & {"FullyShardedDataParallel", "DTensor"}:
+        raise ValueError(
+            "Lifted needs whole weights, and fully sharded modules have only parts of them: use DistributedDataParallel, or another "
+            "optimiser"
+        )
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+        raise ValueError(
+            "the module has lazy layers without parameters: run it once on a batch before the optimiser is made"
+        )

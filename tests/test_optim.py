@@ -1,0 +1,339 @@
+"""The optimiser against the mini-batch step of lifted networks, least squares and brute force."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import liftednn as lnn
+from liftednn.network import LiftedNetwork
+from liftednn.optim import Lifted, moments
+from liftednn.optim.layers import regressions
+from liftednn.optim.metric import LayerMetric
+from liftednn.optim.moments import BlockMoments
+from liftednn.training.choices import probes
+from liftednn.training.descent import Descent
+from liftednn.training.geometry import geometries_of
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def take_step(optimiser: torch.optim.Optimizer, module: nn.Module, x: Tensor, y: Tensor, criterion: Any) -> float:
+    optimiser.zero_grad()
+    loss = criterion(module(x), y)
+    loss.backward()
+    optimiser.step()
+    return float(loss.detach())
+
+
+NETWORKS = {
+    "dense": (LiftedNetwork.mlp([6, 7, 5, 3], activation="softplus", lam=1e7, rho=0.01), (6,)),
+    "relu": (LiftedNetwork.mlp([6, 9, 3], activation="fenchel_relu", lam=1e7, rho=0.01), (6,)),
+    "squared": (LiftedNetwork.mlp([6, 7, 3], activation="tanh", loss="squared", lam=1e7, rho=0.0), (6,)),
+    "cnn": (
+        LiftedNetwork.cnn((2, 4, 4), [4, "avgpool", 5, ("dense", 6)], 3, activation="softplus", lam=1e8, rho=0.01),
+        (2, 4, 4),
+    ),
+    "sequence": (LiftedNetwork.cnn((2, 7), [4, ("conv", 3, 3)], 3, activation="softplus", lam=1e8, rho=0.01), (2, 7)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rate", [0.05, 1.0])
+def test_a_step_is_that_of_a_lifted_network_at_large_lam(name: str, rate: float) -> None:
+    """One refresh and two steps, with momentum, damping and weight decay; lam large, so that its gradients are those of the loss."""
+    network, shape = NETWORKS[name]
+    shapes = [layer.operator.weight_shape for layer in network.layers]
+    weights = [lnn.Affine(draw(*s, seed=9 + i) / s[-1] ** 0.5, draw(s[0], seed=i)) for i, s in enumerate(shapes)]
+    x, labels = draw(24, *shape), torch.arange(24) % 3
+    squared = isinstance(network.loss, lnn.losses.SquaredError)
+    y = nn.functional.one_hot(labels, 3).double()
+    module = lnn.init.to_module(network, weights)
+    rows = x.flatten(1)
+    geometries = geometries_of(network, network.layers, network.propagate(weights, rows), 0.3)
+    descent = Descent(network, weights, geometries, momentum=0.9)
+    descent.rate.fill_(rate)
+    descent.refresh(rows, y, probes(y, 0))
+    # torch's mean is over all entries, the objective's over rows only.
+    criterion = nn.MSELoss(reduction="sum") if squared else nn.CrossEntropyLoss(reduction="sum")
+    rho = network.layers[0].penalty.rho
+    optimiser = Lifted(module, criterion, lr=rate, damping=0.3, weight_decay=24 * 2 * rho)
+    for _ in range(2):
+        descent.step(rows, y)
+        take_step(optimiser, module, x, y if squared else labels, criterion)
+    found = list(module.parameters())
+    for number, (w, b) in enumerate(descent.weights):
+        torch.testing.assert_close(found[2 * number].reshape(w.shape), w, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[2 * number + 1], b, rtol=1e-5, atol=1e-6)
+
+
+def test_damping_is_larger_where_fewer_rows_than_columns_were_seen() -> None:
+    """Times their ratio: the matrix is singular then, and what it says of other directions is noise."""
+    found = []
+    for rows in (20, 10):
+        x = torch.eye(20).double()[:rows] * rows**0.5
+        metric = LayerMetric.of(BlockMoments.of(x[:, None]))
+        metric.refresh(torch.ones(()), 0.6, 0.0, centred=False)
+        found.append(float(metric.inverse[0][0, -1, -1]))
+    assert found == pytest.approx([1 / 1.6, 1 / 0.6], rel=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_layer_with_the_squared_loss_is_solved_in_one_step(bias: bool) -> None:
+    module, x, y = nn.Linear(4, 2, bias).double(), draw(30, 4) + 1, draw(30, 2, seed=1)
+    options = {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "damping": 0.0, "trust": 1e6}
+    take_step(Lifted(module, nn.MSELoss(), **options), module, x, y, nn.MSELoss())
+    design = torch.cat([x, torch.ones(30, 1).double()], 1) if bias else x
+    truth = torch.linalg.lstsq(design, y).solution.T
+    torch.testing.assert_close(module.weight.detach(), truth[:, :4])
+    if bias:
+        torch.testing.assert_close(module.bias.detach(), truth[:, 4])
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_columns_that_are_zero_or_copies_are_no_trouble_without_damping(weight_decay: float) -> None:
+    module, x = nn.Linear(4, 1).double(), draw(30, 4)
+    x[:, 1], x[:, 2] = 0.0, x[:, 3]
+    options = {"lr": 1.0, "momentum": 0.0, "weight_decay": weight_decay, "damping": 0.0, "trust": 1e6}
+    take_step(Lifted(module, nn.MSELoss(), **options), module, x, x[:, :1] + 1, nn.MSELoss())
+    torch.testing.assert_close(module(x), x[:, :1] + 1, rtol=0, atol=1e-6 if not weight_decay else 0.2)
+
+
+LAYERS: dict[str, Any] = {
+    "linear": (nn.Linear(6, 4), (5, 6)),
+    "tokens": (nn.Linear(6, 4), (5, 3, 6)),
+    "one row": (nn.Linear(6, 4), (6,)),
+    "grouped": (nn.Conv2d(4, 6, 3, padding=1, groups=2), (5, 4, 6, 6)),
+    "depthwise": (nn.Conv1d(4, 4, 3, groups=4, stride=2), (5, 4, 9)),
+    "same": (nn.Conv2d(2, 3, (3, 5), padding="same"), (5, 2, 6, 6)),
+    "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dilation=(1, 2)), (5, 2, 6, 6)),
+    "one image": (nn.Conv2d(2, 3, 3), (2, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_times_weights_are_the_outputs(name: str) -> None:
+    module, shape = LAYERS[name]
+    (layer,), x = regressions(module, set(module.parameters())), draw(*shape).float()
+    rows = torch.cat(list(layer.row_blocks(module, x)))
+    found = torch.einsum("rgp,gqp->rgq", rows, layer.matrix(module.weight)).flatten(1) + module.bias
+    truth = module(x)
+    if not isinstance(module, nn.Linear):
+        truth = truth.movedim(truth.ndim - module.weight.ndim + 1, -1)  # channels last
+    torch.testing.assert_close(found, truth.reshape(found.shape), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.channel_squares(module, module(x)), found.square().sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_moments_of_large_images_are_taken_from_some_rows() -> None:
+    module, x = nn.Conv2d(1, 2, 3), draw(40, 1, 100, 100).float() + torch.linspace(0, 1, 100)
+    (layer,) = regressions(module, set(module.parameters()))
+    (rows,) = layer.row_blocks(module, x)
+    assert 32768 < len(rows) < 70000
+    whole = nn.functional.unfold(x, 3).mean((0, 2))
+    torch.testing.assert_close(rows.mean((0, 1)), whole, rtol=0.05, atol=0.02)
+    tokens = nn.Linear(1, 2)
+    (layer,) = regressions(tokens, set(tokens.parameters()))
+    assert sum(map(len, layer.row_blocks(tokens, torch.ones(40, 100_000, 1)))) < 70000
+
+
+def test_moments_add_and_sum_over_processes() -> None:
+    x = draw(20, 2, 5) + 3
+    whole = BlockMoments.of(x)
+    parts = [BlockMoments.of(x[:7]), BlockMoments.of(x[7:])]
+    summed = parts[0] + parts[1]
+    torch.testing.assert_close([summed.mean, *summed.xx], [whole.mean, *whole.xx])
+    barrier, held, found = threading.Barrier(2), [x, x], [whole, whole]
+
+    def process(own: int) -> None:
+        def add_up(part: Tensor) -> Tensor:
+            held[own] = part
+            barrier.wait(5)
+            total = held[0] + held[1]
+            barrier.wait(5)
+            return total
+
+        found[own] = parts[own].summed(add_up)
+
+    threads = [threading.Thread(target=process, args=(own,)) for own in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for across in found:
+        torch.testing.assert_close([across.mean, *across.xx], [whole.mean, *whole.xx])
+    about_zero = torch.einsum("rgp,rgk->gpk", x, x) / 20
+    torch.testing.assert_close(whole.grams(centred=False)[0], about_zero)
+
+
+def test_wide_layers_have_a_block_diagonal_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With inputs that are uncorrelated between blocks, the step is that of the whole matrix."""
+    x = torch.linalg.qr(draw(40, 9) - draw(40, 9).mean(0))[0] @ torch.block_diag(draw(4, 4), draw(5, 5, seed=1))
+    found = []
+    for most in (9, 5):
+        monkeypatch.setattr(moments, "COLUMNS", most)
+        torch.manual_seed(0)
+        module = nn.Linear(9, 3).double()
+        optimiser = Lifted(module, nn.MSELoss(), lr=1.0)
+        take_step(optimiser, module, x - x.mean(0), draw(40, 3), nn.MSELoss())
+        found.append(module.weight.detach())
+        assert [len(part[0]) for part in optimiser.state[module.weight]["metric"]["inverse"]] == (
+            [9] if most == 9 else [4, 5]
+        )
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
+
+
+CRITERIA: dict[str, Any] = {
+    "CrossEntropyLoss": (nn.CrossEntropyLoss(), torch.arange(8) % 3, 0.5 / 8),
+    "smoothed": (nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum"), torch.arange(8) % 3, 0.5),
+    "MSELoss": (nn.MSELoss(), draw(8, 3), 2 / 24),
+    "function": (nn.functional.mse_loss, draw(8, 3), 2 / 24),
+    "summed": (nn.MSELoss(reduction="sum"), draw(8, 3), 2.0),
+    "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss(), (draw(8, 3) > 0).double(), 0.25 / 24),
+    "HuberLoss": (nn.HuberLoss(), draw(8, 3), 1 / 24),
+    "SmoothL1Loss": (nn.SmoothL1Loss(beta=0.5), draw(8, 3), 2 / 24),
+}
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_the_curvature_of_a_criterion_bounds_its_hessian(name: str) -> None:
+    """In a single layer the curvature, summed over 8 rows, is that of the criterion in its scores."""
+    criterion, y, curvature = CRITERIA[name]
+    module, x = nn.Linear(4, 3).double(), 1e-3 * draw(8, 4)
+    optimiser = Lifted(module, criterion, trust=1e6)
+    take_step(optimiser, module, x, y, criterion)
+    found = float(optimiser.state[module.weight]["metric"]["curvature"])
+    assert found == pytest.approx(8 * curvature)
+    scores = 0.1 * draw(8, 3, seed=5)
+    hessian = torch.autograd.functional.hessian(lambda u: criterion(u, y), scores)
+    assert float(torch.linalg.eigvalsh(hessian.reshape(24, 24)).max()) <= curvature * (1 + 1e-9)
+
+
+def test_without_a_criterion_the_curvature_is_that_of_the_squared_gradients_of_the_terms() -> None:
+    module, x, y = nn.Linear(4, 3).double(), draw(50, 4), torch.arange(50) % 3
+    optimiser = Lifted(module, None, trust=1e6)
+    p = module(x).softmax(1).detach() - nn.functional.one_hot(y, 3)
+    take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
+    assert float(optimiser.state[module.weight]["metric"]["curvature"]) == pytest.approx(
+        float(p.square().sum(1).mean())
+    )
+
+
+def test_a_module_that_is_called_twice_has_the_rows_and_curvatures_of_both_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x).tanh())
+
+    module, x = Twice().double(), draw(20, 4)
+    inner = module.inner
+    u = inner(x).detach().requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(lambda v: inner(v.tanh()).sum(0), u).transpose(0, 1)
+    truth = 2 / 80 * (float(jacobian.square().sum()) / 4 + 20)
+    rows = torch.cat([x, inner(x).tanh().detach()])
+    optimiser = Lifted(module, nn.MSELoss(), trust=1e6)
+    take_step(optimiser, module, x, draw(20, 4), nn.MSELoss())
+    metric = optimiser.state[inner.weight]["metric"]
+    torch.testing.assert_close(metric["mean"][0], rows.mean(0))
+    torch.testing.assert_close(metric["xx"][0][0], (rows - rows.mean(0)).T @ (rows - rows.mean(0)))
+    assert float(metric["curvature"]) == pytest.approx(truth)
+
+
+def test_a_step_of_rate_1_moves_the_outputs_of_a_layer_by_at_most_the_trusted_fraction() -> None:
+    module, x = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double(), draw(30, 5)
+    optimiser, before = Lifted(module, nn.MSELoss(), lr=1.0, momentum=0.0, trust=0.01), module[0](x).detach()
+    take_step(optimiser, module, x, 100 * draw(30, 3), nn.MSELoss())
+    motion = (module[0](x).detach() - before).square().mean() / before.square().mean()
+    assert math.sqrt(motion) == pytest.approx(0.01)
+    # A later batch with a far larger gradient, without a refresh, may move them by twice as much.
+    before = module[0](x).detach()
+    take_step(optimiser, module, x, 1e6 * draw(30, 3), nn.MSELoss())
+    motion = (module[0](x).detach() - before).square().mean() / before.square().mean()
+    assert 0.01 < math.sqrt(motion) < 0.021
+
+
+def test_layers_that_no_gradient_reaches_wait_and_frozen_parts_stay() -> None:
+    module, x = (
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)),
+        draw(30, 5).float(),
+    )
+    nn.init.zeros_(module[4].weight)
+    module[2].bias.requires_grad_(False)
+    kept = [p.detach().clone() for p in module.parameters()]
+    take_step(Lifted(module, nn.MSELoss()), module, x, draw(30, 2).float(), nn.MSELoss())
+    moved = [not torch.equal(a, b) for a, b in zip(kept, module.parameters(), strict=True)]
+    assert moved == [False, False, False, False, True, True]
+
+
+def test_a_bias_alone_can_be_trained() -> None:
+    module, x, y = nn.Linear(3, 2).double(), draw(20, 3), draw(20, 2)
+    module.weight.requires_grad_(False)
+    options = {"lr": 1.0, "momentum": 0.0, "trust": 1e6}
+    take_step(Lifted(module, nn.MSELoss(), **options), module, x, y, nn.MSELoss())
+    torch.testing.assert_close(module(x).mean(0), y.mean(0))
+
+
+def test_a_tied_embedding_and_other_parameters_are_left_to_adam() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.middle, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+            self.norm, self.attention = nn.LayerNorm(4), nn.MultiheadAttention(4, 2, batch_first=True)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.norm(self.embedding(tokens))
+            x = x + self.attention(x, x, x)[0]
+            return self.head(self.middle(x)).transpose(1, 2)
+
+    module, tokens = Tied(), torch.arange(30).reshape(5, 6) % 7
+    optimiser = Lifted(module, nn.CrossEntropyLoss(), adam_lr=1e-2)
+    before = module.embedding.weight.detach().clone()
+    losses = [take_step(optimiser, module, tokens, tokens.roll(1, 1), nn.CrossEntropyLoss()) for _ in range(30)]
+    measured = [name for name, p in module.named_parameters() if "metric" in optimiser.state[p]]
+    assert measured == ["middle.weight"]
+    assert not torch.equal(before, module.embedding.weight)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    found = load_digits()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    return torch.tensor(found.images).float()[order, None] / 16, torch.tensor(found.target)[order]
+
+
+def small_cnn() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    second = [nn.Conv2d(8, 16, 3, padding=1, stride=2), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(256, 10))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_three_passes_over_the_digits_leave_half_the_loss_of_adam(known: bool) -> None:
+    """On rows that were held back; over seeds and settings it is a fifth or less."""
+    (x, y), criterion, losses = digits(), nn.CrossEntropyLoss(), []
+    makers = [
+        lambda module: Lifted(module, criterion if known else None),
+        lambda module: torch.optim.AdamW(module.parameters(), lr=1e-3),
+    ]
+    for make in makers:
+        module = small_cnn()
+        optimiser = make(module)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 84)
+        for rows in torch.arange(1400).repeat(3).split(50):
+            take_step(optimiser, module, x[rows], y[rows], criterion)
+            scheduler.step()
+        with torch.no_grad():
+            losses.append(float(criterion(module.eval()(x[1400:]), y[1400:])))
+    assert losses[0] < 0.5 * losses[1]
