@@ -145,6 +145,7 @@ def test_states_where_the_next_divergence_is_not_smooth(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.thin(2)
 def test_all_states_at_once(dtype: torch.dtype) -> None:
     x, y = draw(N, 3, seed=2).to(dtype), draw(N, 2, seed=3).to(dtype)
     weights = [

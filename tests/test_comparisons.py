@@ -154,6 +154,7 @@ def test_what_is_stored_is_what_a_network_trained_by_itself_scores(
     assert own.tested("He").scores[1] == pytest.approx(data[1] * float(network.scores()), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_every_split_has_a_choice_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows alone are asked: what is best on another split's held-back rows may be a test row of this one."""
@@ -281,6 +282,7 @@ def test_what_a_record_was_written_without_has_its_default(tmp_path: Path) -> No
     assert not of(tmp_path, Comparison("mnist", (8,), inputs=comparisons.ANY_INPUTS)).has("comparison")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_recipe_may_standardise_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Case, "measure", made_up)
@@ -401,8 +403,9 @@ def test_a_cpu_s_seconds_are_those_of_two_threads() -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_trained_through_is_as_many_passes_as_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lifted_model_has_as_many_passes_as_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     plain = starts.fenchel
 

@@ -166,6 +166,7 @@ def test_a_file_whose_shared_weights_differ_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["residual", "recurrent", "shaped"])
+@pytest.mark.thin(2)
 def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     network = lnn.automatic(CASES[name][0](act.FenchelReLU()), X, Y)
     whole = lnn.MiniBatch(passes=4).run(network, X, Y)
@@ -178,6 +179,7 @@ def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", ["recurrent", "shaped"])
+@pytest.mark.thin(2)
 def test_the_lifted_rule_ends_below_the_feed_forward_one(name: str) -> None:
     network = CASES[name][0](act.ReLU())
     weights = lnn.BCD(passes=2).run(network, X[:60], Y[:60]).weights
