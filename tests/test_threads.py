@@ -44,6 +44,15 @@ def test_large_runs_keep_their_threads() -> None:
 
 
 @pytest.mark.parametrize("arm", [False, True])
+def test_steps_of_dense_networks_do_without_onednn_on_arm(arm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_ARM", arm)
+    library: Any = torch.backends.mkldnn
+    before = library.enabled
+    assert threads.without_onednn(lambda: library.enabled)() == (before and not arm)
+    assert library.enabled == before
+
+
+@pytest.mark.parametrize("arm", [False, True])
 def test_on_arm_small_runs_do_without_onednn(arm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_ARM", arm)
     library: Any = torch.backends.mkldnn

@@ -3,22 +3,44 @@
 Training amplifies rounding: after some passes, two runs that differ in their last bits give different scores. Runs of one seed therefore
 agree bit by bit only with the same number of threads; small ones always do.
 
-On ARM processors torch gives products of float32 to oneDNN, which keeps its own number of threads and takes several times as long as
-torch itself for small matrices: it is not used for small problems there.
+On ARM processors torch gives some products of float32 to oneDNN, which keeps its own number of threads and takes longer than torch
+itself, several times as long for small matrices: it is not used for small problems there, nor for the steps of dense networks.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "without_onednn"]
 
 _ARM = platform.machine().lower() in ("aarch64", "arm64")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def without_onednn(function: Callable[P, R]) -> Callable[P, R]:
+    """The function itself; on ARM without oneDNN inside, which convolutions need and dense layers do not."""
+    if not _ARM:
+        return function
+
+    @wraps(function)
+    def without(*args: P.args, **kwargs: P.kwargs) -> R:
+        library = cast(Any, torch.backends.mkldnn)
+        used, library.enabled = library.enabled, False
+        try:
+            return function(*args, **kwargs)
+        finally:
+            library.enabled = used
+
+    return without
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from liftednn.data.validation import check_trainable
 from liftednn.moments import Moments
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.runtime.graphs import recorded
+from liftednn.runtime.threads import without_onednn
 from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
@@ -148,6 +149,8 @@ class Run:
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
+        if x.device.type == "cpu" and all(layer.operator.positions == 1 for layer in inner.layers):
+            self.step = without_onednn(self.step)
         self.good = self.descent.values.clone()
 
     @property
