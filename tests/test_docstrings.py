@@ -84,6 +84,7 @@ def test_its_examples_run(name: str) -> None:
         test = doctest.DocTestParser().get_doctest(text, {"torch": torch, "lnn": lnn}, name, None, None)
         said: list[str] = []
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same numbers in any order of tests
             runner.run(test, out=said.append)
         assert not runner.failures, "".join(said)
 
