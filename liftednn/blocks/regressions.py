@@ -13,11 +13,11 @@ from liftednn.blocks.patches import Patches
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 from liftednn.network import Layer
 
-__all__ = ["Regression", "designs_of", "regressions", "repeated", "some_rows", "update_layer"]
+__all__ = ["POSITIONS", "SAMPLES", "Regression", "designs_of", "regressions", "repeated", "some_rows", "update_layer"]
 
 
 # Rows, and at least so many samples, that moments are taken from in mini-batches where a sample has several rows.
-_POSITIONS, _SAMPLES = 32768, 32
+POSITIONS, SAMPLES = 32768, 32
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
 
 def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples only."""
-    count = max(_SAMPLES, _POSITIONS // operator.positions) if operator.positions > 1 else len(xs[0])
+    count = max(SAMPLES, POSITIONS // operator.positions) if operator.positions > 1 else len(xs[0])
     few = None if row_weights is None else row_weights[:count]
     return operator.rows([x[:count] for x in xs]), repeated(few, operator.positions)
 

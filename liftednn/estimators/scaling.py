@@ -14,7 +14,7 @@ from torch import Tensor
 from liftednn.base import Affine
 from liftednn.functional import median_and_spread
 
-__all__ = ["Array", "ColumnStatistics", "Scaling", "row_blocks", "scale_of", "total"]
+__all__ = ["Array", "ColumnStatistics", "Scaling"]
 
 Array = NDArray[Any]
 

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
+from liftednn.blocks.regressions import POSITIONS, SAMPLES
 from liftednn.operators import Conv1d, Conv2d
 
 __all__ = ["Regression", "regressions"]
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-# Where a sample has several rows, moments are taken from this many rows, or twice as many of at least so many samples.
-_ROWS, _SAMPLES = 32768, 32
 # The most numbers in a matrix of rows that is formed at a time.
 _FORMED = 2**26
 
@@ -56,10 +55,9 @@ class Regression:
             x = _padded(module, x)
             operator = _operator(module, tuple(x.shape[1:]))
             positions = operator.positions
-        few = x[: max(_SAMPLES, _ROWS // positions)] if positions > 1 else x
-        every = (
-            len(few) * positions // (2 * _ROWS) | 1 if positions > 1 else 1
-        )  # odd, so that all columns of an image are met
+        few = x[: max(SAMPLES, POSITIONS // positions)] if positions > 1 else x
+        # At most about twice POSITIONS rows; every odd one, so that all columns of an image are met.
+        every = len(few) * positions // (2 * POSITIONS) | 1 if positions > 1 else 1
         width = self.groups * math.prod(self.weight.shape[1:])
         for part in torch.split(few, max(1, _FORMED // (positions * width))):
             rows = part.flatten(0, 1) if isinstance(module, nn.Linear) else operator.rows([part.flatten(1)])

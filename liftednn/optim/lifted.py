@@ -16,15 +16,10 @@ from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
+from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
 __all__ = ["Lifted"]
 
-# Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
-_EARLY = (0, 2, 5, 10, 20)
-# The fraction of its size by which a step of rate 1 may move a layer's outputs; at most 1 over the number of layers, since all move.
-_TRUST = 0.3
-# By how much more a single batch may move them than the one that the step was shortened for.
-_ONE_BATCH = 2.0
 _ADAM: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
@@ -125,7 +120,7 @@ class Lifted(torch.optim.Optimizer):
 
     @property
     def _due(self) -> bool:
-        return self.steps in _EARLY or self.steps % self.refresh == 0
+        return self.steps in EARLY or self.steps % self.refresh == 0
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
@@ -193,7 +188,7 @@ class Lifted(torch.optim.Optimizer):
         layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
-        trust = min(_TRUST, 1 / max(len(found), 1)) if self.trust is None else self.trust
+        trust = trust_of(len(found)) if self.trust is None else self.trust
         for capture, curvature in found:
             self._refresh_layer(capture, curvature, trust, ranks)
         self._layers = None
@@ -223,7 +218,7 @@ class Lifted(torch.optim.Optimizer):
         if 1 < excess < math.inf:  # infinite where the outputs are all 0
             metric.shorten(excess)
         mean_square = float(capture.size[0] / capture.size[1])
-        metric.limit(len(layer.weight) * (_ONE_BATCH * trust) ** 2 * mean_square or math.inf)
+        metric.limit(len(layer.weight) * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
         state["metric"] = metric.state()
 
     def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:

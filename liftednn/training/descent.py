@@ -21,15 +21,21 @@ from liftednn.network import LiftedNetwork, Weights
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
 
-__all__ = ["Descent", "norm_limit_of"]
+__all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "trust_of"]
 
-# The fraction of its size by which a step of rate 1 may move a layer's pre-activations; at most 1 over the number of layers, since all of
-# them move at once.
+# Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
+EARLY = (0, 2, 5, 10, 20)
+# By how much more a single batch may move pre-activations than the one that the step was shortened for.
+ONE_BATCH = 2.0
 _TRUST = 0.3
-# By how much more a single batch may move them than the one that the step was shortened for.
-_ONE_BATCH = 2.0
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _NORM_LIMIT = 10.0
+
+
+def trust_of(layers: int) -> float:
+    """The fraction of its size by which a step of rate 1 may move a layer's pre-activations: at most 1 over the number of layers, since
+    all of them move at once."""
+    return min(_TRUST, 1 / max(layers, 1))
 
 
 def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
@@ -67,7 +73,7 @@ class Descent:
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
         self.velocities = self._parts(self.velocity)
-        self.rate, self.trust = self.values.new_zeros(()), min(_TRUST, 1 / len(network.layers))
+        self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
@@ -170,7 +176,7 @@ class Descent:
         one may lack, has a far larger gradient."""
         u = batch.preactivations[number]
         outputs = self._operator(number).weight_shape[-2]
-        return outputs * (_ONE_BATCH * self.trust) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
+        return outputs * (ONE_BATCH * self.trust) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
 
     def restore(self, values: Tensor) -> None:
         """Set the weights to earlier values, with zero velocity."""

@@ -33,7 +33,7 @@ from liftednn.training.batch import probe_gradients, recursion
 __all__ = ["adaptable", "rho_factor", "with_rho_factor"]
 
 # What one effective parameter counts for.
-_PRICE = 1.5
+_COUNTED = 1.5
 # With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor.
 _MOST, _RISE = 0.95, 3.0
 # The most that one evaluation changes rho by.
@@ -74,7 +74,7 @@ def rho_factor(
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
     shared = _shared_fraction(network, weights, x, vectors, degrees, row_weights) if degrees > 1 else 1.0
-    dof = _PRICE * min(shared * _effective_parameters(kernel, rows), most) * degrees
+    dof = _COUNTED * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
         return _RISE
     found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)

@@ -24,7 +24,7 @@ from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
-from liftednn.training.descent import Descent, norm_limit_of
+from liftednn.training.descent import EARLY, Descent, norm_limit_of
 from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
@@ -45,7 +45,6 @@ _ROWS = 8192
 # Rows for the first Gram matrices of the hidden layers.
 _FEW = 4096
 _HALVINGS = 8
-_EARLY = (2, 5, 10, 20)
 # The fraction of all steps up to which units are drawn anew.
 _HALF = 0.5
 # Steps between two evaluations of the objective where passes are shorter.
@@ -192,7 +191,7 @@ class Run:
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
         due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
-        if updated or self.taken % self.settings.refresh == 0 or self.taken in _EARLY:
+        if updated or self.taken % self.settings.refresh == 0 or self.taken in EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 and -self.taken % _EVALUATED < expected:
