@@ -20,6 +20,7 @@ from liftednn.init import lifted_
 from liftednn.losses import SquaredError
 from liftednn.modules import FeedForward, State, from_module, read, to_module
 from liftednn.operators import Dense, Residual, Sum
+from tests.exports import onnx_program
 from tests.test_connections import CASES, residual
 
 # Few passes on few rows end worse than a linear model, and lifted_ says so.
@@ -429,17 +430,10 @@ def test_torch_export_gives_the_same_numbers_for_any_batch() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
 def test_onnx_gives_the_same_numbers_for_any_batch() -> None:
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name)
-    runtime = pytest.importorskip("onnxruntime")
     module, x = written().float().eval(), X.float()
-    shapes = ({0: torch.export.Dim("batch", min=2)},)
-    program = torch.onnx.export(module, (x[:4],), dynamo=True, dynamic_shapes=shapes, verbose=False)
-    assert program is not None
-    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    program = onnx_program(module, x)
     for n in (2, 50):
-        found = session.run(None, {session.get_inputs()[0].name: x[:n].numpy()})[0]
-        close(torch.from_numpy(found), module(x[:n]).detach(), 1e-5)
+        close(program(x[:n]), module(x[:n]).detach(), 1e-5)
 
 
 def test_writing_refuses_in_words() -> None:

@@ -19,6 +19,7 @@ from liftednn.losses import Matching, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.modules import from_module, read, to_module
 from liftednn.modules.layers import same_phi
 from liftednn.testing import check_activation
+from tests.exports import onnx_program
 
 HIDDEN: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -491,17 +492,10 @@ def test_torch_export_gives_the_same_numbers_for_any_batch() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
 def test_onnx_gives_the_same_numbers_for_any_batch() -> None:
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name)
-    runtime = pytest.importorskip("onnxruntime")
     module, x = exported()
-    shapes = ({0: torch.export.Dim("batch", min=2)},)
-    program = torch.onnx.export(module, (x[:4],), dynamo=True, dynamic_shapes=shapes, verbose=False)
-    assert program is not None
-    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    program = onnx_program(module, x)
     for n in (2, 50):
-        found = session.run(None, {session.get_inputs()[0].name: x[:n].numpy()})[0]
-        close(torch.from_numpy(found), module(x[:n]).detach(), 1e-5)
+        close(program(x[:n]), module(x[:n]).detach(), 1e-5)
 
 
 MATCHED = [Matching(), Matching(act.Tanh()), Matching(act.FenchelReLU()), Matching(act.FenchelLeakyReLU(0.2))]
