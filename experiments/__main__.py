@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "memory": "experiments.memory",
     "streaming": "experiments.streaming",
     "convolution": "experiments.convolution",
+    "optimisers": "experiments.optimisers",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
     "versions": "experiments.versions",
@@ -81,7 +82,7 @@ def _command(
         list[str] | None,
         typer.Option(
             help="Only a part: an architecture of table1, a set of compare, a kind of regimes, a part, set or method of tables, "
-            "a panel of curves, a part of convolution, the commit of versions. Repeatable."
+            "a panel of curves, a part of convolution or optimisers, the commit of versions. Repeatable."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file of the picture or page, where one is made.")] = None,

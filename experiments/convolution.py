@@ -22,11 +22,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.batched import clock
 from experiments.datasets import Dataset
 from experiments.image_lifted import lifted
 from experiments.image_models import STARTS
-from experiments.image_training import Images, Layout, Step, Task, from_start, generated, gradient, images
+from experiments.image_training import (
+    Images,
+    Layout,
+    Step,
+    Task,
+    from_start,
+    generated,
+    gradient,
+    images,
+    optimisers,
+    step_seconds,
+)
 from experiments.markdown import table
 from experiments.methods import Scorer
 from experiments.settings import Settings, threads
@@ -177,19 +187,10 @@ def _layout_seconds(kinds: Sequence[Layout], setting: Setting, scale: Scale, dat
         source = Images(data.x, data.y, setting.augmented, layout)
         task = Task(source, setting.network, 1, 0, scale.batch or BATCH, settings, scale.divide)
         with layout.products():
-            found.append(1e3 * _step_seconds(task, scale.turns))
+            step = Step(module := task.module(), optimisers(module, settings))
+            x, y, _ = next(source.batches(task.batch, 0, 0))
+            found.append(1e3 * step_seconds(step, x, y, scale.turns, scale.turns))
     return {"layouts": [layout._asdict() for layout in kinds], "milliseconds": found}
-
-
-def _step_seconds(task: Task, turns: int) -> float:
-    """Of one step, the mean over `turns` behind as many that load and record what is needed."""
-    step, (x, y, _) = Step(task.module(), task.settings), next(task.images.batches(task.batch, 0, 0))
-    started = 0.0
-    for turn in range(2 * turns):
-        if turn == turns:
-            started = clock(task.x)
-        step(x, y, 1.0)
-    return (clock(task.x) - started) / turns
 
 
 def compare(bench: Bench, seeds: int) -> None:
@@ -252,25 +253,30 @@ def initial_weights(bench: Bench, seeds: int) -> None:
         bench.store(work, part=bench.part, stage="test", start=start, rate=rate, passes=passes, seed=seed)
 
 
-def summary(store: Store, part: str, passes: int) -> list[dict[str, Any]]:
+def summary(
+    store: Store, part: str, passes: int, methods: Sequence[str] = ORDER, score: str = "accuracy"
+) -> list[dict[str, Any]]:
     """One row per method and length: the last pass over seeds, and the median of the seconds."""
-    pairs = [(method, length) for method in ORDER for length in lengths(store, part, method, passes)]
+    pairs = [(method, length) for method in methods for length in lengths(store, part, method, passes)]
     return [
-        {"method": method, "passes": length} | _over_seeds(found)
+        {"method": method, "passes": length} | _over_seeds(found, score)
         for method, length in pairs
         if (found := runs(store, part, method, length))
     ]
 
 
-def _over_seeds(found: Sequence[Cell]) -> dict[str, Any]:
-    last = [cell["accuracy"][-1] for cell in found]
+def _over_seeds(found: Sequence[Cell], score: str = "accuracy") -> dict[str, Any]:
+    last = [cell[score][-1] for cell in found]
+    chosen = {name: value for name, value in found[0]["settings"].items() if name != "method"}
     return {
         "seeds": len(found),
-        "first": statistics.mean(cell["accuracy"][0] for cell in found),
+        "first": statistics.mean(cell[score][0] for cell in found),
         "mean": statistics.mean(last),
         "deviation": statistics.stdev(last) if len(last) > 1 else 0.0,
         "seconds": statistics.median(cell["seconds"][-1] for cell in found),
-        "settings": ", ".join(f"{name} {value}" for name, value in found[0]["settings"].items() if name != "method"),
+        "settings": ", ".join(
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in chosen.items()
+        ),
     }
 
 

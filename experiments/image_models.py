@@ -18,6 +18,7 @@ __all__ = [
     "Residual",
     "fit_head_",
     "he_",
+    "hidden_weights",
     "layers_of",
     "lenet",
     "lsuv_",
@@ -93,6 +94,15 @@ def layers_of(module: nn.Module) -> list[nn.Conv2d | nn.Linear]:
     return [each for each in module.modules() if isinstance(each, nn.Conv2d | nn.Linear)]
 
 
+def hidden_weights(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices and kernels between the first layer and the head, those of an LSTM among them: what Muon moves."""
+    layers = layers_of(module)[:-1]
+    embedded = any(isinstance(each, nn.Embedding) for each in module.modules())
+    recurrent = [each for each in module.modules() if isinstance(each, nn.LSTM)]
+    found: list[nn.Parameter] = [layer.weight for layer in (layers if embedded else layers[1:])]  # type: ignore[misc]
+    return found + [weight for each in recurrent for weight in each.parameters() if weight.ndim == 2]
+
+
 def he_(module: nn.Module, seed: int) -> None:
     """He's weights, variance 2 / inputs of a unit, and zero biases."""
     generator = _generator(module, seed)
@@ -145,7 +155,8 @@ def _bias(layer: nn.Conv2d | nn.Linear) -> Tensor:
 
 
 def _zero(layer: nn.Conv2d | nn.Linear) -> None:
-    nn.init.zeros_(_bias(layer))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 # Change a module that has He's weights, from all rows and labels and a seed.

@@ -17,19 +17,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from experiments.batched import clock
 from experiments.datasets import Dataset, load
-from experiments.image_models import NETWORKS, STARTS, he_, layers_of
+from experiments.image_models import NETWORKS, STARTS, he_, hidden_weights
 from experiments.methods import Scorer
 from liftednn.runtime.graphs import recorded
 
-__all__ = ["ConvolutionMuon", "Images", "Layout", "Step", "Task", "cropped_and_flipped", "from_start", "gradient"]
+__all__ = [
+    "REST_RATE",
+    "ConvolutionMuon",
+    "Images",
+    "Layout",
+    "Step",
+    "Task",
+    "adamw",
+    "cosine",
+    "cropped_and_flipped",
+    "from_start",
+    "generated",
+    "gradient",
+    "images",
+    "optimisers",
+    "share_of_rate",
+    "step_seconds",
+]
 
 _SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 _PADDING = 4
 _RUN = 20  # batches whose images are gathered, cropped and flipped at a time
 _ROWS = 2000  # images scored at a time
 _WARM_UP = 1 / 20  # the share of all steps in which the rate rises
-_REST_RATE = 1e-3  # AdamW's beside Muon, for biases and for the first and last layer
+REST_RATE = 1e-3  # AdamW's beside Muon and others, for the parameters that these do not move
 
 
 class Layout(NamedTuple):
@@ -158,7 +176,7 @@ class Task:
 
 def gradient(task: Task) -> Iterator[Scorer]:
     """SGD, AdamW or Muon on the mean cross-entropy: settings are method, rate and decay; the rate rises, then falls along a cosine."""
-    step = Step(task.module(), task.settings)
+    step = _step(task.module(), task.settings)
     steps, taken = task.passes * task.images.steps(task.batch), 0
     for number in range(task.passes):
         for x, y, _ in task.images.batches(task.batch, task.seed, number):
@@ -172,7 +190,7 @@ def from_start(task: Task) -> Iterator[Scorer]:
     module = task.module()
     STARTS[task.settings["start"]](module, task.x, task.images.y, task.seed)
     yield in_blocks(module)
-    step = Step(module, {**task.settings, "method": "Adam"})
+    step = _step(module, {**task.settings, "method": "Adam"})
     for number in range(task.passes):
         for x, y, _ in task.images.batches(task.batch, task.seed, number):
             step(x, y, 1.0)
@@ -181,20 +199,39 @@ def from_start(task: Task) -> Iterator[Scorer]:
 
 def share_of_rate(taken: int, steps: int) -> float:
     """Of the largest rate, after so many of all steps."""
-    return min(1.0, (taken + 1) / (_WARM_UP * steps)) * (1 + math.cos(math.pi * taken / steps)) / 2
+    return min(1.0, (taken + 1) / (_WARM_UP * steps)) * cosine(taken, steps)
+
+
+def cosine(taken: int, steps: int) -> float:
+    """From 1 to 0."""
+    return (1 + math.cos(math.pi * taken / steps)) / 2
 
 
 def in_blocks(module: nn.Module) -> Scorer:
     return lambda x: torch.cat([module(part) for part in torch.split(x, _ROWS)])
 
 
-class Step:
-    """A module and its optimisers; a call takes one step, on a GPU as a recorded graph from the fourth on."""
+def plain_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The mean cross-entropy."""
+    return cross_entropy(module(x), y)
 
-    def __init__(self, module: nn.Module, settings: Mapping[str, Any]) -> None:
-        self.module = module
-        self.optimisers = optimisers(module, settings)
-        self.step = recorded(self._plain, next(module.parameters()).device)
+
+class Step:
+    """A module and its optimisers, each with its largest rate; a call takes one step, on a GPU as a recorded graph from the fourth on.
+
+    loss     of a module on a batch
+    record   False for plain steps on a GPU as well
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimisers: Sequence[tuple[torch.optim.Optimizer, float]],
+        loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = plain_loss,
+        record: bool = True,
+    ) -> None:
+        self.module, self.optimisers, self.loss = module, optimisers, loss
+        self.step = recorded(self._plain, next(module.parameters()).device) if record else self._plain
 
     def __call__(self, x: Tensor, y: Tensor, share: float) -> None:
         """At this share of the largest rates."""
@@ -208,9 +245,23 @@ class Step:
 
     def _plain(self, x: Tensor, y: Tensor) -> None:
         self.module.zero_grad(set_to_none=True)
-        cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+        self.loss(self.module, x, y).backward()  # type: ignore[no-untyped-call]
         for optimiser, _ in self.optimisers:
             optimiser.step()
+
+
+def step_seconds(step: Step, x: Tensor, y: Tensor, before: int, turns: int) -> float:
+    """Of one step, the mean over `turns` behind `before` that load and record what is needed."""
+    started = 0.0
+    for turn in range(before + turns):
+        if turn == before:
+            started = clock(x)
+        step(x, y, 1.0)
+    return (clock(x) - started) / turns
+
+
+def _step(module: nn.Module, settings: Mapping[str, Any]) -> Step:
+    return Step(module, optimisers(module, settings))
 
 
 def optimisers(module: nn.Module, settings: Mapping[str, Any]) -> list[tuple[torch.optim.Optimizer, float]]:
@@ -224,15 +275,15 @@ def optimisers(module: nn.Module, settings: Mapping[str, Any]) -> list[tuple[tor
         case "Adam":
             return [(torch.optim.Adam(parameters, now, fused=True, capturable=parameters[0].is_cuda), rate)]
         case "AdamW":
-            return [(_adamw(parameters, decay), rate)]
+            return [(adamw(parameters, decay), rate)]
         case "Muon":
-            inner = {id(layer.weight) for layer in layers_of(module)[1:-1]}
+            inner = {id(weight) for weight in hidden_weights(module)}
             hidden, rest = ([each for each in parameters if (id(each) in inner) is wanted] for wanted in (True, False))
-            return [(ConvolutionMuon(hidden, decay), rate), (_adamw(rest, decay), _REST_RATE)]
+            return [(ConvolutionMuon(hidden, decay), rate), (adamw(rest, decay), REST_RATE)]
     raise ValueError(f"method is SGD, Adam, AdamW or Muon, got {settings['method']}")
 
 
-def _adamw(parameters: Sequence[nn.Parameter], decay: float) -> torch.optim.AdamW:
+def adamw(parameters: Sequence[nn.Parameter], decay: float) -> torch.optim.AdamW:
     cuda = parameters[0].is_cuda
     return torch.optim.AdamW(parameters, _rate_of(parameters[0]), weight_decay=decay, fused=True, capturable=cuda)
 

@@ -1,0 +1,104 @@
+"""What a step of every optimiser costs on ResNet-9: milliseconds with its refreshes, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.image_training import step_seconds
+from experiments.optimiser_steps import RECORDED, step_of
+from experiments.optimiser_tasks import METHODS, TASKS, Problem, dataset
+from experiments.store import Fields, Store
+
+__all__ = ["CPU_METHODS", "THREADS", "costs", "measure"]
+
+CPU_METHODS, THREADS = METHODS[:4], 2
+_BASE = "AdamW"
+_TASK = "resnet 8"
+# Refreshes of all methods are counted as often as they occur: every 60, 20 or 10 steps. The first steps, with refreshes of their own,
+# are left out; a CPU takes seconds for a step.
+_BEFORE, _TURNS = {"cuda": 30, "cpu": 22}, {"cuda": 240, "cpu": 60}
+
+
+def measure(
+    store: Store, device: str, methods: Sequence[str], grids: Mapping[str, Any], rows: int | None, divide: int
+) -> None:
+    """Every method in plain steps and, on a GPU, as the graph that the comparisons use."""
+    kind = TASKS[_TASK]
+    with kind.layout(device).products():
+        for method in methods:
+            for recorded in (False, True) if device == "cuda" and method in RECORDED else (False,):
+                work = partial(_measured, method, _settings(grids, method), recorded, device, rows, divide)
+                store(work, part="cost", method=method, recorded=recorded)
+
+
+def _settings(grids: Mapping[str, Any], method: str) -> Fields:
+    """Of a small rate, at which nothing diverges: it does not change the cost."""
+    if method not in grids:
+        return {}
+    grid = grids[method]
+    return {
+        "rate": grid.rates[0] / 100,
+        "decay": grid.decays[0],
+        **({"damping": d} if (d := max(grid.dampings, default=0)) else {}),
+    }
+
+
+def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: int | None, divide: int) -> Fields:
+    kind = TASKS[_TASK]
+    data = dataset(kind, device, rows)
+    problem = Problem(kind, data, 1, 0, min(kind.batch, len(data.x)), divide)
+    step = step_of(method, kind, problem.module(), settings, recorded)
+    x, y, _ = next(problem.source.batches(problem.batch, 0, 0))
+    cuda = device == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before, turns = (2, 2) if rows else (_BEFORE[device], _TURNS[device])
+    seconds = step_seconds(step, x, y, before, turns)
+    held = sum(each.numel() * each.element_size() for pair in step.optimisers for each in _tensors(vars(pair[0])))
+    return {
+        "milliseconds": 1e3 * seconds,
+        "pass_seconds": seconds * problem.source.steps(problem.batch),
+        "state_MB": held / 1e6,
+        "peak_MB": torch.cuda.max_memory_allocated() / 1e6 if cuda else None,
+    }
+
+
+def _tensors(given: Any) -> Iterable[Tensor]:
+    """All that an optimiser holds, each once, without parameters and gradients."""
+    found: dict[int, Tensor] = {}
+    _collect(given, found)
+    return [each for each in found.values() if not isinstance(each, torch.nn.Parameter)]
+
+
+def _collect(given: Any, found: dict[int, Tensor]) -> None:
+    if isinstance(given, Tensor):
+        found[id(given)] = given
+    elif isinstance(given, Mapping):
+        for each in given.values():
+            _collect(each, found)
+    elif isinstance(given, list | tuple):
+        for each in given:
+            _collect(each, found)
+
+
+def costs(store: Store) -> list[dict[str, Any]]:
+    """One row per method and way to run it; ratios are to Adam's plain step, memory is beyond Adam's."""
+    base = store.get(part="cost", method=_BASE, recorded=False)
+    rows = []
+    for method in METHODS:
+        for record in store.find(part="cost", method=method):
+            value, recorded = record.value, bool(record.fields["recorded"])
+            row = {"method": method, "steps": "recorded" if recorded else "plain", "ms": value["milliseconds"]}
+            row |= {"seconds of a pass": value["pass_seconds"], "state, MB": value["state_MB"]}
+            if base is not None:
+                row["times Adam"] = value["milliseconds"] / base["milliseconds"]
+                peak = None if value["peak_MB"] is None else value["peak_MB"] - base["peak_MB"]
+                row["peak beyond Adam, MB"] = "" if peak is None else peak
+            rows.append(row)
+    return rows

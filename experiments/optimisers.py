@@ -1,0 +1,216 @@
+"""`liftednn.optim.Lifted`, with nothing chosen, against other optimisers: networks with norms, residual sums, attention and recurrence.
+
+`python -m experiments optimisers --device cuda` runs all parts, `--only` names some. Rate and weight decay of the others, and the damping
+where there is one, are chosen on training rows that are held back, with one seed and fewer passes; then every seed trains on all rows, for
+the same passes and for as many as take our seconds. Seconds are the method's own, without the evaluations in between.
+
+    resnet        ResNet-9 on CIFAR-10, crops and flips, 1 and 8 passes      noisy   the same with 40 % random labels, 6 passes
+    long          wider at its end, label smoothing, 40 passes               dense   chains on MNIST, Fashion-MNIST and CIFAR-10
+    vgg           six convolutions with batch norm                           vit     a small vision transformer
+    chars         a transformer and an LSTM on source text                   autoencoder   a deep one on MNIST
+    cost          milliseconds of a step and memory on ResNet-9; without --device, on two CPU threads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from experiments import convolution
+from experiments.convolution import TUNING, held_back, lengths
+from experiments.datasets import Dataset
+from experiments.markdown import table
+from experiments.optimiser_cost import CPU_METHODS, THREADS, costs, measure
+from experiments.optimiser_steps import available, missing, train
+from experiments.optimiser_tasks import METHODS, PARTS, TASKS, Problem, TaskKind, best, dataset
+from experiments.settings import Settings, threads
+from experiments.store import Fields, Store
+
+TAKES = ("device", "seeds", "only")
+SEEDS = 5
+_FACTOR, _MOST = 3.0, 7  # between two rates, and how many rates there are at most
+_PIXELS = 784  # the autoencoder's loss, and so its gradients, are means over so many
+
+
+class Grid(NamedTuple):
+    """Rates to begin with; then weight decays and dampings at the best rate, the first of each being that of all rates."""
+
+    rates: tuple[float, ...]
+    decays: tuple[float, ...]
+    dampings: tuple[float, ...] = ()
+    of_gradient: bool = (
+        True  # whether a step is as large as the gradient, and the rate depends on the units of the loss
+    )
+
+
+# A method that is not named here has nothing to choose.
+GRIDS = {
+    "SGD": Grid((0.03, 0.1, 0.3), (5e-4, 1e-4, 2e-3)),
+    "AdamW": Grid((1e-3, 3e-3, 1e-2), (0.05, 0.005, 0.3), of_gradient=False),
+    "Muon": Grid((0.01, 0.03, 0.1), (0.1, 0.01, 0.5), of_gradient=False),
+    "SOAP": Grid((1e-3, 3e-3, 1e-2), (0.05, 0.005, 0.3), of_gradient=False),
+    "K-FAC": Grid((0.03, 0.1, 0.3), (5e-4, 1e-4, 2e-3), (0.03, 0.003, 0.3), of_gradient=False),
+    "FOOF": Grid((0.03, 0.1, 0.3), (5e-4, 1e-4, 2e-3), (0.3, 0.03, 3.0)),
+    "ISAAC": Grid((0.03, 0.1, 0.3), (5e-4, 1e-4, 2e-3), (1.0, 0.1, 10.0)),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is trained; None for no bound. `divide` makes layers narrower."""
+
+    seeds: int | None = None
+    rows: int | None = None
+    passes: int | None = None
+    divide: int = 1
+
+    @property
+    def quick(self) -> bool:
+        return self.rows is not None
+
+    def capped(self, passes: int) -> int:
+        return min(passes, self.passes or passes)
+
+    def batch(self, kind: TaskKind) -> int:
+        return min(kind.batch, self.rows or kind.batch)
+
+
+QUICK = Scale(seeds=1, rows=20, passes=1, divide=16)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A task with its data on the device; `warm` names the methods whose kernels are loaded."""
+
+    store: Store
+    name: str
+    scale: Scale
+    data: Dataset
+    warm: set[str] = field(default_factory=set)
+
+    @property
+    def kind(self) -> TaskKind:
+        return TASKS[self.name]
+
+    @property
+    def passes(self) -> int:
+        return self.scale.capped(self.kind.passes)
+
+    @property
+    def methods(self) -> list[str]:
+        return available(self.kind.methods)
+
+    def train(self, method: str, data: Dataset, passes: int, seed: int, settings: Mapping[str, Any]) -> Fields:
+        """A first call loads libraries and kernels; nobody's time is to hold that."""
+        batch = self.scale.batch(self.kind)
+        problem = Problem(self.kind, data, passes, seed, batch, self.scale.divide)
+        if method not in self.warm and not self.scale.quick:
+            few = Dataset(data.x[: 5 * batch], data.y[: 5 * batch], data.x_test, data.y_test)
+            train(method, replace(problem, data=few, passes=1), settings)
+            self.warm.add(method)
+        return train(method, problem, settings)
+
+    def best_of(self, method: str, options: Sequence[Fields]) -> Fields:
+        """The settings that score best on the training rows held back."""
+        if len(options) == 1:
+            return options[0]
+        kept, passes, scores = held_back(self.data), self.scale.capped(self.kind.choose), list[float]()
+        for option in options:
+            fields = {"part": self.name, "stage": "choose", "method": method, "passes": passes, "settings": option}
+            work = partial(self.train, method, kept, passes, TUNING[0], option)
+            scores.append(self.store(work, **fields, seed=TUNING[0])["score"][-1])
+        return options[best(self.kind, scores)]
+
+    def test(self, method: str, passes: int, seeds: int, settings: Fields) -> None:
+        """Every seed on all rows."""
+        for seed in range(seeds):
+            work = partial(self.train, method, self.data, passes, seed, settings)
+            self.store(work, part=self.name, stage="test", method=method, passes=passes, seed=seed)
+
+
+def chosen(bench: Bench, method: str) -> Fields:
+    """The best rate, which is searched beyond the ends of its grid, then the best weight decay at it, then the best damping."""
+    if method not in GRIDS:
+        return {}
+    grid = GRIDS[method]
+    units = _PIXELS if bench.kind.autoencode and grid.of_gradient else 1
+    named = {"decay": [decay / units for decay in grid.decays], "damping": grid.dampings}
+    first = {name: values[0] for name, values in named.items() if values}
+    rates = [units * rate for rate in grid.rates]
+    if bench.scale.quick:
+        few = rates[: 2 if method == "SGD" else 1]
+        return bench.best_of(method, [{"rate": rate, **first} for rate in few])
+    while True:
+        found = bench.best_of(method, [{"rate": rate, **first} for rate in rates])
+        beyond = {min(rates): min(rates) / _FACTOR, max(rates): max(rates) * _FACTOR}.get(found["rate"])
+        if beyond is None or len(rates) == _MOST:
+            break
+        rates.append(beyond)
+    for name, values in named.items():
+        if values:
+            found = bench.best_of(method, [found | {name: value} for value in values])
+    return found
+
+
+def compare(bench: Bench, seeds: int) -> None:
+    """Every method for the same passes, then each for as many as take our seconds, with the same choices."""
+    settings = {method: chosen(bench, method) for method in bench.methods}
+    for equal_seconds in (False, True):
+        for method in bench.methods:
+            length = lengths(bench.store, bench.name, method, bench.passes)[-1] if equal_seconds else bench.passes
+            if not (equal_seconds and bench.scale.quick):
+                bench.test(method, length, seeds, settings[method])
+
+
+def summary(store: Store, name: str, passes: int | None = None) -> list[dict[str, Any]]:
+    """One row per method and length."""
+    return convolution.summary(store, name, passes or TASKS[name].passes, METHODS, "score")
+
+
+def run_part(part: str, settings: Settings, scale: Scale) -> None:
+    store = settings.store("optimisers")
+    if part == "cost":
+        names = CPU_METHODS if settings.device == "cpu" and not scale.quick else METHODS
+        with nullcontext() if scale.quick or settings.device != "cpu" else threads(THREADS):
+            measure(store, settings.device, available(names), GRIDS, scale.rows, scale.divide)
+    for name in tasks_of(part, scale):
+        kind = TASKS[name]
+        with kind.layout(settings.device).products():
+            bench = Bench(store, name, scale, dataset(kind, settings.device, scale.rows))
+            compare(bench, settings.seeds or scale.seeds or SEEDS)
+
+
+def tasks_of(part: str, scale: Scale) -> Sequence[str]:
+    """Of quick runs one for each part."""
+    return PARTS[part][:1] if scale.quick else PARTS[part]
+
+
+def show(part: str, store: Store, scale: Scale) -> None:
+    if part == "cost":
+        table("cost: a step of ResNet-9", costs(store))
+    for name in tasks_of(part, scale):
+        kind = TASKS[name]
+        if found := summary(store, name, scale.capped(kind.passes)):
+            table(f"{name}: {kind.network}, {kind.measure}, mean over seeds; seconds, median", found)
+
+
+def parts_of(settings: Settings) -> list[str]:
+    """Those named, or all; on a CPU only the cost, which is measured there too, unless the run is quick."""
+    if unknown := set(settings.only) - set(PARTS):
+        raise ValueError(f"--only takes {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    everything = list(PARTS) if settings.quick or settings.device != "cpu" else ["cost"]
+    return list(settings.only or everything)
+
+
+def run(settings: Settings) -> None:
+    """--only takes parts."""
+    scale = QUICK if settings.quick else Scale()
+    for line in missing():
+        print(line)
+    for part in parts_of(settings):
+        run_part(part, settings, scale)
+    for part in parts_of(settings):
+        show(part, settings.store("optimisers"), scale)
