@@ -7,12 +7,15 @@ from typing import Any
 
 from experiments import constraints as constrained
 from experiments import convolution as convolutional
+from experiments import optimisers as optimiser_experiment
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
 from experiments import tables as real_tables
-from experiments.markdown import filled, grid
-from experiments.store import RESULTS, open_store
+from experiments.markdown import filled, grid, made_on
+from experiments.optimiser_cost import costs
+from experiments.optimiser_tasks import TASKS
+from experiments.store import RESULTS, existing, open_store
 
 Row = dict[str, Any]
 
@@ -132,6 +135,47 @@ def convolution() -> list[str]:
         if found := convolutional.summary(store, part, setting.passes):
             lines += [*filled(cells, found), ""]
     return lines[:-1]
+
+
+_NOT_MEASURED = "Not measured yet: `python -m experiments optimisers --device cuda` measures it."
+
+
+def optimisers() -> list[str]:
+    """Every task of the optimiser on a GPU, at equal passes and at our seconds."""
+    store, lines = open_store(RESULTS, "optimisers", "cuda"), list[str]()
+    for name, kind in TASKS.items():
+        digits = 4 if kind.higher_is_better else 3
+        scores = f"{{mean:.{digits}f}} ± {{deviation:.{digits}f}}"
+        cells = {
+            f"{name}: {kind.network}": "{method}",
+            "passes": "{passes}",
+            "after the first": f"{{first:.{digits}f}}",
+            f"{kind.measure}, mean of seeds": scores,
+            "seconds": "{seconds:.2f}",
+            "chosen": "{settings}",
+        }
+        if found := optimiser_experiment.summary(store, name):
+            lines += [*filled(cells, found), ""]
+    return lines[:-1] or [_NOT_MEASURED]
+
+
+def optimiser_cost() -> list[str]:
+    """A step of ResNet-9 on every machine that it was measured on."""
+    lines: list[str] = []
+    for store in existing(RESULTS, "optimisers"):
+        if found := costs(store):
+            columns_of = (
+                "method",
+                "steps",
+                "ms",
+                "times Adam",
+                "seconds of a pass",
+                "state, MB",
+                "peak beyond Adam, MB",
+            )
+            title = f"a step of ResNet-9, 250 images ({made_on(store)})"
+            lines += columns(title, found, columns_of, ".3g")
+    return lines[:-1] or [_NOT_MEASURED]
 
 
 def convolution_init() -> list[str]:

@@ -25,6 +25,8 @@ from experiments.extension_tables import (
     convolution_cpu,
     convolution_init,
     defaults,
+    optimiser_cost,
+    optimisers,
     refit,
     regression,
     robust,
@@ -37,17 +39,20 @@ from experiments.store import RESULTS, Store, open_store
 from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
-_PAGES = "training initialisation measurements learned-activations convolutions defaults"
+_PAGES = "training initialisation measurements learned-activations convolutions defaults optimiser"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 # Markers name them, as the functions below.
-EXTENSIONS = (robust, refit, constraints, regression, defaults, convolution, convolution_cpu, convolution_init)
+EXTENSIONS = (
+    *(robust, refit, constraints, regression, defaults),
+    *(convolution, convolution_cpu, convolution_init, optimisers, optimiser_cost),
+)
 # Below every table until it is made again; name the table in MADE_AGAIN then.
 OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-MADE_AGAIN = {"defaults", "convolution", "convolution_cpu", "convolution_init"}
+MADE_AGAIN = {"defaults", "convolution", "convolution_cpu", "convolution_init", "optimisers", "optimiser_cost"}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 

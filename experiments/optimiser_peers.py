@@ -47,7 +47,7 @@ class Preconditioned(torch.optim.SGD):
 
     def measure(self, outputs: Tensor, criterion: nn.Module, rows: int) -> None:
         """Refresh the curvature, where it is due: from the module's outputs on a batch of so many rows."""
-        if self.due:
+        if self.seen:
             self._refresh(outputs, criterion, rows)
             self.seen.clear()
 

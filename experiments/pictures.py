@@ -16,10 +16,25 @@ from experiments import curves as difficulties
 from experiments import drawing
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
+from experiments.optimiser_tasks import METHODS as OPTIMISERS
+from experiments.optimiser_tasks import TASKS
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
-__all__ = ["EXAMPLES", "convolution", "curves", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
+__all__ = [
+    "EXAMPLES",
+    "convolution",
+    "curves",
+    "draw",
+    "filters_and_pruning",
+    "losses",
+    "noise",
+    "optimisers",
+    "slopes",
+    "training",
+]
+
+OPTIMISERS_TASK = "resnet 8"  # of the picture
 
 
 def draw(results: Path) -> list[Path]:
@@ -33,6 +48,9 @@ def draw(results: Path) -> list[Path]:
     for store in existing(results, "convolution"):
         if store.values(part=convolutional.COMPARED[0], stage="test"):
             made.setdefault("convolution", partial(convolution, store))
+    for store in existing(results, "optimisers"):
+        if store.values(part=OPTIMISERS_TASK, stage="test"):
+            made.setdefault("optimisers", partial(optimisers, store))
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
     for name, figure in made.items():
@@ -80,15 +98,30 @@ def convolution(store: Store) -> Any:
     figure, (panels,) = drawing.new_figure(2 + 4 * len(parts), 4.2, 1, len(parts))
     for panel, part in zip(panels, parts, strict=True):
         setting = convolutional.SETTINGS[part]
-        for name in convolutional.ORDER:
-            length = convolutional.lengths(store, part, name, setting.passes)[-1]
-            if runs := convolutional.runs(store, part, name, length):
-                seconds = [statistics.median(moment) for moment in zip(*(run["seconds"] for run in runs), strict=True)]
-                drawing.line(panel, name, seconds, [run["accuracy"] for run in runs])
+        _over_seconds(panel, store, part, convolutional.ORDER, setting.passes, "accuracy")
         panel.set(title=f"{setting.data}, {setting.network}", xlabel="seconds", ylabel="test accuracy")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, handlelength=4)
     return figure
+
+
+def optimisers(store: Store) -> Any:
+    """Test accuracy of ResNet-9 against wall time, each optimiser for as many passes as take our seconds."""
+    figure, ((panel,),) = drawing.new_figure(8, 4.4)
+    kind = TASKS[OPTIMISERS_TASK]
+    _over_seconds(panel, store, OPTIMISERS_TASK, OPTIMISERS, kind.passes, "score")
+    panel.set(title=f"{kind.data}, {kind.network}", xlabel="seconds", ylabel=kind.measure)
+    figure.legend(loc="outside right center", frameon=False, handlelength=4)
+    return figure
+
+
+def _over_seconds(panel: Any, store: Store, part: str, methods: Sequence[str], passes: int, score: str) -> None:
+    """The curves of methods that were run for as many passes as take our seconds."""
+    for name in methods:
+        length = convolutional.lengths(store, part, name, passes)[-1]
+        if runs := convolutional.runs(store, part, name, length):
+            seconds = [statistics.median(moment) for moment in zip(*(run["seconds"] for run in runs), strict=True)]
+            drawing.line(panel, name, seconds, [run[score] for run in runs])
 
 
 def _over_levels(panel: Any, who: str, levels: Sequence[float | str], found: Sequence[Sequence[float]]) -> None:

@@ -14,7 +14,7 @@ from experiments.datasets import Dataset
 from experiments.settings import Settings
 
 # The dearest of them.
-SLOW = ("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves")
+SLOW = ("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves", "optimisers")
 
 
 @pytest.fixture
