@@ -14,7 +14,7 @@ from experiments import robust as robusts
 from experiments import tables as real_tables
 from experiments.markdown import filled, grid, made_on
 from experiments.optimiser_cost import costs
-from experiments.optimiser_tasks import TASKS
+from experiments.optimiser_tasks import PICTURED, TASKS
 from experiments.store import RESULTS, existing, open_store
 
 Row = dict[str, Any]
@@ -156,6 +156,8 @@ def optimisers() -> list[str]:
         }
         if found := optimiser_experiment.summary(store, name):
             lines += [*filled(cells, found), ""]
+    if store.values(part=PICTURED, stage="test"):
+        lines += ["![Test accuracy of ResNet-9 against seconds](../results/optimisers.png)", ""]
     return lines[:-1] or [_NOT_MEASURED]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from experiments.image_training import step_seconds
 from experiments.optimiser_steps import RECORDED, step_of
-from experiments.optimiser_tasks import METHODS, TASKS, Problem, dataset
+from experiments.optimiser_tasks import METHODS, PICTURED, TASKS, Problem, dataset
 from experiments.store import Fields, Store
 
 __all__ = ["CPU_METHODS", "THREADS", "costs", "measure"]
 
 CPU_METHODS, THREADS = METHODS[:4], 2
 _BASE = "AdamW"
-_TASK = "resnet 8"
 # Refreshes of all methods are counted as often as they occur: every 60, 20 or 10 steps. The first steps, with refreshes of their own,
 # are left out; a CPU takes seconds for a step.
 _BEFORE, _TURNS = {"cuda": 30, "cpu": 22}, {"cuda": 240, "cpu": 60}
@@ -28,7 +28,7 @@ def measure(
     store: Store, device: str, methods: Sequence[str], grids: Mapping[str, Any], rows: int | None, divide: int
 ) -> None:
     """Every method in plain steps and, on a GPU, as the graph that the comparisons use."""
-    kind = TASKS[_TASK]
+    kind = TASKS[PICTURED]
     with kind.layout(device).products():
         for method in methods:
             for recorded in (False, True) if device == "cuda" and method in RECORDED else (False,):
@@ -49,15 +49,17 @@ def _settings(grids: Mapping[str, Any], method: str) -> Fields:
 
 
 def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: int | None, divide: int) -> Fields:
-    kind = TASKS[_TASK]
+    kind = TASKS[PICTURED]
     data = dataset(kind, device, rows)
     problem = Problem(kind, data, 1, 0, min(kind.batch, len(data.x)), divide)
-    step = step_of(method, kind, problem.module(), settings, recorded)
     x, y, _ = next(problem.source.batches(problem.batch, 0, 0))
-    cuda = device == "cuda"
+    cuda, others = device == "cuda", 0
     if cuda:
+        gc.collect()  # what earlier runs have left is not to be counted
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        others = torch.cuda.memory_allocated()
+    step = step_of(method, kind, problem.module(), settings, recorded)
     before, turns = (2, 2) if rows else (_BEFORE[device], _TURNS[device])
     seconds = step_seconds(step, x, y, before, turns)
     held = sum(each.numel() * each.element_size() for pair in step.optimisers for each in _tensors(vars(pair[0])))
@@ -65,7 +67,7 @@ def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: 
         "milliseconds": 1e3 * seconds,
         "pass_seconds": seconds * problem.source.steps(problem.batch),
         "state_MB": held / 1e6,
-        "peak_MB": torch.cuda.max_memory_allocated() / 1e6 if cuda else None,
+        "peak_MB": (torch.cuda.max_memory_allocated() - others) / 1e6 if cuda else None,
     }
 
 

@@ -1,6 +1,6 @@
 """Training by any of the methods of the experiment `optimisers`: a step, and a whole run with its scores and seconds.
 
-SGD, AdamW and Muon are recorded as CUDA graphs on a GPU; all others, ours among them, run as their users run them.
+SGD, AdamW and Muon are recorded as CUDA graphs on a GPU, except on nn.LSTM; all others, ours among them, run as their users run them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def step_of(method: str, kind: TaskKind, module: nn.Module, settings: Mapping[st
     """A step of a method with its settings: rate, decay and, for some, damping."""
     criterion = kind.criterion
     pairs = _pairs(method, module, criterion, settings)
-    return Step(module, pairs, _Loss(kind, criterion, pairs), record and method in RECORDED)
+    record = record and method in RECORDED and not any(isinstance(each, nn.LSTM) for each in module.modules())
+    return Step(module, pairs, _Loss(kind, criterion, pairs), record)
 
 
 def _pairs(method: str, module: nn.Module, criterion: nn.Module, settings: Mapping[str, Any]) -> Pairs:

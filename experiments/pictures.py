@@ -17,7 +17,7 @@ from experiments import drawing
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
 from experiments.optimiser_tasks import METHODS as OPTIMISERS
-from experiments.optimiser_tasks import TASKS
+from experiments.optimiser_tasks import PICTURED, TASKS
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
@@ -34,8 +34,6 @@ __all__ = [
     "training",
 ]
 
-OPTIMISERS_TASK = "resnet 8"  # of the picture
-
 
 def draw(results: Path) -> list[Path]:
     """All whose records are there; the files that were written."""
@@ -49,7 +47,7 @@ def draw(results: Path) -> list[Path]:
         if store.values(part=convolutional.COMPARED[0], stage="test"):
             made.setdefault("convolution", partial(convolution, store))
     for store in existing(results, "optimisers"):
-        if store.values(part=OPTIMISERS_TASK, stage="test"):
+        if store.values(part=PICTURED, stage="test"):
             made.setdefault("optimisers", partial(optimisers, store))
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
@@ -108,8 +106,8 @@ def convolution(store: Store) -> Any:
 def optimisers(store: Store) -> Any:
     """Test accuracy of ResNet-9 against wall time, each optimiser for as many passes as take our seconds."""
     figure, ((panel,),) = drawing.new_figure(8, 4.4)
-    kind = TASKS[OPTIMISERS_TASK]
-    _over_seconds(panel, store, OPTIMISERS_TASK, OPTIMISERS, kind.passes, "score")
+    kind = TASKS[PICTURED]
+    _over_seconds(panel, store, PICTURED, OPTIMISERS, kind.passes, "score")
     panel.set(title=f"{kind.data}, {kind.network}", xlabel="seconds", ylabel=kind.measure)
     figure.legend(loc="outside right center", frameon=False, handlelength=4)
     return figure
