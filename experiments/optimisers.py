@@ -32,7 +32,8 @@ from experiments.store import Fields, Store
 TAKES = ("device", "seeds", "only")
 SEEDS = 5
 _FACTOR, _MOST = 3.0, 7  # between two rates, and how many rates there are at most
-_AUTOENCODER = 28  # its loss is a mean over 784 pixels: its gradients are smaller by about the root of that
+_AUTOENCODER = 28.0  # its loss is a mean over 784 pixels: its gradients are smaller by about the root of that
+_POSITIONS = 30.0  # FOOF divides by sums over positions, and takes larger rates where there are many
 
 
 class Grid(NamedTuple):
@@ -136,7 +137,7 @@ def chosen(bench: Bench, method: str) -> Fields:
     if method not in GRIDS:
         return {}
     grid = GRIDS[method]
-    units = _AUTOENCODER if bench.kind.autoencode and grid.of_gradient else 1
+    units = _units(bench.kind, method)
     named = {"decay": [decay / units for decay in grid.decays], "damping": grid.dampings}
     first = {name: values[0] for name, values in named.items() if values}
     rates = [units * rate for rate in grid.rates]
@@ -153,6 +154,13 @@ def chosen(bench: Bench, method: str) -> Fields:
         if values:
             found = bench.best_of(method, [found | {name: value} for value in values])
     return found
+
+
+def _units(kind: TaskKind, method: str) -> float:
+    """Where the search begins: a factor on rates, by which weight decays are divided."""
+    if kind.convolutional and method == "FOOF":
+        return _POSITIONS
+    return _AUTOENCODER if kind.autoencode and GRIDS[method].of_gradient else 1.0
 
 
 def compare(bench: Bench, seeds: int) -> None:

@@ -182,6 +182,16 @@ def test_rates_are_searched_beyond_their_ends_then_decay_and_damping(
     assert chosen(bench, LIFTED) == {}
 
 
+def test_the_search_begins_where_the_units_of_a_task_are() -> None:
+    starts = {name: optimisers._units(kind, "FOOF") for name, kind in TASKS.items()}
+    assert starts["resnet 8"] == starts["vit"] == 30
+    assert (starts["autoencoder"], starts["dense cifar10"], optimisers._units(TASKS["autoencoder"], "AdamW")) == (
+        28,
+        1,
+        1,
+    )
+
+
 def test_a_quick_part_is_stored_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(quick=True, results=tmp_path, only=("dense",))
     optimisers.run(settings)
