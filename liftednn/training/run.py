@@ -86,7 +86,8 @@ class Run:
         self.size = settings.batch_size or choices.batch_size(self.rows)
         self.per_pass = source.steps(self.size)
         x, y, row_weights = self.feed.sample(self._sample_rows(), settings.seed)
-        self.width = distinct_columns(x)
+        self.positions = any(layer.operator.positions > 1 for layer in network.layers)
+        self.width = network.layers[0].operator.weight_shape[-1] if self.positions else distinct_columns(x)
         self.damping = self._damping(self.rows)
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
@@ -117,7 +118,8 @@ class Run:
         return choices.sample_rows(self.network, _ROWS)
 
     def _damping(self, rows: int | None) -> float:
-        return choices.damping(rows, self.width) if self.settings.damping is None else self.settings.damping
+        given = self.settings.damping
+        return choices.damping(rows, self.width, self.positions) if given is None else given
 
     def _prepare(
         self,
@@ -148,7 +150,7 @@ class Run:
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
-        if x.device.type == "cpu" and all(layer.operator.positions == 1 for layer in inner.layers):
+        if x.device.type == "cpu" and not self.positions:
             self.step = without_onednn(self.step)
         self.good = self.descent.values.clone()
 
