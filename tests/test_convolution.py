@@ -153,6 +153,42 @@ def test_moments_of_blocks_are_those_of_all_rows(operator: Operator, row_weights
     assert design.total == pytest.approx(whole.total)
 
 
+GROUPED = [
+    Conv2d((4, 5, 5), 6, 3, padding=1, groups=2),
+    Conv2d((4, 5, 5), 4, 2, stride=2, groups=4, bias=False),
+    Residual(Conv2d((4, 5, 5), 4, 3, padding=1, groups=2)),
+    Composed(Conv2d((4, 2, 2), 6, 2, padding=1, groups=2), AvgPool2d(2), (4, 5, 5)),
+]
+
+
+@pytest.mark.parametrize("row_weights", [None, torch.linspace(0, 2, 40).double()], ids=["alike", "weighted"])
+@pytest.mark.parametrize("operator", GROUPED, ids=repr)
+def test_no_group_holds_its_patches_and_each_has_its_ridge_solution(
+    operator: Operator, row_weights: Tensor | None
+) -> None:
+    groups, q, p = operator.weight_shape
+    x, z = 3 + draw(40, 100), draw(40, operator.out_width, seed=1)
+    layer = Layer(operator, Identity(), L2(1e-2))
+    designs = designs_of(layer, [x], row_weights)
+    assert not any(hasattr(design, "rows") for design in designs)
+    start = Affine(draw(groups, q, p, seed=2), torch.zeros(groups * q, dtype=torch.float64))
+    found = update_layer(layer, designs, [x], z, start).weights
+    weight = torch.ones(40).double() if row_weights is None else row_weights
+    # Rows of one sample count alike; the mean over samples of sums over positions, of curvature / 2 = 1.
+    root = (weight / weight.sum()).sqrt().repeat_interleave(operator.positions)[:, None]
+    targets = operator.targets(z - operator.offset([x]) if operator.skips else z)
+    for group in range(groups):
+        rows = operator.rows([x])[:, group * p : (group + 1) * p]
+        rows = torch.cat([rows, torch.ones(len(rows), int(operator.bias)).double()], 1)
+        ridge = 1e-2 / (Identity().curvature / 2) * torch.eye(rows.shape[1]).double()
+        ridge[p:] = 0
+        columns = slice(group * q, (group + 1) * q)
+        explicit = torch.linalg.solve((root * rows).T @ (root * rows) + ridge, (root * rows).T @ (root * targets))
+        torch.testing.assert_close(found.w[group], explicit[:p, columns].T, rtol=1e-8, atol=1e-8)
+        if operator.bias:
+            torch.testing.assert_close(found.b[columns], explicit[p, columns], rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("penalty", [L2(1e-2), L1(1e-2)], ids=repr)
 @pytest.mark.parametrize("activation", [ReLU(), FenchelReLU()], ids=repr)
 def test_a_w_step_without_rows_is_the_one_with_them(activation: Activation, penalty: lnn.Penalty) -> None:

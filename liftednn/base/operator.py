@@ -213,6 +213,11 @@ class Operator(ABC):
         matrix = normal.matrix()
         return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1].clamp(min=0).sqrt())
 
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]] | None:
+        """For an operator with groups, that of every group without its offset, and the states it reads, so that the rows of a group can be
+        formed without those of the others. None where it has no such parts; the W-step then holds all rows in memory."""
+        return None
+
     def resized(self, inputs: int, outputs: int) -> Self:
         """The same operator for other widths. Required where `plain` is declared."""
         raise TypeError(f"{type(self).__name__} is not declared `plain`, so it has no other widths")

@@ -45,16 +45,14 @@ def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | No
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
     """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same.
 
-    The rows of several positions are not held in memory, unless they have groups.
+    The rows of several positions are not held in memory, unless the operator has groups and no operator for each.
     """
     operator, row_weights = layer.operator, repeated(sample_weight, layer.operator.positions)
-    if not operator.grouped:
-        several = operator.positions > 1
-        return [
-            Patches(operator, xs, row_weights) if several else Design(operator.rows(xs), operator.bias, row_weights)
-        ]
-    parts = torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
-    return [Design(part.contiguous(), operator.bias, row_weights) for part in parts]
+    parts = operator.by_group(xs) if operator.grouped else [(operator, list(xs))]
+    if operator.positions > 1 and parts is not None:
+        return [Patches(part, read, row_weights) for part, read in parts]
+    rows = torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
+    return [Design(part.contiguous(), operator.bias, row_weights) for part in rows]
 
 
 def regressions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -147,6 +147,12 @@ class _Convolution(Operator):
         inside = [step * d for step, d in zip(steps, self._dilation, strict=True)]
         patches = x.as_strided(size, (sample, *apart, channel, *inside))
         return patches.reshape(len(x) * self.positions, -1)
+
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]]:
+        channels, *sizes = self.in_shape
+        shape, count = (channels // self.groups, *sizes), self.out_channels // self.groups
+        part = replace(self, in_shape=shape, out_channels=count, groups=1)
+        return [(part, [x]) for x in torch.split(xs[0], math.prod(shape), 1)]
 
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
         kernels, x, none = self._kernels(weights.w), self._shaped(xs[0]), [0] * len(self._kernel)

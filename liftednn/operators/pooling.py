@@ -149,6 +149,9 @@ class Composed(Operator):
     def rows(self, xs: Sequence[Tensor]) -> Tensor:
         return self.operator.rows(self._pooled(xs))
 
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]] | None:
+        return self.operator.by_group(self._pooled(xs))
+
     def targets(self, u: Tensor) -> Tensor:
         return self.operator.targets(u)
 
