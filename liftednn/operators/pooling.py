@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as fn
@@ -142,6 +142,12 @@ class Composed(Operator):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         return self.operator.weight_shape
+
+    resizable = property(lambda self: self.operator.resizable)
+
+    def resized(self, inputs: int, outputs: int) -> Self:
+        channels = self.in_shape[0] * inputs // self.weight_shape[-1]
+        return replace(self, operator=self.operator.resized(inputs, outputs), in_shape=(channels, *self.in_shape[1:]))
 
     def _pooled(self, xs: Sequence[Tensor]) -> list[Tensor]:
         return [self.pool.forward(xs[0], self.in_shape)]

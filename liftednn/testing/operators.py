@@ -51,6 +51,8 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _check_sizes(operator, xs, weights)
     if operator.plain:
         _check_plain(operator, xs, draw(N, operator.out_width))
+    if operator.resizable:
+        _check_resized(operator)
     _check_training(operator, seed)
 
 
@@ -170,6 +172,17 @@ def _check_plain(operator: Operator, xs: list[Tensor], u: Tensor) -> None:
     expected = ((2, 3), ((3,),), (2,), operator.bias)
     assert found == expected, (
         f"resized(3, 2) must have (weight_shape, in_shapes, out_shape, bias) {expected}, got {found}"
+    )
+
+
+def _check_resized(operator: Operator) -> None:
+    """With twice as many channels before and after."""
+    (q, p), (before, *sizes), (after, *positions) = operator.weight_shape, operator.in_shapes[0], operator.out_shape
+    other = operator.resized(2 * p, 2 * q)
+    found = (other.weight_shape, other.in_shapes, other.out_shape)
+    expected = ((2 * q, 2 * p), ((2 * before, *sizes),), (2 * after, *positions))
+    assert found == expected, (
+        f"resized({2 * p}, {2 * q}) must have (weight_shape, in_shapes, out_shape) {expected}, got {found}"
     )
 
 
