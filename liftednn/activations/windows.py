@@ -91,8 +91,6 @@ class Windowed(Activation):
             image = reduce(combine, self._slices(image, axis))
         return image.reshape(*u.shape[:-1], -1)
 
-    channelwise = True
-
     def restrict(self, units: Tensor) -> Self:
         """For whole channels."""
         channels = -1 if self.shape[0] < 0 else len(units) // math.prod(self.shape[1:])

@@ -145,7 +145,6 @@ class Activation(Divergence):
     joint   D is jointly convex in (u, z) (the paper's JCR condition), otherwise convex in each (BCR)
     boxed   D is quadratic in z on a box, given by `box(u)`: its X-step can be a bounded least-squares problem
     learned names of the fields that `refit` re-estimates: numbers, or tensors with one entry or one per unit
-    channelwise   the states of a channel depend on that channel alone, for `restrict` to whole channels; True where `unitwise`
     summed  `refit` uses the rows only through sums over them, so that a batch estimates what all rows give
     limits  the range of the learned fields, extended to the given value where that lies outside
 
@@ -167,10 +166,6 @@ class Activation(Divergence):
     @property
     def uniform(self) -> bool:
         return self.unitwise and not self._of_units()
-
-    @property
-    def channelwise(self) -> bool:
-        return self.unitwise
 
     def _of_units(self) -> dict[str, Tensor]:
         """The learned fields that have one entry per unit."""
@@ -222,8 +217,7 @@ class Activation(Divergence):
         return self
 
     def restrict(self, units: Tensor) -> Self:
-        """The same activation for u[:, units], units an index tensor; for `unitwise` activations, or of whole channels for `channelwise`
-        ones."""
+        """The same activation for u[:, units], units an index tensor; for `unitwise` activations."""
         own = {name: field[units.to(field.device)] for name, field in self._of_units().items()}
         return replace(self, **own) if own else self  # type: ignore[type-var]
 

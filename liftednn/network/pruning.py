@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from liftednn.activations.windows import Windowed
 from liftednn.base import Activation, Affine
 from liftednn.network.connections import Connections
 from liftednn.network.layer import Layer
@@ -168,7 +169,7 @@ def _with_units(number: int, layer: Layer, stays: Tensor) -> Layer:
     """The layer with fewer units."""
     operator, divergence = layer.operator, layer.divergence
     assert isinstance(divergence, Activation)
-    if not divergence.channelwise:
+    if not divergence.unitwise and not isinstance(divergence, Windowed):  # windows lie within a channel
         raise ValueError(
             f"layer {number}: {divergence!r} is not declared `unitwise`, so its units may depend on each other and none can be "
             "removed: use an activation that acts unit by unit"
