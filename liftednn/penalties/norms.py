@@ -136,7 +136,7 @@ class GroupL2(Penalty):
             rows: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
             return rows
         # The weights of each group in one column.
-        norms: Tensor = torch.linalg.vector_norm(w.unflatten(1, (-1, self.size)).mT.flatten(0, 1), dim=0, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(w.reshape(len(w), -1, self.size).mT.flatten(0, 1), dim=0, keepdim=True)
         return norms
 
     def value(self, w: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class GroupL2(Penalty):
 
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
         """Only where every group is kept or removed as a whole."""
-        groups = (inputs // self.size).unique()
+        groups = inputs[:: self.size] // self.size
         if not torch.equal((groups[:, None] * self.size + torch.arange(self.size).to(groups)).flatten(), inputs):
             raise ValueError(
                 f"{self!r} has groups of {self.size} columns, of which only some would be removed: give the layer another penalty"

@@ -86,7 +86,8 @@ class Noise(Uncertainty):
         if self._matrix is None:
             return torch.diag(one_each("sigma", self.sigma, width, torch.empty(0, dtype=torch.float64)))
         values, vectors = torch.linalg.eigh(self._matrix.double().cpu())
-        return values.clamp(min=0).sqrt()[:, None] * vectors.T
+        root: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
+        return root
 
     def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         return why_not_smooth("noise", divergence) or misfit("sigma", self.sigma, shape)
