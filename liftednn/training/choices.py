@@ -216,6 +216,11 @@ def with_input_uncertainty(
     if uncertainty is None:
         return network
     first, *others = network.layers
+    if others and automatic_lam and first.operator.positions > 1:
+        raise ValueError(
+            f"the size of {uncertainty!r} cannot be scaled to the lam that is chosen for {first.operator!r}: give lam, or train a network "
+            "whose first Layer has the uncertainty"
+        )
     curvature = first.divergence.curvature
     # Without a finite curvature the size stays: a kind of uncertainty that needs one raises an error that names the layer.
     size = (_LAM_FACTOR * curvature) ** -0.5 if others and automatic_lam and curvature < torch.inf else 1.0

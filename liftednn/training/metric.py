@@ -80,6 +80,7 @@ class Metric:
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """Factor again, for this curvature and what an uncertainty adds to it (p, p); in place, so that a recorded step uses it."""
         (curvature,) = curvatures
+        extra = None if extra is None else extra / self.layer.operator.positions  # like `shrinkage`
         self.curvature.copy_(curvature)
         if bool(self.curvature.isinf()):
             self.inverse.zero_()
