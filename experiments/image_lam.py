@@ -30,7 +30,19 @@ from liftednn.training import choices
 from liftednn.training.batch import x_step
 from liftednn.training.initial import random_weights, unit_of
 
-__all__ = ["LAMS", "NOISES", "UNIT", "Linearised", "at_infinity", "lifted_at", "noisy", "summary", "sweep", "units"]
+__all__ = [
+    "LAMS",
+    "NOISES",
+    "UNIT",
+    "Linearised",
+    "at_infinity",
+    "curves",
+    "lifted_at",
+    "noisy",
+    "summary",
+    "sweep",
+    "units",
+]
 
 LAMS = ("1", "3", "10", "30", "100", "300", "1000", "inf")
 NOISES = (0.0, 0.4)
@@ -131,7 +143,7 @@ def summary(store: Store, part: str) -> list[dict[str, Any]]:
         if found:
             rows.append(
                 {
-                    "random labels": f"{noise:.0%}",
+                    "random_labels": f"{noise:.0%}",
                     "lam": lam,
                     "seeds": len(found),
                     "first": statistics.mean(cell["accuracy"][0] for cell in found),
