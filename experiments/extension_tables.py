@@ -13,6 +13,7 @@ from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
 from experiments import tables as real_tables
+from experiments.image_bench import SETTINGS
 from experiments.markdown import filled, grid
 from experiments.store import RESULTS, open_store
 
@@ -122,7 +123,7 @@ def convolution() -> list[str]:
     """Convolutional networks on a GPU, at equal passes and at the seconds of the lifted model."""
     store, lines = open_store(RESULTS, "convolution", "cuda"), list[str]()
     for part in convolutional.COMPARED:
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         cells = {
             f"{setting.data}, {setting.network}": "{method}",
             "passes": "{passes}",
@@ -193,7 +194,7 @@ def convolution_lam() -> list[str]:
     """Mini-batches with lam from small to infinite, one table and a picture."""
     store, body = open_store(RESULTS, "convolution", "cuda"), list[list[str]]()
     for part, noise in itertools.product(convolutional.SWEEPS, image_lam.NOISES):
-        setting, share = convolutional.SETTINGS[part], f"{noise:.0%}"
+        setting, share = SETTINGS[part], f"{noise:.0%}"
         found = {row["lam"]: row for row in image_lam.summary(store, part) if row["random_labels"] == share}
         scores = [
             f"{found[lam]['mean']:.4f} ± {found[lam]['deviation']:.4f}" if lam in found else ""

@@ -127,7 +127,7 @@ def lsuv_(module: nn.Module, x: Tensor, seed: int) -> None:
 
 def lifted_start_(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
     """`liftednn.init.lifted_` as a user calls it, nothing chosen; its seed is that of torch's generator, which is then as before."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lnn.init.lifted_(module, x, y)
 

@@ -16,6 +16,7 @@ from experiments import curves as difficulties
 from experiments import drawing, image_lam
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
+from experiments.image_bench import SETTINGS
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
@@ -92,7 +93,7 @@ def convolution(store: Store) -> Any:
     parts = [part for part in convolutional.COMPARED if store.values(part=part, stage="test")]
     figure, (panels,) = drawing.new_figure(2 + 4 * len(parts), 4.2, 1, len(parts))
     for panel, part in zip(panels, parts, strict=True):
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         for name in convolutional.ORDER:
             length = convolutional.lengths(store, part, name, setting.passes)[-1]
             if runs := convolutional.runs(store, part, name, length):
@@ -111,7 +112,7 @@ def convolution_lam(store: Store) -> Any:
         for noise in image_lam.NOISES:
             if curves := image_lam.curves(store, part, noise):
                 drawing.line(panel, f"{noise:.0%} random labels", range(len(image_lam.LAMS)), curves)
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         panel.set_xticks(range(len(image_lam.LAMS)), image_lam.LAMS)
         panel.set(title=f"{setting.data}, {setting.network}, {setting.passes} passes", ylabel="test accuracy")
         panel.set_xlabel(f"lam, {image_lam.UNIT}")

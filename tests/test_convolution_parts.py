@@ -15,7 +15,7 @@ from experiments.image_lam import LAMS, NOISES, at_infinity, noisy, units
 from experiments.image_lifted import automatic, lifted_network
 from experiments.image_models import NETWORKS, STARTS
 from experiments.image_training import Images, Task, generated
-from experiments.store import Store
+from experiments.store import Fields, Store
 from liftednn.training import choices
 from liftednn.training.batch import x_step
 
@@ -90,9 +90,9 @@ def records(folder: Path) -> Store:
     store = Store(folder / "convolution-cuda.jsonl")
     for part in convolution.SWEEPS:
         for seed, noise, (place, lam) in ((s, n, pair) for s in range(2) for n in NOISES for pair in enumerate(LAMS)):
-            value = {"accuracy": [0.1, 0.5 + place / 100 + seed / 100 - noise], "seconds": [1.0, 2.0], "settings": {}}
-            store.add(value, part=part, stage="test", lam=lam, noise=noise, passes=5, seed=seed)
-    value = {"accuracy": [0.9, 0.95], "seconds": [1.0, 2.0], "kkt": [1e-3, 5e-4], "rise": 0.0, "peak_gib": 1.5}
+            cell = {"accuracy": [0.1, 0.5 + place / 100 + seed / 100 - noise], "seconds": [1.0, 2.0], "settings": {}}
+            store.add(cell, part=part, stage="test", lam=lam, noise=noise, passes=5, seed=seed)
+    value: Fields = {"accuracy": [0.9, 0.95], "seconds": [1.0, 2.0], "kkt": [1e-3, 5e-4], "rise": 0.0, "peak_gib": 1.5}
     value |= {"lifted_rule": [0.8, 0.9], "same_rows": [0.9, 0.94], "rows": 5000}
     store.add(value, part="bcd", stage="test", activation="relu", lam=1.0, passes=1, seed=0)
     return store
