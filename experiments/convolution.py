@@ -155,7 +155,8 @@ def run_part(part: str, settings: Settings, scale: Scale) -> None:
     data = scale.data(setting, settings.device)
     seeds = settings.seeds or scale.seeds or (FEWER_SEEDS if part in ("cpu", *BLOCKS, *SWEEPS) else SEEDS)
     if part in BLOCKS:
-        image_blocks.descend(store, part, data, seeds, scale.passes or setting.passes, scale.divide)
+        cases = image_blocks.CASES[part][:: 1 if scale.options is None else 2]
+        image_blocks.descend(store, part, cases, data, seeds, scale.capped(setting.passes), scale.divide)
         return
     bench = Bench(store, part, scale, data, best_layout(store, setting, scale, data))
     work = {"cpu": reach_goal, "init": initial_weights} | dict.fromkeys(SWEEPS, image_lam.sweep)

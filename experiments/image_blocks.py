@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,11 @@ def lenet_of_blocks(pooling: str, activation: str, lam: float, divide: int = 1) 
     return lnn.LiftedNetwork.cnn((1, 28, 28), layers, 10, activation, lam=lam, rho=RHO)
 
 
-def descend(store: Store, part: str, data: Dataset, seeds: int, passes: int, divide: int) -> None:
-    """All cases of a part; the seed is of the initial weights."""
-    for (activation, lam), seed in itertools.product(CASES[part], range(seeds)):
+def descend(
+    store: Store, part: str, cases: Sequence[tuple[str, float]], data: Dataset, seeds: int, passes: int, divide: int
+) -> None:
+    """These cases of a part; the seed is of the initial weights."""
+    for (activation, lam), seed in itertools.product(cases, range(seeds)):
         network = lenet_of_blocks("maxpool" if part == "bcd-max" else "avgpool", activation, lam, divide)
         work = partial(run_case, network, data, passes, seed)
         store(work, part=part, stage="test", activation=activation, lam=lam, passes=passes, seed=seed)
