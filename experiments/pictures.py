@@ -13,13 +13,25 @@ import numpy as np
 from examples import constraints, learned_activations, regression, robust
 from experiments import convolution as convolutional
 from experiments import curves as difficulties
-from experiments import drawing
+from experiments import drawing, image_lam
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
+from experiments.image_bench import SETTINGS
 from experiments.store import Store, existing
 from experiments.training import METHODS, seeds_of
 
-__all__ = ["EXAMPLES", "convolution", "curves", "draw", "filters_and_pruning", "losses", "noise", "slopes", "training"]
+__all__ = [
+    "EXAMPLES",
+    "convolution",
+    "convolution_lam",
+    "curves",
+    "draw",
+    "filters_and_pruning",
+    "losses",
+    "noise",
+    "slopes",
+    "training",
+]
 
 
 def draw(results: Path) -> list[Path]:
@@ -33,6 +45,8 @@ def draw(results: Path) -> list[Path]:
     for store in existing(results, "convolution"):
         if store.values(part=convolutional.COMPARED[0], stage="test"):
             made.setdefault("convolution", partial(convolution, store))
+        if any(image_lam.curves(store, part, noise) for part in convolutional.SWEEPS for noise in image_lam.NOISES):
+            made.setdefault("convolution-lam", partial(convolution_lam, store))
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
     for name, figure in made.items():
@@ -79,7 +93,7 @@ def convolution(store: Store) -> Any:
     parts = [part for part in convolutional.COMPARED if store.values(part=part, stage="test")]
     figure, (panels,) = drawing.new_figure(2 + 4 * len(parts), 4.2, 1, len(parts))
     for panel, part in zip(panels, parts, strict=True):
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         for name in convolutional.ORDER:
             length = convolutional.lengths(store, part, name, setting.passes)[-1]
             if runs := convolutional.runs(store, part, name, length):
@@ -88,6 +102,22 @@ def convolution(store: Store) -> Any:
         panel.set(title=f"{setting.data}, {setting.network}", xlabel="seconds", ylabel="test accuracy")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, handlelength=4)
+    return figure
+
+
+def convolution_lam(store: Store) -> Any:
+    """Test accuracy against lam, a panel for each network and a line with and without random labels."""
+    figure, (panels,) = drawing.new_figure(11, 4, 1, len(convolutional.SWEEPS))
+    for panel, part in zip(panels, convolutional.SWEEPS, strict=True):
+        for noise in image_lam.NOISES:
+            if curves := image_lam.curves(store, part, noise):
+                drawing.line(panel, f"{noise:.0%} random labels", range(len(image_lam.LAMS)), curves)
+        setting = SETTINGS[part]
+        panel.set_xticks(range(len(image_lam.LAMS)), image_lam.LAMS)
+        panel.set(title=f"{setting.data}, {setting.network}, {setting.passes} passes", ylabel="test accuracy")
+        panel.set_xlabel(f"lam, {image_lam.UNIT}")
+    shown = {who: handle for panel in panels for handle, who in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, handlelength=4)
     return figure
 
 
