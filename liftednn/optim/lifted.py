@@ -42,7 +42,7 @@ class Lifted(torch.optim.Optimizer):
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
                     torch.nn.functional, that is applied to the module's outputs (to their `logits`, or to the first of several tensors);
-                    None for any other, whose curvature is measured by the squares of the batch's own gradients
+                    None for any other, whose curvature is measured by the batch's own gradients and the size of the outputs
     params          the parameters to train, or dicts of them with their own `lr`, `momentum`, `weight_decay` and `adam_lr`, as for all
                     optimisers of torch; None for all parameters of the module
     lr              the rate, a fraction of the step that the curvature suggests
