@@ -31,13 +31,13 @@ _ADAM: dict[str, Any] = {
 
 
 class Lifted(torch.optim.Optimizer):
-    """A torch optimiser that takes, for each Linear and convolution of any module, the step of `MiniBatch`; AdamW moves the rest.
+    """A torch optimiser: the step of `MiniBatch` for each Linear, convolution and attention of any module; AdamW moves the rest.
 
     A layer's gradient is multiplied by the inverse of c (gram + d I), with the Gram matrix of the layer's inputs (of the patches of a
-    convolution), the curvature c of the criterion in the layer's outputs, and the damping d; then Nesterov's momentum. Gram matrices
-    and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running the module again on the
-    arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as much as minimises a
-    quadratic bound of the criterion, but not by more than a fraction of their size.
+    convolution, of the pixels of a transposed one), the curvature c of the criterion in the layer's outputs, and the damping d; then
+    Nesterov's momentum. Gram matrices and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running
+    the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
+    much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size.
 
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
@@ -52,8 +52,8 @@ class Lifted(torch.optim.Optimizer):
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for .3, or 1 over the number of
                     layers if that is less
-    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, Conv1d or Conv2d that the module calls; it
-                    follows `lr`, when a scheduler changes that
+    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution or a projection of
+                    nn.MultiheadAttention that the module calls; it follows `lr`, when a scheduler changes that
 
     >>> _ = torch.manual_seed(0)
     >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
@@ -169,7 +169,7 @@ class Lifted(torch.optim.Optimizer):
     def _found(self) -> list[tuple[Regression, LayerMetric]]:
         """The layers that a refresh has measured."""
         if self._layers is None:
-            pairs = [(layer, self.state[layer.weight].get("metric")) for layer in self._regressions()]
+            pairs = [(layer, self.state[layer.weight].get(layer.name)) for layer in self._regressions()]
             self._layers = [(layer, LayerMetric.from_state(named)) for layer, named in pairs if named is not None]
         return self._layers
 
@@ -205,8 +205,8 @@ class Lifted(torch.optim.Optimizer):
         """Update a layer's geometry; its steps are shortened where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
         state = self.state[layer.weight]
-        if "metric" in state:
-            metric = LayerMetric.from_state(state["metric"])
+        if layer.name in state:
+            metric = LayerMetric.from_state(state[layer.name])
             metric.add(capture.moments)
         else:
             metric = LayerMetric.of(capture.moments)
@@ -217,16 +217,16 @@ class Lifted(torch.optim.Optimizer):
         excess = math.sqrt(motion * max(len(capture.calls), 1)) / trust if motion == motion else math.inf
         if 1 < excess < math.inf:  # infinite where the outputs are all 0
             metric.shorten(excess)
-        mean_square = float(capture.size[0] / capture.size[1])
-        metric.limit(len(layer.weight) * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
-        state["metric"] = metric.state()
+        mean_square = float(capture.mean_square / capture.overlap)
+        metric.limit(layer.outputs * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
+        state[layer.name] = metric.state()
 
     def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:
         """What a step of rate 1 subtracts from the weight (g, q, p) and from the bias (g, q)."""
         weight, bias = layer.weight, layer.bias
         w = layer.matrix(weight)
         moves = bias is not None and bias.grad is not None
-        b = bias.grad.to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
+        b = bias.grad[layer.bias_rows].to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
         if weight.grad is None:
             return torch.zeros_like(w), None if b is None else b / metric.curvature
         gradient = torch.add(layer.matrix(weight.grad), w, alpha=self._group_of(weight)["weight_decay"])
@@ -237,9 +237,11 @@ class Lifted(torch.optim.Optimizer):
         found: dict[Tensor, Tensor] = {}
         for layer, metric in self._found():
             if layer.has_gradient:
-                for parameter, step in zip((layer.weight, layer.bias), self._direction(layer, metric), strict=True):
-                    if parameter is not None and parameter.grad is not None and step is not None:
-                        found[parameter] = step.reshape(parameter.shape).to(parameter)
+                move, shift = self._direction(layer, metric)
+                if layer.weight.grad is not None:
+                    _put(found, layer.weight, layer.rows, layer.from_matrix(move))
+                if layer.bias is not None and shift is not None:
+                    _put(found, layer.bias, layer.bias_rows, shift.reshape(-1))
         return found
 
     def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
@@ -273,9 +275,17 @@ class Lifted(torch.optim.Optimizer):
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(saved, held, strict=True):
-            metric = state_dict["state"].get(number, {}).get("metric")
-            if metric is not None:  # torch rounds it to the precision of a 16-bit parameter
-                self.state[parameter]["metric"] = {name: _moved(part, parameter) for name, part in metric.items()}
+            for key, metric in state_dict["state"].get(number, {}).items():
+                if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
+                    self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
+
+
+def _put(found: dict[Tensor, Tensor], parameter: Tensor, rows: slice, step: Tensor) -> None:
+    """Set some rows of the direction of a parameter, or all of them."""
+    if rows == slice(None):
+        found[parameter] = step.to(parameter)
+    else:
+        found.setdefault(parameter, torch.zeros_like(parameter))[rows] = step.to(parameter)
 
 
 def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
