@@ -84,8 +84,9 @@ class Capture:
         active = (self.squares > _NEGLIGIBLE * self.squares.max()).to(self.squares).mean()
         return self.overlap * self.squares.mean() / active.clamp(min=1 / len(self.squares))
 
-    def motion(self, move: Tensor, shift: Tensor | None, add_up: AddUp) -> float:
+    def motion(self, move: Tensor | None, shift: Tensor | None, add_up: AddUp) -> float:
         """The mean square by which a step moves the outputs, over the mean square of these."""
+        move = self.squares.new_zeros(self.regression.matrix_shape) if move is None else move
         rows = torch.cat(self.sample) if self.sample else move.new_zeros(0, *move.shape[::2])
         moved = torch.einsum("rgp,gqp->rgq", rows, move)
         moved = moved if shift is None else moved + shift

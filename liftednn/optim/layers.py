@@ -66,8 +66,15 @@ class Regression:
         return len(self.weight) // self.groups if self.transposed else math.prod(self.weight.shape[1:])
 
     @property
-    def has_gradient(self) -> bool:
-        return self.weight.grad is not None or (self.bias is not None and self.bias.grad is not None)
+    def moving(self) -> tuple[bool, bool]:
+        """Whether the weight and the intercepts have gradients."""
+        return self.weight.grad is not None, self.bias is not None and self.bias.grad is not None
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """(g, q, p)."""
+        numbers = self.weight.numel() if self.rows == _ALL else self.outputs * self.columns
+        return self.groups, numbers // (self.groups * self.columns), self.columns
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,6 +86,10 @@ class Regression:
         w = w if self.rows == _ALL else w[self.rows]
         grouped = w.reshape(self.groups, len(w) // self.groups, -1)
         return (grouped.mT.contiguous() if self.transposed else grouped).to(self.dtype)
+
+    def intercepts(self, b: Tensor) -> Tensor:
+        """Its rows of a tensor like the bias as (g, q)."""
+        return b[self.bias_rows].reshape(self.groups, -1).to(self.dtype)
 
     def from_matrix(self, w: Tensor) -> Tensor:
         """The inverse of `matrix`."""
@@ -188,9 +199,9 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
                 found.setdefault((id(one.weight), one.rows.start or 0), []).append((each, one))
     made = []
     for pairs in found.values():
-        modules, (weight, bias, *rows) = tuple(each for each, _ in pairs), pairs[0][1]
+        modules, (weight, bias, rows, bias_rows) = tuple(each for each, _ in pairs), pairs[0][1]
         bias = None if bias is None or bias not in held or id(bias) in others else bias
         functional = any(id(each) in inside or isinstance(each, nn.MultiheadAttention) for each in modules)
         if weight is not None and len({isinstance(each, _TRANSPOSED) for each in modules}) == 1:
-            made.append(Regression(weight, bias, modules, *rows, functional))
+            made.append(Regression(weight, bias, modules, rows, bias_rows, functional))
     return made

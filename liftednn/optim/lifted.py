@@ -15,6 +15,7 @@ from liftednn.optim.capture import Capture, measure
 from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
+from liftednn.optim.stack import Stack, stacked, steps
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
@@ -95,6 +96,7 @@ class Lifted(torch.optim.Optimizer):
         self._call: Call | None = None
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
+        self._stacked: tuple[list[Any], list[Stack]] | None = None
         self._groups: dict[Tensor, dict[str, Any]] | None = None
         self._detach = attach(unwrapped(self.module).called, self)
 
@@ -106,7 +108,7 @@ class Lifted(torch.optim.Optimizer):
                 raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
         param_group.setdefault("base_lr", settings["lr"])
         super().add_param_group(param_group)
-        self._layers = self._groups = None
+        self._layers = self._groups = self._stacked = None
 
     def close(self) -> None:
         """Remove the hooks from the module, which also happens when the optimiser is deleted; it cannot be refreshed after that."""
@@ -185,13 +187,13 @@ class Lifted(torch.optim.Optimizer):
                 "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
                 "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
             )
-        layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], self._call.ranks
+        layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
         trust = trust_of(len(found)) if self.trust is None else self.trust
         for capture, curvature in found:
             self._refresh_layer(capture, curvature, trust, ranks)
-        self._layers = None
+        self._layers = self._stacked = None
 
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
@@ -210,9 +212,10 @@ class Lifted(torch.optim.Optimizer):
             metric.add(capture.moments)
         else:
             metric = LayerMetric.of(capture.moments)
-        centred = layer.bias is not None and layer.bias.grad is not None
-        metric.refresh(curvature, self.damping, self._group_of(layer.weight)["weight_decay"], centred)
-        motion = capture.motion(*self._direction(layer, metric), ranks.add_up)
+        centred, decay = layer.moving[1], self._decay(layer)
+        metric.refresh(curvature, self.damping, decay, centred)
+        ((move, shift),) = steps([Stack.of([(layer, metric)], decay)])
+        motion = capture.motion(move, shift, ranks.add_up)
         # All calls of one module move at once.
         excess = math.sqrt(motion * max(len(capture.calls), 1)) / trust if motion == motion else math.inf
         if 1 < excess < math.inf:  # infinite where the outputs are all 0
@@ -221,28 +224,31 @@ class Lifted(torch.optim.Optimizer):
         metric.limit(layer.outputs * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
         state[layer.name] = metric.state()
 
-    def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:
-        """What a step of rate 1 subtracts from the weight (g, q, p) and from the bias (g, q)."""
-        weight, bias = layer.weight, layer.bias
-        w = layer.matrix(weight)
-        moves = bias is not None and bias.grad is not None
-        b = bias.grad[layer.bias_rows].to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
-        if weight.grad is None:
-            return torch.zeros_like(w), None if b is None else b / metric.curvature
-        gradient = torch.add(layer.matrix(weight.grad), w, alpha=self._group_of(weight)["weight_decay"])
-        return metric.direction(gradient, b)
+    def _decay(self, layer: Regression) -> float:
+        return float(self._group_of(layer.weight)["weight_decay"])
+
+    def _stacks(self) -> list[Stack]:
+        """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
+        pairs = [pair for pair in self._found() if any(pair[0].moving)]
+        decays = [self._decay(layer) for layer, _ in pairs]
+        key = [(id(layer.weight), *layer.moving, decay) for (layer, _), decay in zip(pairs, decays, strict=True)]
+        if self._stacked is None or self._stacked[0] != key:
+            self._stacked = key, stacked(pairs, decays)
+            for layer, metric in pairs:
+                self.state[layer.weight][layer.name] = metric.state()
+        return self._stacked[1]
 
     def _directions(self) -> dict[Tensor, Tensor]:
-        """Those of all parameters of the measured layers that have a gradient."""
-        found: dict[Tensor, Tensor] = {}
-        for layer, metric in self._found():
-            if layer.has_gradient:
-                move, shift = self._direction(layer, metric)
-                if layer.weight.grad is not None:
-                    _put(found, layer.weight, layer.rows, layer.from_matrix(move))
-                if layer.bias is not None and shift is not None:
-                    _put(found, layer.bias, layer.bias_rows, shift.reshape(-1))
-        return found
+        """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient."""
+        stacks = self._stacks()
+        parts: dict[Tensor, dict[int, Tensor]] = {}
+        for stack, (move, shift) in zip(stacks, steps(stacks), strict=True):
+            for layer, step in stack.by_layer(move) if move is not None else ():
+                parts.setdefault(layer.weight, {})[layer.rows.start or 0] = layer.from_matrix(step)
+            for layer, step in stack.by_layer(shift) if shift is not None else ():
+                if layer.bias is not None:
+                    parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
+        return {parameter: _whole(found).to(parameter) for parameter, found in parts.items()}
 
     def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
         """Nesterov's momentum on the directions of the parameters of a group."""
@@ -265,7 +271,7 @@ class Lifted(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layers = self._groups = None
+        self._layers = self._groups = self._stacked = None
         if "_detach" not in self.__dict__:
             self._begin()
 
@@ -280,12 +286,10 @@ class Lifted(torch.optim.Optimizer):
                     self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
 
 
-def _put(found: dict[Tensor, Tensor], parameter: Tensor, rows: slice, step: Tensor) -> None:
-    """Set some rows of the direction of a parameter, or all of them."""
-    if rows == slice(None):
-        found[parameter] = step.to(parameter)
-    else:
-        found.setdefault(parameter, torch.zeros_like(parameter))[rows] = step.to(parameter)
+def _whole(parts: dict[int, Tensor]) -> Tensor:
+    """Rows, by the number of the first, together."""
+    ordered = [parts[start] for start in sorted(parts)]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
 
 
 def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
