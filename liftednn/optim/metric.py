@@ -19,6 +19,7 @@ from torch import Tensor
 
 from liftednn.optim.moments import BlockMoments
 from liftednn.solvers import Factor
+from liftednn.training.metric import damping_of
 
 __all__ = ["LayerMetric"]
 
@@ -71,10 +72,8 @@ class LayerMetric:
         """d of every group, (g,): a fraction of the mean diagonal of all blocks, larger where there are fewer rows than columns."""
         mean = self.moments.mean
         damping *= max(1.0, mean.shape[1] / float(self.moments.count))
-        # For inputs that do not vary, the gradient G - b mean' is rounding error, about eps times the mean: no large step may follow.
-        floor = torch.finfo(mean.dtype).eps ** (2 / 3) * mean.square().mean(1)
-        diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1).mean(1)
-        return torch.maximum(damping * diagonal, floor) if damping else torch.zeros_like(floor)
+        diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
+        return damping_of(diagonal, mean, damping, torch.finfo(mean.dtype).eps)
 
     def limit(self, allowed: float) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
