@@ -7,6 +7,7 @@ run can resume where it stopped.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
@@ -108,8 +109,15 @@ class Memory(_Permuted):
         return self.x.index_select(0, chosen.to(self.x.device)), y, row_weights
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        whole = size >= len(self.x)
-        return iter([(self.x, self.y, self.row_weights)]) if whole else super().batches(size, seed, number)
+        if size >= len(self.x):
+            yield self.x, self.y, self.row_weights
+            return
+        # Rows of several batches are gathered at once: for small batches that takes longer than the copy itself.
+        together = size * max(1, _READ // max(1, size * self.x[0].numel()))
+        for chosen in torch.split(_permutation(len(self.x), seed, number).to(self.y.device), together):
+            x, y, row_weights = self.at(chosen)
+            each = itertools.repeat(None) if row_weights is None else torch.split(row_weights, size)
+            yield from zip(torch.split(x, size), torch.split(y, size), each, strict=False)
 
 
 @dataclass(frozen=True)

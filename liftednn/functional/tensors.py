@@ -35,6 +35,8 @@ __all__ = [
 _NEAR, _NEWTON = 0.5, 8
 # Below this fraction of the largest, the eigenvalues of w w' have lost too many digits.
 _CONDITION = 1e-6
+# Entries up to which torch's own softmax is faster on a CPU: one operation in place of five.
+_SMALL = 1024
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
@@ -101,12 +103,13 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row of u (n, p); on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes.
+    """softmax of each row of u (n, p); of many rows on a CPU in elementary operations, which are faster than torch's kernel for rows of
+    a few classes.
 
     >>> lnn.functional.softmax(torch.tensor([[1.0, 1.0]])).tolist()
     [[0.5, 0.5]]
     """
-    if u.device.type != "cpu":
+    if u.numel() <= _SMALL or u.device.type != "cpu":
         return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
     return e.div_(e.sum(-1, keepdim=True))
