@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from liftednn.training.initial import fixed_together, given_weights, pairs_of, w
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
+from liftednn.training.schedule import Schedule, negligible_loss
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ class Run:
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.rho_factor, self.updates = 1.0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
+        negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
+        self.schedule, self.planned = Schedule(settings.passes, negligible), settings.passes
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
             with checkpoint.rebuilding():
@@ -164,7 +168,7 @@ class Run:
     def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
         """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
-        while len(self.monitor.history) < self.settings.passes and not self.out_of_patience:
+        while len(self.monitor.history) < self.planned and not self.out_of_patience:
             before = self.monitor.steps
             batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
             for batch in itertools.islice(batches, self.taken - before, None):
@@ -187,12 +191,20 @@ class Run:
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
+        self._plan()
         self.save()
         return record
 
+    def _plan(self) -> None:
+        """The number of passes, from the records so far; where there are fewer now, updates of the model that lie behind are left out."""
+        before, history = self.planned, self.monitor.history
+        self.planned = self.schedule.planned(history)
+        if self.planned < before:
+            self.updates = max(self.updates, bisect_left(_UPDATES, len(history) / self.planned))
+
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
-        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.planned
         due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
         if updated or self.taken % self.settings.refresh == 0 or self.taken in EARLY:
@@ -296,6 +308,7 @@ class Run:
         self.guard.load(metadata)
         for name in _COUNTERS:
             setattr(self, name, metadata[name])
+        self.planned = self.schedule.planned(self.monitor.history)
 
 
 def _own(part: object) -> bool:
