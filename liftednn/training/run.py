@@ -58,7 +58,7 @@ _EVALUATED = 20
 _UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates")
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates", "refreshed")
 
 
 class Run:
@@ -107,7 +107,7 @@ class Run:
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
-        self.rho_factor, self.updates = 1.0, 0
+        self.rho_factor, self.updates, self.refreshed = 1.0, 0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
         negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
         self.schedule, self.planned = Schedule(settings.passes, negligible), settings.passes
@@ -207,7 +207,9 @@ class Run:
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.planned
         due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
-        if updated or self.taken % self.settings.refresh == 0 or self.taken in EARLY:
+        # Every so many steps, but not soon after a refresh for another reason.
+        every = self.taken % self.settings.refresh == 0 and 2 * (self.taken - self.refreshed) >= self.settings.refresh
+        if updated or every or self.taken in EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 and -self.taken % _EVALUATED < expected:
@@ -240,6 +242,7 @@ class Run:
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
+        self.refreshed = self.taken
 
     def _update_model(self, progress: float) -> bool:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
