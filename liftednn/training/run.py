@@ -52,7 +52,7 @@ _HALVINGS = 8
 # The fraction of all steps up to which units are drawn anew.
 _HALF = 0.5
 # Steps between two evaluations of the objective where passes are shorter.
-_EVALUATED = 20
+_EVALUATED = 60
 # The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
 # and of many.
 _UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
