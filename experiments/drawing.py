@@ -71,6 +71,9 @@ STYLES: dict[str, Style] = {
     "MLP": Style(_BLACK, (5, 2, 5, 2, 1, 2), "^"),
     "boosting": Style(_GREEN, (6, 2, 1, 2), ">"),
     "linear": Style(_SKY, (10, 2), "s"),
+    # A range of lam.
+    "0% random labels": Style(_MINIBATCH, (), "P"),
+    "40% random labels": Style(_SKY, (10, 2), "s"),
     # The demonstration: full batches by the two activations, and mini-batches.
     "relu": Style(_FULL, (), "p"),
     "fenchel_relu": Style(_FULL, (4, 2), "d"),

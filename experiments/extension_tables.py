@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from experiments import constraints as constrained
 from experiments import convolution as convolutional
+from experiments import image_blocks, image_lam
 from experiments import optimisers as optimiser_experiment
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
 from experiments import tables as real_tables
+from experiments.image_bench import SETTINGS
 from experiments.markdown import filled, grid, made_on
 from experiments.optimiser_cost import costs
 from experiments.optimiser_tasks import PICTURED, TASKS
@@ -123,7 +126,7 @@ def convolution() -> list[str]:
     """Convolutional networks on a GPU, at equal passes and at the seconds of the lifted model."""
     store, lines = open_store(RESULTS, "convolution", "cuda"), list[str]()
     for part in convolutional.COMPARED:
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         cells = {
             f"{setting.data}, {setting.network}": "{method}",
             "passes": "{passes}",
@@ -189,7 +192,12 @@ def convolution_init() -> list[str]:
         "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
         "seconds of the start": "{start_s:.2f}",
     }
-    return filled(cells, convolutional.init_summary(open_store(RESULTS, "convolution", "cuda")))
+    found = convolutional.init_summary(open_store(RESULTS, "convolution", "cuda"))
+    return filled(cells, found) if found else _unmeasured("--device cuda --only init")
+
+
+def _unmeasured(options: str = "") -> list[str]:
+    return [f"Not measured yet: `{' '.join(['python -m experiments convolution', options]).strip()}` measures it."]
 
 
 def convolution_cpu() -> list[str]:
@@ -203,4 +211,44 @@ def convolution_cpu() -> list[str]:
         "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
         "chosen": "{settings}",
     }
-    return filled(cells, convolutional.goal_summary(open_store(RESULTS, "convolution")))
+    found = convolutional.goal_summary(open_store(RESULTS, "convolution"))
+    return filled(cells, found) if found else _unmeasured()
+
+
+def convolution_blocks() -> list[str]:
+    """LeNet by block-coordinate descent."""
+    cells = {
+        "LeNet by exact blocks": "{pooling}, `{activation}`, lam {lam:g}",
+        "digits": "{rows:,}",
+        "pass 0": "{pass_0:.4f}",
+        "last pass": "{last:.4f} ± {deviation:.4f}",
+        "the lifted rule, pass 0 to the last": "{lifted_rule}",
+        "the standard network on the same rows": "{same_rows}",
+        "largest KKT residual": "{kkt:.1e}",
+        "largest rise of the objective": "{rise:.0e}",
+        "seconds of {passes} passes": "{seconds:.1f}",
+        "peak memory, GiB": "{peak_gib:.1f}",
+    }
+    store, named = open_store(RESULTS, "convolution", "cuda"), {"bcd": "average pooling", "bcd-max": "max-pooling"}
+    found = [row | {"pooling": named[part]} for part in named for row in image_blocks.summary(store, part)]
+    if not found:
+        return _unmeasured("--device cuda --only bcd")
+    return filled({title.format(**found[0]): text for title, text in cells.items()}, found)
+
+
+def convolution_lam() -> list[str]:
+    """Mini-batches with lam from small to infinite, one table and a picture."""
+    store, body = open_store(RESULTS, "convolution", "cuda"), list[list[str]]()
+    for part, noise in itertools.product(convolutional.SWEEPS, image_lam.NOISES):
+        setting, share = SETTINGS[part], f"{noise:.0%}"
+        found = {row["lam"]: row for row in image_lam.summary(store, part) if row["random_labels"] == share}
+        scores = [
+            f"{found[lam]['mean']:.4f} ± {found[lam]['deviation']:.4f}" if lam in found else ""
+            for lam in image_lam.LAMS
+        ]
+        if found:
+            body.append([f"{setting.data}, {setting.network}, {setting.passes} passes, {share} random labels", *scores])
+    if not body:
+        return _unmeasured("--device cuda --only lam-mnist --only lam-cifar")
+    title = f"test accuracy, mean of seeds; lam in {image_lam.UNIT}"
+    return [*grid([title, *image_lam.LAMS], body), "", "![Test accuracy against lam](../results/convolution-lam.png)"]

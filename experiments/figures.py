@@ -22,8 +22,10 @@ from experiments.estimators import summary as default_estimators
 from experiments.extension_tables import (
     constraints,
     convolution,
+    convolution_blocks,
     convolution_cpu,
     convolution_init,
+    convolution_lam,
     defaults,
     optimiser_cost,
     optimisers,
@@ -43,16 +45,15 @@ _PAGES = "training initialisation measurements learned-activations convolutions 
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 # Markers name them, as the functions below.
-EXTENSIONS = (
-    *(robust, refit, constraints, regression, defaults),
-    *(convolution, convolution_cpu, convolution_init, optimisers, optimiser_cost),
-)
+CONVOLUTION = (convolution, convolution_blocks, convolution_cpu, convolution_init, convolution_lam)
+OPTIMISER = (optimisers, optimiser_cost)
+EXTENSIONS = (robust, refit, constraints, regression, defaults, *CONVOLUTION, *OPTIMISER)
 # Below every table until it is made again; name the table in MADE_AGAIN then.
 OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-MADE_AGAIN = {"defaults", "convolution", "convolution_cpu", "convolution_init", "optimisers", "optimiser_cost"}
+MADE_AGAIN = {"defaults", *(table.__name__ for table in (*CONVOLUTION, *OPTIMISER))}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 

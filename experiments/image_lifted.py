@@ -18,7 +18,7 @@ from liftednn.operators import Conv2d, Dense, Sum
 from liftednn.predict import feedforward
 from liftednn.training.run import Run
 
-__all__ = ["lifted", "lifted_network"]
+__all__ = ["automatic", "lifted", "lifted_network", "trained"]
 
 _ROWS = 2000  # images scored at a time
 Spec = int | str | tuple[str, int] | tuple[str, int, int]
@@ -63,10 +63,17 @@ def _activation(width: int, size: int, pool: int) -> FenchelReLU | Pooled:
 
 
 def lifted(task: Task) -> Iterator[Scorer]:
-    """All settings automatic; `settings` may hold a factor on lam, "lam"."""
-    network = lnn.automatic(lifted_network(task.network, task.divide), task.x, task.images.y, seed=task.seed)
-    if factor := task.settings.get("lam"):
-        network = network.with_lam([factor * layer.lam for layer in network.layers[:-1]])
+    """All settings automatic."""
+    return trained(task, automatic(task))
+
+
+def automatic(task: Task) -> LiftedNetwork:
+    """The network of a task with lam and rho chosen from its images."""
+    return lnn.automatic(lifted_network(task.network, task.divide), task.x, task.images.y, seed=task.seed)
+
+
+def trained(task: Task, network: LiftedNetwork) -> Iterator[Scorer]:
+    """By mini-batches, with the passes, batches and seed of a task."""
     trainer = lnn.MiniBatch(passes=task.passes, batch_size=task.batch, seed=task.seed)
     with torch.no_grad():
         run = Run(trainer, network, task.images)

@@ -21,6 +21,7 @@ __all__ = [
     "hidden_weights",
     "layers_of",
     "lenet",
+    "lifted_start_",
     "lsuv_",
     "residual",
     "six_convolutions",
@@ -134,6 +135,13 @@ def lsuv_(module: nn.Module, x: Tensor, seed: int) -> None:
             layer.weight.div_(_output(module, layer, x[:_ROWS]).std())
 
 
+def lifted_start_(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
+    """`liftednn.init.lifted_` as a user calls it, nothing chosen; its seed is that of torch's generator, which is then as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lnn.init.lifted_(module, x, y)
+
+
 def _output(module: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
     """What a layer of a module gives."""
     seen: list[Tensor] = []
@@ -164,4 +172,5 @@ STARTS: dict[str, Callable[[nn.Sequential, Tensor, Tensor, int], None]] = {
     "He": lambda module, x, y, seed: None,
     "He + fitted head": lambda module, x, y, seed: fit_head_(module, x, y),
     "LSUV": lambda module, x, y, seed: lsuv_(module, x, seed),
+    "lifted_": lambda module, x, y, seed: lifted_start_(module, x, y, seed),
 }

@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from experiments import convolution
-from experiments.convolution import TUNING, held_back, lengths
+from experiments.convolution import lengths
 from experiments.datasets import Dataset
+from experiments.image_bench import TUNING, held_back
 from experiments.markdown import table
 from experiments.optimiser_cost import CPU_METHODS, THREADS, costs, measure
 from experiments.optimiser_steps import available, missing, train

@@ -13,9 +13,10 @@ import numpy as np
 from examples import constraints, learned_activations, regression, robust
 from experiments import convolution as convolutional
 from experiments import curves as difficulties
-from experiments import drawing
+from experiments import drawing, image_lam
 from experiments.examples import best_slopes, noise_curves, pruned_runs
 from experiments.figure1 import figure1
+from experiments.image_bench import SETTINGS
 from experiments.optimiser_tasks import METHODS as OPTIMISERS
 from experiments.optimiser_tasks import PICTURED, TASKS
 from experiments.store import Store, existing
@@ -24,6 +25,7 @@ from experiments.training import METHODS, seeds_of
 __all__ = [
     "EXAMPLES",
     "convolution",
+    "convolution_lam",
     "curves",
     "draw",
     "filters_and_pruning",
@@ -46,6 +48,8 @@ def draw(results: Path) -> list[Path]:
     for store in existing(results, "convolution"):
         if store.values(part=convolutional.COMPARED[0], stage="test"):
             made.setdefault("convolution", partial(convolution, store))
+        if any(image_lam.curves(store, part, noise) for part in convolutional.SWEEPS for noise in image_lam.NOISES):
+            made.setdefault("convolution-lam", partial(convolution_lam, store))
     for store in existing(results, "optimisers"):
         if store.values(part=PICTURED, stage="test"):
             made.setdefault("optimisers", partial(optimisers, store))
@@ -95,7 +99,7 @@ def convolution(store: Store) -> Any:
     parts = [part for part in convolutional.COMPARED if store.values(part=part, stage="test")]
     figure, (panels,) = drawing.new_figure(2 + 4 * len(parts), 4.2, 1, len(parts))
     for panel, part in zip(panels, parts, strict=True):
-        setting = convolutional.SETTINGS[part]
+        setting = SETTINGS[part]
         _over_seconds(panel, store, part, convolutional.ORDER, setting.passes, "accuracy")
         panel.set(title=f"{setting.data}, {setting.network}", xlabel="seconds", ylabel="test accuracy")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -120,6 +124,22 @@ def _over_seconds(panel: Any, store: Store, part: str, methods: Sequence[str], p
         if runs := convolutional.runs(store, part, name, length):
             seconds = [statistics.median(moment) for moment in zip(*(run["seconds"] for run in runs), strict=True)]
             drawing.line(panel, name, seconds, [run[score] for run in runs])
+
+
+def convolution_lam(store: Store) -> Any:
+    """Test accuracy against lam, a panel for each network and a line with and without random labels."""
+    figure, (panels,) = drawing.new_figure(11, 4, 1, len(convolutional.SWEEPS))
+    for panel, part in zip(panels, convolutional.SWEEPS, strict=True):
+        for noise in image_lam.NOISES:
+            if curves := image_lam.curves(store, part, noise):
+                drawing.line(panel, f"{noise:.0%} random labels", range(len(image_lam.LAMS)), curves)
+        setting = SETTINGS[part]
+        panel.set_xticks(range(len(image_lam.LAMS)), image_lam.LAMS)
+        panel.set(title=f"{setting.data}, {setting.network}, {setting.passes} passes", ylabel="test accuracy")
+        panel.set_xlabel(f"lam, {image_lam.UNIT}")
+    shown = {who: handle for panel in panels for handle, who in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, handlelength=4)
+    return figure
 
 
 def _over_levels(panel: Any, who: str, levels: Sequence[float | str], found: Sequence[Sequence[float]]) -> None:

@@ -90,6 +90,7 @@ class Recipe:
             device=self.device,
             learn_activation=self.learn_activation,
             learn_rho=self.rho is None and rows is not None and not self.initial,
+            shorten=self.passes is None and not self.initial,
         )
 
     def _passes(self, rows: int | None) -> int:

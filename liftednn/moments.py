@@ -63,7 +63,7 @@ class Moments:
             centred = rows - shift
             xx += _weighted(centred, w).T @ centred
         empty = cls(weight, mean, mean[:0], xx, xx[:, :0], xx.new_zeros(()), torch.finfo(x.dtype).eps)
-        return empty.retarget(x, z, sample_weight)
+        return empty.retarget(x, z, sample_weight) if z.shape[1] else empty
 
     def retarget(self, x: Tensor, z: Tensor, sample_weight: Tensor | None = None) -> Moments:
         """The same rows x with other targets z: keeps the Gram matrix and computes only the cross moments."""

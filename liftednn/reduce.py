@@ -30,6 +30,8 @@ def count(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
 
 def total(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
     """The sum of the rows, (n,) -> () or (n, p) -> (p,), rows weighted by `row_weights`."""
+    if len(rows) <= _ROWS:
+        return _weighted(rows, row_weights).sum(0, dtype=torch.float64)
     sums = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
     for part, weights in _blocks(rows, row_weights):
         sums = sums + _weighted(part, weights).sum(0, dtype=torch.float64)

@@ -251,8 +251,11 @@ REFUSED = {
     ),
     "transposed=True needs a key": lambda: network_with(lnn.Layer(Dense(4, 4), RELU, transposed=True)),
     "does not act on every unit alone and alike": lambda: network_with(lnn.Layer(Halves(3, 2), act.Softmax())),
-    "an uncertainty needs a layer u = x w' \\+ b": lambda: network_with(
-        lnn.Layer(Halves(3, 2), RELU, uncertainty=lnn.robust.Noise(0.1))
+    "BoxBall needs an operator u = x w' \\+ b": lambda: network_with(
+        lnn.Layer(Halves(3, 2), RELU, uncertainty=lnn.robust.BoxBall(0.1))
+    ),
+    "an uncertainty needs a layer that shares its w with no other": lambda: network_with(
+        lnn.Layer(Dense(4, 4), RELU, key="w", uncertainty=lnn.robust.Noise(0.1))
     ),
 }
 

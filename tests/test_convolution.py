@@ -15,7 +15,7 @@ from liftednn.blocks import Design, designs_of, state_problem, update_layer, upd
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import AvgPool2d, Composed, Conv1d, Conv2d, Dense, Residual
-from liftednn.penalties import L1, L2
+from liftednn.penalties import L1, L2, GroupL2
 
 IMAGE = (1, 6, 6)
 
@@ -153,6 +153,42 @@ def test_moments_of_blocks_are_those_of_all_rows(operator: Operator, row_weights
     assert design.total == pytest.approx(whole.total)
 
 
+GROUPED = [
+    Conv2d((4, 5, 5), 6, 3, padding=1, groups=2),
+    Conv2d((4, 5, 5), 4, 2, stride=2, groups=4, bias=False),
+    Residual(Conv2d((4, 5, 5), 4, 3, padding=1, groups=2)),
+    Composed(Conv2d((4, 2, 2), 6, 2, padding=1, groups=2), AvgPool2d(2), (4, 5, 5)),
+]
+
+
+@pytest.mark.parametrize("row_weights", [None, torch.linspace(0, 2, 40).double()], ids=["alike", "weighted"])
+@pytest.mark.parametrize("operator", GROUPED, ids=repr)
+def test_no_group_holds_its_patches_and_each_has_its_ridge_solution(
+    operator: Operator, row_weights: Tensor | None
+) -> None:
+    groups, q, p = operator.weight_shape
+    x, z = 3 + draw(40, 100), draw(40, operator.out_width, seed=1)
+    layer = Layer(operator, Identity(), L2(1e-2))
+    designs = designs_of(layer, [x], row_weights)
+    assert not any(hasattr(design, "rows") for design in designs)
+    start = Affine(draw(groups, q, p, seed=2), torch.zeros(groups * q, dtype=torch.float64))
+    found = update_layer(layer, designs, [x], z, start).weights
+    weight = torch.ones(40).double() if row_weights is None else row_weights
+    # Rows of one sample count alike; the mean over samples of sums over positions, of curvature / 2 = 1.
+    root = (weight / weight.sum()).sqrt().repeat_interleave(operator.positions)[:, None]
+    targets = operator.targets(z - operator.offset([x]) if operator.skips else z)
+    for group in range(groups):
+        rows = operator.rows([x])[:, group * p : (group + 1) * p]
+        rows = torch.cat([rows, torch.ones(len(rows), int(operator.bias)).double()], 1)
+        ridge = 1e-2 / (Identity().curvature / 2) * torch.eye(rows.shape[1]).double()
+        ridge[p:] = 0
+        columns = slice(group * q, (group + 1) * q)
+        explicit = torch.linalg.solve((root * rows).T @ (root * rows) + ridge, (root * rows).T @ (root * targets))
+        torch.testing.assert_close(found.w[group], explicit[:p, columns].T, rtol=1e-8, atol=1e-8)
+        if operator.bias:
+            torch.testing.assert_close(found.b[columns], explicit[p, columns], rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("penalty", [L2(1e-2), L1(1e-2)], ids=repr)
 @pytest.mark.parametrize("activation", [ReLU(), FenchelReLU()], ids=repr)
 def test_a_w_step_without_rows_is_the_one_with_them(activation: Activation, penalty: lnn.Penalty) -> None:
@@ -166,6 +202,36 @@ def test_a_w_step_without_rows_is_the_one_with_them(activation: Activation, pena
     assert max(step.kkt for step in steps) <= 1e-8
     torch.testing.assert_close(steps[0].weights.w, steps[1].weights.w, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(steps[0].weights.b, steps[1].weights.b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("penalty", [GroupL2(0.6), GroupL2(0.9, "input", size=9)], ids=repr)
+@pytest.mark.parametrize("activation", [ReLU(), FenchelReLU()], ids=repr)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_group_l2_removes_whole_channels_by_the_optimality_condition(
+    groups: int, activation: Activation, penalty: GroupL2
+) -> None:
+    """On patches that torch forms: gradient_g = -rho w_g / |w_g| for a group that is left, |gradient_g| <= rho for one of zeros."""
+    operator = Conv2d((4, 4, 4), 6, 3, padding=1, groups=groups)
+    layer, x, z = Layer(operator, activation, penalty), draw(60, 4, 4, 4), draw(60, 96, seed=1).relu()
+    x[:, 1] *= 0.2  # the channel, and the filters, that are worth their penalty least
+    z.view(60, 6, 16)[:, ::2] *= 0.05
+    start = Affine(0.1 * draw(*operator.weight_shape, seed=2), torch.zeros(6, dtype=torch.float64))
+    states = [x.flatten(1)]
+    found = update_layer(layer, designs_of(layer, states, None), states, z, start, 1e-8, 5000)
+    assert found.kkt <= 1e-8
+    w, b = (part.requires_grad_() for part in found.weights)
+    u = torch.nn.functional.conv2d(x, w.view(6, 4 // groups, 3, 3), b, padding=1, groups=groups)
+    activation.value(u.flatten(1), z).mean().backward()
+    assert w.grad is not None
+    own, slope = (part.view(groups, 6 // groups, -1, 9) for part in (w.detach(), w.grad))  # group, filter, channel
+    dims = (2, 3) if penalty.by == "output" else (1, 3)
+    norms = own.square().sum(dims, keepdim=True).sqrt()
+    gone = norms == 0
+    assert 0 < int(gone.sum()) < gone.numel()
+    assert float(slope.square().sum(dims, keepdim=True).sqrt()[gone].max()) <= penalty.rho
+    expected = torch.where(gone, slope, -penalty.rho * own / norms)
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(b.grad, torch.zeros_like(b), rtol=0, atol=1e-6)
 
 
 def test_a_sample_of_images_may_keep_its_shape() -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from experiments import convolution, image_models, pictures
-from experiments.convolution import LIFTED, METHODS, ORDER, SETTINGS, Bench, Scale, chosen
+from experiments.convolution import ORDER, chosen
 from experiments.drawing import STYLES
+from experiments.image_bench import LIFTED, METHODS, SETTINGS, Bench, Scale
 from experiments.image_models import NETWORKS, fit_head_, he_, layers_of, lsuv_
 from experiments.image_training import (
     ConvolutionMuon,
@@ -168,7 +169,8 @@ def test_a_lifted_method_gives_all_others_its_seconds(tmp_path: Path, monkeypatc
     def lifted(task: Task) -> Iterator[Scorer]:
         return gradient(replace(task, settings={"method": "SGD", "rate": 1e-3}))
 
-    monkeypatch.setattr(convolution, "METHODS", {LIFTED: lifted, "SGD": gradient})
+    monkeypatch.setitem(METHODS, LIFTED, lifted)
+    monkeypatch.setattr(convolution, "ORDER", (LIFTED, "SGD"))
     settings = Settings(quick=True, results=tmp_path, only=("mnist",))
     convolution.run(settings)
     store = settings.store("convolution")
@@ -205,7 +207,9 @@ def test_methods_differ_in_grey_print() -> None:
 
 def test_parts_belong_to_a_device() -> None:
     assert convolution.parts_of(Settings()) == ["cpu"]
-    assert convolution.parts_of(Settings(device="cuda")) == [part for part in SETTINGS if part != "cpu"]
+    assert convolution.parts_of(Settings(device="cuda")) == [
+        part for part in SETTINGS if part not in ("cpu", "bcd-max")
+    ]
     assert convolution.parts_of(Settings(only=("mnist",))) == ["mnist"]
     with pytest.raises(ValueError, match="--only takes mnist, cifar"):
         convolution.parts_of(Settings(only=("none",)))

@@ -221,20 +221,3 @@ def test_a_network_with_convolutions_is_stored(network: LiftedNetwork, tmp_path:
     found = lnn.load(tmp_path / "model.safetensors")
     assert found.network == network
     assert all(torch.equal(a.w, b.w) for a, b in zip(found.weights, weights, strict=True))
-
-
-def test_units_of_dense_layers_after_convolutions_are_pruned_and_channels_kept() -> None:
-    network = LiftedNetwork.cnn((1, 4, 4), [3, "avgpool", ("dense", 6)], outputs=2, loss="squared")
-    network = LiftedNetwork([*network.layers[:1], Layer(Dense(48, 6), FenchelReLU()), network.layers[-1]])
-    weights, x = weights_of(network), draw(4, 16)
-    weights[1].w[2:4] = 0
-    weights[0].w[0] = 0
-    smaller, fewer = network.prune(weights)
-    assert [layer.width for layer in smaller.layers] == [48, 4, 2]
-    torch.testing.assert_close(smaller.scores(fewer, x), network.scores(weights, x))
-
-
-def test_pruning_convolutions_alone_is_refused_in_words() -> None:
-    network = LiftedNetwork.cnn((1, 4, 4), [3], outputs=2)
-    with pytest.raises(ValueError, match="no unit can be removed: pruning needs a hidden layer u = x w' \\+ b"):
-        network.prune(weights_of(network))

@@ -1,5 +1,6 @@
 """Code printed in the documentation runs as printed."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ RUN = [
     "CONTRIBUTING.md",
     "docs/training.md",
     "docs/optimiser.md",
+    "docs/optimiser-recipes.md",
     "docs/networks.md",
     "docs/how-to-choose.md",
     "docs/notation.md",
@@ -32,7 +34,7 @@ RUN = [
     "docs/robust.md",
 ]
 # Pages whose snippets take seconds.
-LONG = RUN[7:]
+LONG = RUN[8:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
@@ -47,6 +49,17 @@ def test_snippets_run_one_after_another(
     for snippet in snippets:
         exec(compile(snippet, name, "exec"), scope)
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["lightning", "transformers"])
+def test_recipes_of_other_frameworks_run_where_these_are_installed(package: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    recipes = re.findall(r"```py\n(.*?)```", (ROOT / "docs/optimiser-recipes.md").read_text(), flags=re.DOTALL)
+    (recipe,) = [each for each in recipes if each.startswith(f"import {package}\n")]
+    done = subprocess.run([sys.executable, "-c", recipe], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["README.md", pytest.param("docs/command-line.md", marks=pytest.mark.slow)])

@@ -194,3 +194,28 @@ def test_few_rows_show_about_how_many_parameters_all_have(shown: int, within: fl
     kernel = _kernel(net, weights, states, u, vectors, None)
     whole, found = _effective_parameters(kernel, 2000), _effective_parameters(kernel[:shown, :shown], 2000)
     assert found == pytest.approx(whole, rel=within)
+
+
+def test_no_refresh_follows_soon_after_one_for_a_new_rho(monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed, updated = [], []
+    refresh, update = run.Run._refresh, run.Run._update_rho
+
+    def noted_refresh(self: run.Run, *batch: Tensor | None) -> None:
+        refreshed.append(self.taken)
+        refresh(self, *batch)
+
+    def noted_update(self: run.Run) -> None:
+        updated.append(self.taken)
+        update(self)
+
+    monkeypatch.setattr(run.Run, "_refresh", noted_refresh)
+    monkeypatch.setattr(run.Run, "_update_rho", noted_update)
+    trainer = lnn.MiniBatch(passes=80, batch_size=25, refresh=40, learn_rho=True)
+    trainer.run(network([3, 5, 1], "squared"), draw(100, 3), draw(100, 1))
+    late = [step for step in refreshed if step > max(run.EARLY)]
+    assert set(run.EARLY) <= set(refreshed)
+    assert set(updated) <= set(refreshed)
+    others = [step for step in late if step not in updated]
+    assert others
+    assert all(step % 40 == 0 and step - max(each for each in refreshed if each < step) >= 20 for step in others)
+    assert any(step not in refreshed for step in range(40, 320, 40))

@@ -23,10 +23,12 @@ from liftednn.functional import (
     conjugate_softplus,
     log_omega,
     polar,
+    quantile,
     root,
     simplex_projection,
     soft_threshold,
 )
+from liftednn.functional.tensors import quartiles
 
 REALS = st.floats(-50, 50, allow_subnormal=False)
 ROWS = arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 7)), elements=REALS)
@@ -253,3 +255,16 @@ def test_polar_of_zero_is_orthogonal() -> None:
 def test_polar_gives_back_what_is_not_finite() -> None:
     w = torch.tensor([[1.0, torch.nan]])
     assert polar(w).isnan().any()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quartiles_are_the_quantiles_at_their_levels(weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 5, (13, 3), generator=generator).double()
+    row_weights = torch.rand(13, generator=generator) if weighted else None
+    for level, found in zip((0.25, 0.5, 0.75), quartiles(y, row_weights), strict=True):
+        assert torch.equal(found, quantile(y, level, row_weights))
+        total = torch.ones(13) if row_weights is None else row_weights
+        for column, value in zip(y.T, found, strict=True):
+            assert float(total[column <= value].sum() / total.sum()) >= level
+            assert float(total[column < value].sum() / total.sum()) < level

@@ -216,14 +216,69 @@ def test_the_curvature_of_a_criterion_bounds_its_hessian(name: str) -> None:
     assert float(torch.linalg.eigvalsh(hessian.reshape(24, 24)).max()) <= curvature * (1 + 1e-9)
 
 
-def test_without_a_criterion_the_curvature_is_that_of_the_squared_gradients_of_the_terms() -> None:
+def test_without_a_criterion_the_curvature_is_that_of_gradients_that_vanish_over_the_size_of_the_outputs() -> None:
     module, x, y = nn.Linear(4, 3).double(), draw(50, 4), torch.arange(50) % 3
-    optimiser = Lifted(module, None, trust=1e6)
-    p = module(x).softmax(1).detach() - nn.functional.one_hot(y, 3)
+    optimiser, scores = Lifted(module, None, trust=1e6), module(x).detach()
+    g = scores.softmax(1) - nn.functional.one_hot(y, 3)
+    take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
+    truth = float(g.square().mean().sqrt() / scores.std(correction=0))  # the gradients of each row add up to 0
+    assert float(optimiser.state[module.weight]["metric"]["curvature"]) == pytest.approx(truth)
+
+
+def test_without_a_criterion_outputs_that_are_all_0_have_the_squared_gradients_of_the_terms() -> None:
+    module, x, y = nn.Linear(4, 3, bias=False).double(), draw(50, 4), torch.arange(50) % 3
+    nn.init.zeros_(module.weight)
+    optimiser, g = Lifted(module, None), 1 / 3 - nn.functional.one_hot(y, 3).double()
     take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
     assert float(optimiser.state[module.weight]["metric"]["curvature"]) == pytest.approx(
-        float(p.square().sum(1).mean())
+        float(g.square().sum(1).mean())
     )
+
+
+class WithLoss(nn.Module):
+    """Computes its own loss, and returns it with the scores or alone."""
+
+    def __init__(self, inner: nn.Module, alone: bool) -> None:
+        super().__init__()
+        self.inner, self.alone = inner, alone
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        scores = self.inner(x)
+        loss = nn.functional.mse_loss(scores, y)
+        return {"loss": loss} if self.alone else {"loss": loss, "scores": scores}
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_the_curvature_of_a_squared_error_that_the_module_returns_is_exact_in_all_units(unit: float) -> None:
+    inner, x = nn.Linear(4, 3).double(), draw(50, 4)
+    module = WithLoss(inner, alone=True)
+    optimiser = Lifted(module, trust=1e6)
+    module(x, unit * draw(50, 3, seed=1))["loss"].backward()
+    optimiser.step()
+    assert float(optimiser.state[inner.weight]["metric"]["curvature"]) == pytest.approx(2 / 3)
+
+
+def test_a_loss_beside_the_scores_does_not_count_their_gradients_twice() -> None:
+    inner, x, y = nn.Linear(4, 3).double(), draw(50, 4), draw(50, 3, seed=1)
+    found = []
+    for module in (inner, WithLoss(inner, alone=False)):
+        optimiser = Lifted(module, trust=1e6, lr=1e-9)
+        loss = nn.functional.mse_loss(module(x), y) if module is inner else module(x, y)["loss"]
+        loss.backward()
+        optimiser.step()
+        found.append(float(optimiser.state[inner.weight]["metric"]["curvature"]))
+    assert found[1] == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e2, 1e4])
+def test_without_a_criterion_responses_in_large_units_are_learned(unit: float) -> None:
+    """The mean square of the gradients, in squared units, would be 1e8 times the curvature for the last."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)).double(), draw(256, 3)
+    y = unit * x[:, :1] * x[:, 1:2]
+    optimiser = Lifted(module, lr=0.1)
+    losses = [take_step(optimiser, module, x, y, nn.MSELoss()) for _ in range(220)]
+    assert min(losses[-20:]) < 0.3 * float(y.var())
 
 
 def test_a_module_that_is_called_twice_has_the_rows_and_curvatures_of_both_calls() -> None:
@@ -300,8 +355,8 @@ def test_a_tied_embedding_and_other_parameters_are_left_to_adam() -> None:
     optimiser = Lifted(module, nn.CrossEntropyLoss(), adam_lr=1e-2)
     before = module.embedding.weight.detach().clone()
     losses = [take_step(optimiser, module, tokens, tokens.roll(1, 1), nn.CrossEntropyLoss()) for _ in range(30)]
-    measured = [name for name, p in module.named_parameters() if "metric" in optimiser.state[p]]
-    assert measured == ["middle.weight"]
+    measured = {name for name, p in module.named_parameters() if any("metric" in key for key in optimiser.state[p])}
+    assert measured == {"middle.weight", "attention.in_proj_weight", "attention.out_proj.weight"}
     assert not torch.equal(before, module.embedding.weight)
     assert losses[-1] < 0.7 * losses[0]
 

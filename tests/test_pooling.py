@@ -52,7 +52,8 @@ def test_of_equal_entries_the_one_that_torch_selects_gets_the_gradient(kernel: i
     z = pooled(draw(50, 90, seed=1))
     pool = fn.max_pool2d(u.view(50, *IMAGE), kernel, stride)
     act.FenchelReLU().value(pool.flatten(1), z).sum().backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(pooled.grad(u.detach(), z), u.grad)
+    for gradient in (pooled.grad, pooled._grad_by_indices):
+        torch.testing.assert_close(gradient(u.detach(), z), u.grad)
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, None), (3, 2)])
@@ -60,6 +61,8 @@ def test_pooled_sequences_are_those_of_torch(kernel: int, stride: int | None) ->
     pooled, u = act.Pooled(act.Softplus(), (-1, 7), kernel, stride), draw(5, 21).requires_grad_()
     maxima = fn.max_pool1d(u.view(5, 3, 7), kernel, stride)
     torch.testing.assert_close(pooled(u), act.Softplus()(maxima).flatten(1))
+    z = pooled(draw(5, 21, seed=1))
+    torch.testing.assert_close(pooled._grad_by_indices(u.detach(), z), pooled.grad(u.detach(), z))
     assert pooled.state_shape((3, 7)) == maxima.shape[1:]
     z = pooled(draw(5, 21, seed=1))
     act.Softplus().value(maxima.flatten(1), z).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""Autocast around a call changes nothing in it."""
+"""Autocast around a call changes nothing in it, and inference mode inside it is not seen outside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -67,3 +68,30 @@ def test_exact_blocks_have_products_in_full_precision_and_leave_the_setting() ->
         torch.backends.cudnn.allow_tf32 = before
     assert seen
     assert not any(seen)
+
+
+@dataclass(frozen=True)
+class ByAutograd(lnn.activations.FenchelReLU):
+    """A user's activation, with the gradient from autograd."""
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            free = u.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.value(free, z).sum(), free)
+        return found
+
+
+def test_a_users_own_activation_may_use_autograd() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    fits = []
+    for activation in (lnn.activations.FenchelReLU(), ByAutograd()):
+        network = lnn.LiftedNetwork.mlp([3, 5, 1], activation=activation, loss="squared")
+        fits.append(lnn.MiniBatch(passes=2).run(network, x, x[:, :1]))
+    for (w, _), (own, _) in zip(*(fit.weights for fit in fits), strict=True):
+        torch.testing.assert_close(w, own)
+
+
+def test_trained_weights_can_be_trained_further_by_autograd() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    fit = lnn.MiniBatch(passes=2).run(lnn.LiftedNetwork.mlp([3, 5, 1], loss="squared"), x, x[:, :1])
+    assert not any(part.is_inference() for pair in fit.weights for part in pair)

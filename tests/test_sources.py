@@ -322,3 +322,14 @@ def test_a_run_on_a_stream_is_one_on_its_batches() -> None:
     for a, b in zip(fit.weights, anew.weights, strict=True):
         assert torch.equal(a.w, b.w)
         assert torch.equal(a.b, b.b)
+
+
+@pytest.mark.parametrize("read", [1, 40])
+def test_how_many_rows_are_read_at_once_changes_no_batch(read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = table()
+    source = source_of(x, y, 1 + y)
+    usual = list(source.batches(7, 0, 0))
+    monkeypatch.setattr("liftednn.data.sources._READ", read)
+    for batch, same in zip(usual, source.batches(7, 0, 0), strict=True):
+        for part, other in zip(batch, same, strict=True):
+            torch.testing.assert_close(part, other, rtol=0, atol=0)

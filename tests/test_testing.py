@@ -36,7 +36,7 @@ from liftednn.losses import (
     Split,
     SquaredError,
 )
-from liftednn.operators import Dense, Sum
+from liftednn.operators import Conv1d, Dense, Sum
 from liftednn.penalties import L1, L2, Ball, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
 from liftednn.testing import check_activation, check_loss, check_operator, check_penalty
 from tests.shaped import Halves
@@ -333,6 +333,7 @@ def test_a_broken_penalty_is_found(fault: Fault) -> None:
 
 
 MIXED = Sum(Dense(4, 3), (True, True, False), (False, False, True))
+PAIRS = Conv1d((4, 5), 6, 2, groups=2)
 OPERATORS: list[Fault] = [
     (Dense(5, 3), "adjoint", lambda self, r, weights, index=0: 2 * (r @ weights.w), "adjoint fails"),
     (Dense(5, 3), "adjoint", lambda self, r, weights, index=0: (r @ weights.w)[:, :1], "adjoint gave shape"),
@@ -390,6 +391,16 @@ OPERATORS: list[Fault] = [
     (Dense(5, 3), "norm", lambda self, weights, index=0: 1e6, "within a factor"),
     (Dense(5, 3), "norm", lambda self, weights, index=0: 20.0, "norm must bound"),
     (MIXED, "bias", None, "bias must be True or False"),
+    (PAIRS, "resizable", True, "declared resizable, but its weights have groups"),
+    (PAIRS, "by_group", lambda self, xs: [], "by_group gave 0 operators for 2 groups"),
+    (PAIRS, "by_group", lambda self, xs: Conv1d.by_group(self, xs)[::-1], "by_group must give operators with the rows"),
+    (
+        PAIRS,
+        "by_group",
+        lambda self, xs: [(self, list(xs))] * 2,
+        "by_group must give operators with the weights of a group",
+    ),
+    (Conv1d((2, 5), 3, 2), "resized", lambda self, p, q: self, r"resized\(8, 6\) must have"),
 ]
 
 

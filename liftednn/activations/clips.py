@@ -88,6 +88,9 @@ class FenchelReLU(_Clip):
 
     lower, upper, homogeneous = 0.0, torch.inf, True
 
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.relu()
+
 
 @dataclass(frozen=True)
 class FenchelHardTanh(_Bounded):

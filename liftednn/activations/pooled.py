@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as fn
 from torch import Tensor
 
 from liftednn.activations.clips import FenchelReLU
@@ -69,7 +70,19 @@ class Pooled(Windowed):
         return math.prod(min(-(-kernel // step), count) for kernel, step, count in given)
 
     def _max(self, u: Tensor) -> Tensor:
+        if u.is_cuda:
+            return fn.max_pool2d(self._flat(u), *self._flat_windows()).reshape(*u.shape[:-1], -1)
         return self._reduced(u, torch.maximum)
+
+    def _flat(self, u: Tensor) -> Tensor:
+        """u as two-dimensional images of one channel each; a sequence has one row."""
+        image = self._image(u)
+        return image if image.ndim == 3 else image[:, None]
+
+    def _flat_windows(self) -> tuple[list[int], list[int]]:
+        """Kernel and stride for the images of `_flat`."""
+        rows = [1] * (3 - len(self.shape))
+        return [*rows, *self._kernel], [*rows, *self._step]
 
     def _select(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The largest entry of every window, (n, width), and its place in its window along the last axis, then the one before.
@@ -94,6 +107,8 @@ class Pooled(Windowed):
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         """The activation's gradient at the selected entries, summed where windows overlap; 0 at the others."""
+        if u.is_cuda:
+            return self._grad_by_indices(u, z)
         largest, places = self._select(u)
         part = self.activation.grad(largest, z).view_as(places[-1])
         for axis, place in enumerate(reversed(places), start=1):
@@ -102,6 +117,14 @@ class Pooled(Windowed):
                 entries.add_(part * (place == number))  # several times faster than masked_fill on a CPU
             part = wide
         return part.reshape(u.shape)
+
+    def _grad_by_indices(self, u: Tensor, z: Tensor) -> Tensor:
+        """The same by torch's kernels, which are faster on a GPU and slower on a CPU."""
+        image, (kernel, stride), none = self._flat(u), self._flat_windows(), [0, 0]
+        largest, places = torch.ops.aten.max_pool2d_with_indices(image, kernel, stride)
+        part = self.activation.grad(largest.reshape(z.shape), z).view_as(largest)
+        back = torch.ops.aten.max_pool2d_with_indices_backward(part, image, kernel, stride, none, [1, 1], False, places)
+        return back.reshape(u.shape)
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         return self.activation.prox(v, self._max(u), step)

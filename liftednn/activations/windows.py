@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
+from typing import Self
 
 from torch import Tensor
 
@@ -88,6 +90,11 @@ class Windowed(Activation):
         for axis in range(image.ndim - 1, 0, -1):
             image = reduce(combine, self._slices(image, axis))
         return image.reshape(*u.shape[:-1], -1)
+
+    def restrict(self, units: Tensor) -> Self:
+        """For whole channels."""
+        channels = -1 if self.shape[0] < 0 else len(units) // math.prod(self.shape[1:])
+        return replace(self, shape=(channels, *self.shape[1:]))  # type: ignore[type-var]
 
     def width(self, p: int) -> int:
         return self._channels(p, self.shape[1:]) * math.prod(self._counts)

@@ -105,6 +105,8 @@ class Operator(ABC):
                    to columns i q, ..., (i + 1) q - 1 of the targets
     bias           whether b may differ from 0; it has one entry for each column of the targets, not for each pre-activation
     plain          the operator is exactly x w' + b on a single state; `resized` then returns the same for other widths
+    resizable      `resized` returns the operator for a w of another shape: as many columns for every channel of the one state that it
+                   reads, channels in their order, and a row for every channel of the output; pruning needs it. True where plain
     skips          `offset` is not 0
 
     >>> operator = lnn.operators.Dense(3, 2)
@@ -119,6 +121,10 @@ class Operator(ABC):
     skips: bool = False
     # A'A is formed as a matrix up to this many columns.
     _formed: int = 4096
+
+    @property
+    def resizable(self) -> bool:
+        return self.plain
 
     @property
     @abstractmethod
@@ -213,6 +219,11 @@ class Operator(ABC):
         matrix = normal.matrix()
         return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1].clamp(min=0).sqrt())
 
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]] | None:
+        """For an operator with groups, that of every group without its offset, and the states it reads, so that the rows of a group can be
+        formed without those of the others. None where it has no such parts; the W-step then holds all rows in memory."""
+        return None
+
     def resized(self, inputs: int, outputs: int) -> Self:
-        """The same operator for other widths. Required where `plain` is declared."""
+        """The same operator for a w of shape (outputs, inputs). Required where `plain` or `resizable` is declared."""
         raise TypeError(f"{type(self).__name__} is not declared `plain`, so it has no other widths")

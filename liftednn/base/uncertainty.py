@@ -9,6 +9,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from liftednn.base.divergence import Divergence
+from liftednn.base.operator import Operator
 from liftednn.base.penalty import Penalty
 
 __all__ = ["Uncertainty"]
@@ -27,6 +28,15 @@ class Uncertainty(ABC):
     @abstractmethod
     def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         """Why a layer with weights of this shape (out, in) cannot have this uncertainty; empty if it can."""
+
+    def why_not_operator(self, operator: Operator) -> str:
+        """Why the states that an operator reads cannot have this uncertainty; empty if they can. By default it must be u = x w' + b."""
+        return "" if operator.plain else f"{type(self).__name__} needs an operator u = x w' + b, got {operator!r}"
+
+    def of_rows(self, operator: Operator) -> Uncertainty:
+        """For states with this uncertainty, that of the operator's rows, added up over positions. Required where `why_not_operator` allows
+        other operators than u = x w' + b."""
+        return self
 
     def robust_divergence(self, divergence: Divergence, w: Tensor) -> Divergence:
         """The divergence that replaces D at fixed weights (out, in)."""

@@ -19,7 +19,7 @@ _ROWS = 8192
 
 
 class Patches(Design):
-    """The rows (n t, p) of an operator without groups that reads states xs, t positions for each of n samples.
+    """The rows (n t, p) of an operator without groups, or of one group, that reads states xs, t positions for each of n samples.
 
     Moments are summed over blocks of samples; products with the rows are those of the operator.
 

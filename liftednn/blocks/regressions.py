@@ -12,6 +12,7 @@ from liftednn.base import Affine, Divergence, Operator
 from liftednn.blocks.patches import Patches
 from liftednn.blocks.weights import Design, WeightStep, update_weights
 from liftednn.network import Layer
+from liftednn.operators import Dense
 
 __all__ = ["POSITIONS", "SAMPLES", "Regression", "designs_of", "regressions", "repeated", "some_rows", "update_layer"]
 
@@ -45,16 +46,14 @@ def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | No
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
     """The rows of a layer, one design for each group: reuse them while the states xs that it reads stay the same.
 
-    The rows of several positions are not held in memory, unless they have groups.
+    The rows of several positions are not held in memory, unless the operator has groups and no operator for each.
     """
     operator, row_weights = layer.operator, repeated(sample_weight, layer.operator.positions)
-    if not operator.grouped:
-        several = operator.positions > 1
-        return [
-            Patches(operator, xs, row_weights) if several else Design(operator.rows(xs), operator.bias, row_weights)
-        ]
-    parts = torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
-    return [Design(part.contiguous(), operator.bias, row_weights) for part in parts]
+    parts = operator.by_group(xs) if operator.grouped else [(operator, list(xs))]
+    if operator.positions > 1 and parts is not None:
+        return [Patches(part, read, row_weights) for part, read in parts]
+    rows = torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
+    return [Design(part.contiguous(), operator.bias, row_weights) for part in rows]
 
 
 def regressions(
@@ -77,11 +76,14 @@ def regressions(
     offset = operator.targets(operator.offset(xs)) if operator.skips else None
     if offset is not None and whole.quadratic and by_moments:
         z, offset = z - offset, None
+    # A regression is dense on its rows. Its means are over rows, not samples, and so is its uncertainty.
+    dense, kind = Dense(operator.weight_shape[-1], width, operator.bias), layer.row_uncertainty
     found = []
     for group, design in enumerate(designs):
         columns = slice(group * width, (group + 1) * width) if grouped else slice(None)
         divergence = whole if offset is None else WithOffset(whole, offset[:, columns])
-        posed = replace(layer, divergence=divergence, lam=layer.lam * t)
+        uncertainty = None if kind is None else kind.scaled(t**-0.5)
+        posed = replace(layer, operator=dense, divergence=divergence, lam=layer.lam * t, uncertainty=uncertainty)
         w = current.w[group] if grouped else current.w
         found.append(Regression(posed, design, z[:, columns], Affine(w, current.b[columns])))
     return found

@@ -6,6 +6,7 @@ block diagonal in w and c.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -76,8 +77,11 @@ class Design:
 
     def noisy(self, noise: Tensor) -> Design:
         """The same rows with this noise; the moments of the rows are reused."""
-        other = replace(self, noise=noise, _factors={})
-        other.__dict__["_centred"] = self._centred
+        self._centred  # noqa: B018, computed once for both
+        other = copy.copy(self)
+        other.noise, other._factors = noise, {}
+        for name in ("inputs", "spectrum", "largest"):
+            other.__dict__.pop(name, None)
         return other
 
     def moments(self, z: Tensor) -> Moments:

@@ -7,6 +7,7 @@ run can resume where it stopped.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
@@ -86,11 +87,12 @@ class _Permuted(ABC):
         return -(-len(self.x) // size)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        """A batch of all rows keeps their order."""
-        whole = size >= len(self.x)
-        order = torch.arange(len(self.x)) if whole else _permutation(len(self.x), seed, number)
-        for chosen in torch.split(order.to(self.y.device), size):
-            yield self.at(chosen)
+        """A batch of all rows keeps their order. Rows are read for several batches at once, which takes less time for small ones."""
+        order = torch.arange(len(self.x)) if size >= len(self.x) else _permutation(len(self.x), seed, number)
+        together = size * max(1, _READ // max(1, size * self.x.shape[-1]))
+        for chosen in torch.split(order.to(self.y.device), together):
+            parts = [itertools.repeat(None) if part is None else torch.split(part, size) for part in self.at(chosen)]
+            yield from zip(*parts, strict=False)
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,14 @@ class Memory(_Permuted):
     x: Tensor
 
     def at(self, chosen: Tensor) -> Batch:
-        row_weights = (
-            None if self.row_weights is None else self.row_weights.index_select(0, chosen.to(self.row_weights.device))
-        )
+        each = self.row_weights
+        row_weights = None if each is None else each.index_select(0, chosen.to(each.device))
         at = chosen.to(self.y.device)
         y = self.y.index_select(0, at) if self.y.is_floating_point() else self.y[at]  # not for every integer dtype
         return self.x.index_select(0, chosen.to(self.x.device)), y, row_weights
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
-        whole = size >= len(self.x)
-        return iter([(self.x, self.y, self.row_weights)]) if whole else super().batches(size, seed, number)
+        return super().batches(size, seed, number) if size < len(self.x) else iter([(self.x, self.y, self.row_weights)])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from liftednn.estimators.scaling import Array
-from liftednn.functional import median_and_spread, quantile
+from liftednn.functional import median_and_spread
+from liftednn.functional.tensors import quartiles
 
 __all__ = ["CompressTails", "Tails"]
 
@@ -50,7 +51,8 @@ class Tails:
         rows = torch.from_numpy(np.array(x[::step], np.float64))
         counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
         centre, spread = median_and_spread(rows, counts)
-        below, above = centre - quantile(rows, 0.25, counts), quantile(rows, 0.75, counts) - centre
+        lower, _, upper = quartiles(rows, counts)
+        below, above = centre - lower, upper - centre
         varied = (below > 0) & (above > 0)
         usual = _usual_distance(rows, centre)
         unit, spread = torch.where(varied, torch.minimum(below, above), usual), torch.where(varied, spread, usual)

@@ -35,6 +35,8 @@ __all__ = [
 _NEAR, _NEWTON = 0.5, 8
 # Below this fraction of the largest, the eigenvalues of w w' have lost too many digits.
 _CONDITION = 1e-6
+# Entries up to which torch's own softmax is faster on a CPU: one operation in place of five.
+_SMALL = 1024
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
@@ -101,12 +103,13 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row of u (n, p); on a CPU in elementary operations, which are faster than torch's kernel for rows of a few classes.
+    """softmax of each row of u (n, p); of many rows on a CPU in elementary operations, which are faster than torch's kernel for rows of
+    a few classes.
 
     >>> lnn.functional.softmax(torch.tensor([[1.0, 1.0]])).tolist()
     [[0.5, 0.5]]
     """
-    if u.device.type != "cpu":
+    if u.numel() <= _SMALL or u.device.type != "cpu":
         return torch.softmax(u, -1)
     e = (u - u.amax(-1, keepdim=True)).exp_()
     return e.div_(e.sum(-1, keepdim=True))
@@ -144,12 +147,28 @@ def quantile(y: Tensor, level: Tensor | float, row_weights: Tensor | None = None
     >>> lnn.functional.quantile(torch.tensor([[1.0], [2.0], [6.0]]), 0.5)
     tensor([2.])
     """
-    ordered, order = y.sort(0)
-    weights = torch.ones_like(order, dtype=torch.float64) if row_weights is None else row_weights.double()[order]
-    fraction = weights.cumsum(0) / weights.sum(0)
     levels = torch.as_tensor(level, dtype=torch.float64, device=y.device).expand(y.shape[1])
-    found = torch.searchsorted(fraction.T.contiguous(), levels[:, None].contiguous()).clamp(max=len(y) - 1)
-    return ordered.gather(0, found.T)[0]
+    return _at_levels(y, levels[None], row_weights)[0]
+
+
+def quartiles(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The `quantile` of each column of y (n, p) at 1/4, 1/2 and 3/4, in the time of one."""
+    levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=y.device)
+    low, centre, high = _at_levels(y, levels[:, None].expand(3, y.shape[1]), row_weights)
+    return low, centre, high
+
+
+def _at_levels(y: Tensor, levels: Tensor, row_weights: Tensor | None) -> Tensor:
+    """The quantiles (k, p) of y (n, p) at levels (k, p)."""
+    ordered, order = y.sort(0)
+    if row_weights is None:  # the same fractions in all columns
+        fraction = torch.arange(1, len(y) + 1, dtype=torch.float64, device=y.device) / len(y)
+        found = torch.searchsorted(fraction, levels.contiguous())
+    else:
+        weights = row_weights.double()[order]
+        fraction = weights.cumsum(0) / weights.sum(0)
+        found = torch.searchsorted(fraction.T.contiguous(), levels.T.contiguous()).T
+    return ordered.gather(0, found.clamp(max=len(y) - 1))
 
 
 def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,7 +179,7 @@ def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Ten
     >>> centre.tolist(), round(float(spread), 2)
     ([2.0], 0.74)
     """
-    low, centre, high = (quantile(y, level, row_weights) for level in (0.25, 0.5, 0.75))
+    low, centre, high = quartiles(y, row_weights)
     deviation = reduce.mean_and_variance(y, row_weights)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
     constant = smallest == greatest

@@ -47,8 +47,11 @@ class SoftmaxCrossEntropy(Loss):
         )  # Moreau's identity with the entropy of the simplex
 
     def hessian_vectors(self, u: Tensor, z: Tensor) -> Tensor:
-        """The columns of the symmetric square root of the Hessian diag(p) - p p', p the probabilities; for many classes those of another
-        root, sqrt(p_k) (e_k - p), which costs less."""
+        """The columns of the symmetric square root of the Hessian diag(p) - p p', p the probabilities; of two classes, for which they are
+        parallel, one with the same outer product; for many those of another root, sqrt(p_k) (e_k - p), which costs less."""
+        if u.shape[1] == 2:
+            root = softmax(u).prod(1, keepdim=True).sqrt()
+            return torch.cat([root, -root], 1)[None]
         p, identity = softmax(u), torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
         if u.shape[1] > _MANY:
             return p.T.sqrt()[:, :, None] * (identity[:, None] - p)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 
 import torch
@@ -26,7 +27,7 @@ class Layer:
     divergence   D: an Activation, or a Loss for the last layer
     penalty      pi, on w
     lam          the weight of D in the objective, positive
-    uncertainty  how the true rows x may differ from the given ones, such as robust.Noise(0.3); None if they are exact
+    uncertainty  how the true states x may differ from the given ones, such as robust.Noise(0.3); None if they are exact
     name         name of the state z that the layer gives; empty for "x1", "x2", ... in the order of layers; "x0" is the data
     reads        names of the states that the operator reads; empty for the previous state
     key          layers with the same key share w, and each has its own b; empty for an own w
@@ -71,14 +72,15 @@ class Layer:
     def _check_uncertainty(self, kind: Uncertainty, shape: tuple[int, ...]) -> None:
         if not isinstance(kind, Uncertainty):
             raise ValueError(f"uncertainty must be None or an Uncertainty such as robust.Noise(0.3), got {kind!r}")
-        if not self.operator.plain or self.key:
+        if self.key:
             raise ValueError(
-                f"an uncertainty needs a layer u = x w' + b that shares its w with no other, got {self.operator!r} with "
-                f"key={self.key!r}: leave uncertainty=None"
+                f"an uncertainty needs a layer that shares its w with no other, got key={self.key!r}: leave uncertainty=None"
             )
+        if reason := kind.why_not_operator(self.operator):
+            raise ValueError(f"{reason}: leave uncertainty=None")
         if self.divergence.why_not_exact:
             raise ValueError(f"an uncertainty needs exact blocks: {self.divergence.why_not_exact}")
-        if reason := kind.why_not(self.divergence, self.penalty, (shape[0], shape[1])):
+        if reason := kind.why_not(self.divergence, self.penalty, (shape[-2], self.operator.in_widths[0])):
             raise ValueError(reason)
 
     def _check_parameters(self) -> None:
@@ -110,15 +112,21 @@ class Layer:
         """Shape of one sample of that state."""
         return self.divergence.state_shape(self.operator.out_shape)
 
+    @cached_property
+    def row_uncertainty(self) -> Uncertainty | None:
+        """The uncertainty of the rows of the regression, added up over positions: that of the states where these are the rows."""
+        kind = self.uncertainty
+        return kind if kind is None or self.operator.plain else kind.of_rows(self.operator)
+
     def robust_divergence(self, w: Tensor) -> Divergence:
         """The divergence of the objective at fixed weights w: D itself, or its robust form if there is an uncertainty."""
         return self.divergence if self.uncertainty is None else self.uncertainty.robust_divergence(self.divergence, w)
 
     def term(self, mean: float, w: Tensor) -> float:
         """The layer's term of the objective without its penalty, from the mean over rows of `robust_divergence`."""
-        if self.uncertainty is None:
+        if self.row_uncertainty is None:
             return self.lam * mean
-        return self.lam * self.uncertainty.term(mean, self.divergence.curvature, w)
+        return self.lam * self.row_uncertainty.term(mean, self.divergence.curvature, w)
 
     def penalty_value(self, w: Tensor) -> Tensor:
         """pi(w); the sum over groups if w has groups."""

@@ -145,7 +145,8 @@ class LiftedNetwork:
         """The network and its weights without unused hidden units, such as those that `GroupL2` sets to 0; same feed-forward predictions.
 
         A unit whose weights are 0 is constant, and is added to the bias of the next layer; a unit whose weights in the next layer are 0
-        is removed. Needs dense layers and activations that act unit by unit.
+        is removed. The units of a convolution are its channels; they are refused where a padding or a sum makes their removal inexact.
+        Needs activations that act unit by unit, or channel by channel, as those with max-pooling do.
 
         >>> network = lnn.LiftedNetwork.mlp([3, 2, 1], loss="squared")
         >>> w = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as fn
@@ -147,6 +147,18 @@ class _Convolution(Operator):
         inside = [step * d for step, d in zip(steps, self._dilation, strict=True)]
         patches = x.as_strided(size, (sample, *apart, channel, *inside))
         return patches.reshape(len(x) * self.positions, -1)
+
+    resizable = property(lambda self: self.groups == 1)
+
+    def resized(self, inputs: int, outputs: int) -> Self:
+        channels = inputs // math.prod(self._kernel)
+        return replace(self, in_shape=(channels, *self.in_shape[1:]), out_channels=outputs)
+
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]]:
+        channels, *sizes = self.in_shape
+        shape, count = (channels // self.groups, *sizes), self.out_channels // self.groups
+        part = replace(self, in_shape=shape, out_channels=count, groups=1)
+        return [(part, [x]) for x in torch.split(xs[0], math.prod(shape), 1)]
 
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
         kernels, x, none = self._kernels(weights.w), self._shaped(xs[0]), [0] * len(self._kernel)

@@ -54,7 +54,7 @@ class Dense(Operator):
         return u_gradient.T @ xs[0]
 
     def bias_gradient(self, u_gradient: Tensor) -> Tensor:
-        return u_gradient.T @ u_gradient.new_ones(len(u_gradient))
+        return u_gradient.sum(0)
 
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         return r @ weights.w

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as fn
@@ -143,11 +143,20 @@ class Composed(Operator):
     def weight_shape(self) -> tuple[int, ...]:
         return self.operator.weight_shape
 
+    resizable = property(lambda self: self.operator.resizable)
+
+    def resized(self, inputs: int, outputs: int) -> Self:
+        channels = self.in_shape[0] * inputs // self.weight_shape[-1]
+        return replace(self, operator=self.operator.resized(inputs, outputs), in_shape=(channels, *self.in_shape[1:]))
+
     def _pooled(self, xs: Sequence[Tensor]) -> list[Tensor]:
         return [self.pool.forward(xs[0], self.in_shape)]
 
     def rows(self, xs: Sequence[Tensor]) -> Tensor:
         return self.operator.rows(self._pooled(xs))
+
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]] | None:
+        return self.operator.by_group(self._pooled(xs))
 
     def targets(self, u: Tensor) -> Tensor:
         return self.operator.targets(u)

@@ -71,6 +71,9 @@ class Sum(Operator):
     def rows(self, xs: Sequence[Tensor]) -> Tensor:
         return self.operator.rows(self._entering(xs))
 
+    def by_group(self, xs: Sequence[Tensor]) -> list[tuple[Operator, list[Tensor]]] | None:
+        return self.operator.by_group(self._entering(xs))
+
     def targets(self, u: Tensor) -> Tensor:
         return self.operator.targets(u)
 

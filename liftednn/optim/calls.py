@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,17 +11,19 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch.nn.functional as fn
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler
 from torch.utils._pytree import tree_map
 
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Call", "Hook", "attach", "copied_buffers", "tensors_in"]
+__all__ = ["Call", "Hook", "attach", "copied_buffers", "tensors_in", "watched_linear"]
 
 
 # Whether a module runs for a refresh, which no optimiser of this module or of its parts may take for a training call.
 _rerunning = ContextVar("_rerunning", default=False)
+_watching = threading.Lock()
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -102,6 +105,24 @@ def copied_buffers(module: nn.Module) -> Iterator[None]:
     finally:
         for each, buffers in kept:
             each._buffers.update(buffers)
+
+
+@contextmanager
+def watched_linear(watch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Replace the output of torch.nn.functional.linear in a rerun by `watch(x, weight, output)`: nn.MultiheadAttention calls it with its
+    weights, and no hook sees that."""
+
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+        output = plain(input, weight, bias)
+        return watch(input, weight, output) if _rerunning.get() else output
+
+    with _watching:
+        plain = fn.linear
+        fn.linear = linear
+        try:
+            yield
+        finally:
+            fn.linear = plain
 
 
 class Hook:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from liftednn.optim.calls import Call, copied_buffers
+from liftednn.optim.calls import Call, copied_buffers, watched_linear
 from liftednn.optim.layers import Regression
 from liftednn.optim.moments import BlockMoments
 from liftednn.optim.probes import Probes
@@ -33,41 +34,29 @@ class Capture:
     moments   of its rows
     sample    some of the rows, (r, g, p)
     squares   of the gradients that the probes cause in its outputs, summed over rows, one for each output: the curvature of each
-    size      the squares of its outputs, summed, and the number of them
+    size      the squares of its outputs, summed, the number of them, and that times `Regression.overlap`
+    calls     the module, the layer's columns of its output, and where the gradient of that output arrives
     """
 
     def __init__(self, regression: Regression) -> None:
-        self.regression, weight = regression, regression.weight
-        like = weight.detach().new_zeros((), dtype=regression.dtype)
-        self.moments = BlockMoments.zeros(regression.groups, math.prod(weight.shape[1:]), like)
+        self.regression = regression
+        like = regression.weight.detach().new_zeros((), dtype=regression.dtype)
+        self.moments = BlockMoments.zeros(regression.groups, regression.columns, like)
         self.sample: list[Tensor] = []
-        self.squares = like.new_zeros(len(weight))
-        self.size = like.new_zeros(2)
-        self.calls: list[tuple[nn.Module, Any]] = []
+        self.squares = like.new_zeros(regression.outputs)
+        self.size = like.new_zeros(3)
+        self.calls: list[tuple[nn.Module, slice, Any]] = []
         self.numbers, self.number, self.without_graph = 0, -1, False
 
-    def forward_hook(self, number: Callable[[], int]) -> Callable[..., Tensor]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            self.number = number()
-            with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
-                self._add(module, args[0] if args else kwargs["input"], output)
-            if not output.requires_grad:
-                self.without_graph = True
-                return output
-            # An activation may write to its input, and a copy can be written to without another graph for its source.
-            copy = output.clone()
-            self.calls.append((module, get_gradient_edge(copy)))
-            return copy
-
-        return hook
-
-    def _add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
+    def add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        """Add the rows and the outputs of a call."""
         for rows in self.regression.row_blocks(module, x.detach()):
             if len(rows):
                 self.moments = self.moments + BlockMoments.of(rows)
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
-        self.size = self.size + torch.stack([squares.sum(), squares.new_tensor(float(output.numel()))])
+        number, overlap = float(output.numel()), self.regression.overlap(module, x, output)
+        self.size = self.size + torch.stack([squares.sum(), *squares.new_tensor([number, overlap * number])])
         self.numbers += output.numel()
 
     def summed(self, add_up: AddUp) -> None:
@@ -79,19 +68,31 @@ class Capture:
     def called(self) -> bool:
         return float(self.moments.count) > 0
 
+    @property
+    def mean_square(self) -> Tensor:
+        """Of its outputs."""
+        return self.size[0] / self.size[1]
+
+    @property
+    def overlap(self) -> Tensor:
+        """The mean over outputs of `Regression.overlap`."""
+        return self.size[2] / self.size[1]
+
     def curvature(self) -> Tensor:
         """The mean over outputs that receive a gradient. Outputs without must not lower it: a smaller curvature gives longer steps, which
-        give more outputs without a gradient."""
+        give more outputs without a gradient. Of a transposed convolution, it is that of what is added up in the outputs."""
         active = (self.squares > _NEGLIGIBLE * self.squares.max()).to(self.squares).mean()
-        return self.squares.mean() / active.clamp(min=1 / len(self.squares))
+        return self.overlap * self.squares.mean() / active.clamp(min=1 / len(self.squares))
 
-    def motion(self, move: Tensor, shift: Tensor | None, add_up: AddUp) -> float:
+    def motion(self, move: Tensor | None, shift: Tensor | None, add_up: AddUp) -> float:
         """The mean square by which a step moves the outputs, over the mean square of these."""
+        move = self.squares.new_zeros(self.regression.matrix_shape) if move is None else move
         rows = torch.cat(self.sample) if self.sample else move.new_zeros(0, *move.shape[::2])
         moved = torch.einsum("rgp,gqp->rgq", rows, move)
         moved = moved if shift is None else moved + shift
-        squares, number = add_up(torch.stack([moved.square().sum(), moved.new_tensor(float(moved.numel()))]))
-        return float(squares / number / (self.size[0] / self.size[1]))
+        number = moved.new_tensor(float(len(rows) * self.regression.outputs))
+        squares, number = add_up(torch.stack([self.overlap * moved.square().sum(), number]))
+        return float(squares / number / self.mean_square)
 
 
 def measure(
@@ -127,15 +128,70 @@ def measure(
 
 def _rerun(module: nn.Module, call: Call, captures: Sequence[Capture]) -> Any:
     numbers = iter(range(2**62))
-    hooks = [
-        (each, capture.forward_hook(numbers.__next__)) for capture in captures for each in capture.regression.modules
+    by_weight: dict[int, list[Capture]] = {}
+    for capture in captures:
+        if capture.regression.functional:
+            by_weight.setdefault(id(capture.regression.weight), []).append(capture)
+    hooked = [
+        (each, capture)
+        for capture in captures
+        if not capture.regression.functional
+        for each in capture.regression.modules
     ]
-    handles = [each.register_forward_hook(hook, prepend=True, with_kwargs=True) for each, hook in hooks]
+    handles = [
+        each.register_forward_hook(_forward_hook(capture, numbers), prepend=True, with_kwargs=True)
+        for each, capture in hooked
+    ]
     try:
-        return call.rerun(module)
+        with watched_linear(partial(_watch_linear, by_weight, numbers)) if by_weight else nullcontext():
+            return call.rerun(module)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _forward_hook(capture: Capture, numbers: Iterator[int]) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        x = args[0] if args else kwargs["input"]
+        return _watched([(capture, slice(None))], next(numbers), module, x, output)
+
+    return hook
+
+
+def _watch_linear(
+    by_weight: Mapping[int, Sequence[Capture]], numbers: Iterator[int], x: Tensor, weight: Tensor, output: Tensor
+) -> Tensor:
+    """For a call of torch.nn.functional.linear with one of these weights, or with some of its rows."""
+    whole = weight if id(weight) in by_weight or weight._base is None else weight._base
+    start = (weight.storage_offset() - whole.storage_offset()) // max(weight.stride(0), 1)
+    found = []
+    for capture in by_weight.get(id(whole), ()):
+        first, last, _ = capture.regression.rows.indices(len(whole))
+        if start <= first and last <= start + len(weight):
+            found.append((capture, slice(first - start, last - start)))
+    if not found:
+        return output
+    # Attention has its inputs as (tokens, samples, columns).
+    x = x.transpose(0, 1) if x.ndim == 3 else x
+    return _watched(found, next(numbers), found[0][0].regression.modules[0], x, output)
+
+
+def _watched(
+    captures: Sequence[tuple[Capture, slice]], number: int, module: nn.Module, x: Tensor, output: Tensor
+) -> Tensor:
+    """Add a call to the captures, each with its columns of the output. Returns what the module shall give in place of the output."""
+    for capture, columns in captures:
+        capture.number = number
+        with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
+            capture.add(module, x, output[..., columns])
+        capture.without_graph |= not output.requires_grad
+    if not output.requires_grad:
+        return output
+    # An activation may write to its input, and a copy can be written to without another graph for its source.
+    copy = output.clone()
+    for capture, columns in captures:
+        capture.calls.append((module, columns, get_gradient_edge(copy)))
+    return copy
 
 
 def _check_graphs(captures: Sequence[Capture]) -> None:
@@ -157,17 +213,17 @@ def _check_scale(gradient: Tensor | None, given: Tensor, unit: float) -> None:
 
 
 def _send(captures: Sequence[Capture], probes: Probes, last: Regression) -> None:
-    pairs = [(capture, module, edge) for capture in captures for module, edge in capture.calls]
+    pairs = [(capture, *call) for capture in captures for call in capture.calls]
     if not pairs:
         return
-    edges = [edge for _, _, edge in pairs]
+    edges = [edge for *_, edge in pairs]
     for number, sent in enumerate(probes.sent, start=1):
         keep = number < len(probes.sent) or bool(probes.unit)
         received = torch.autograd.grad(probes.outputs, edges, sent, retain_graph=keep, allow_unused=True)
         if probes.unit and last.weight.grad is not None:
             (gradient,) = torch.autograd.grad(probes.outputs, [last.weight], sent, allow_unused=True)
             _check_scale(gradient, last.weight.grad, probes.unit)
-        for (capture, module, _), gradient in zip(pairs, received, strict=True):
+        for (capture, module, columns, _), gradient in zip(pairs, received, strict=True):
             if gradient is not None:
-                squares = capture.regression.channel_squares(module, gradient)
+                squares = capture.regression.channel_squares(module, gradient[..., columns])
                 capture.squares = capture.squares + squares * (probes.curvature / len(probes.sent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as fn
@@ -15,26 +16,65 @@ from liftednn.operators import Conv1d, Conv2d
 
 __all__ = ["Regression", "regressions"]
 
-_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, *_TRANSPOSED)
 # The most numbers in a matrix of rows that is formed at a time.
 _FORMED = 2**26
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A weight, the intercepts that move with it, and the modules that have this weight."""
+    """A weight, the intercepts that move with it, and the modules that have this weight.
+
+    A transposed convolution multiplies the channels of each input position with one matrix, whose outputs, one for every output channel
+    and kernel position, are added up where kernels overlap.
+
+    rows, bias_rows   those of the weight and of the intercepts, where an attention holds the projections of queries, keys and values in
+                      one parameter
+    functional        whether the weight is given to torch.nn.functional.linear without a call of a module, as attention does
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
     modules: tuple[nn.Module, ...]
+    rows: slice
+    bias_rows: slice
+    functional: bool
+
+    @property
+    def name(self) -> str:
+        """That of its geometry in the state of the weight."""
+        return "metric" if self.rows == _ALL else f"metric_{self.rows.start}"
 
     @property
     def groups(self) -> int:
         return int(getattr(self.modules[0], "groups", 1))
 
     @property
-    def has_gradient(self) -> bool:
-        return self.weight.grad is not None or (self.bias is not None and self.bias.grad is not None)
+    def transposed(self) -> bool:
+        return isinstance(self.modules[0], _TRANSPOSED)
+
+    @property
+    def outputs(self) -> int:
+        """Output channels of all groups."""
+        return self.groups * self.weight.shape[1] if self.transposed else len(self.weight[self.rows])
+
+    @property
+    def columns(self) -> int:
+        """Entries of a row of one group."""
+        return len(self.weight) // self.groups if self.transposed else math.prod(self.weight.shape[1:])
+
+    @property
+    def moving(self) -> tuple[bool, bool]:
+        """Whether the weight and the intercepts have gradients."""
+        return self.weight.grad is not None, self.bias is not None and self.bias.grad is not None
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """(g, q, p)."""
+        numbers = self.weight.numel() if self.rows == _ALL else self.outputs * self.columns
+        return self.groups, numbers // (self.groups * self.columns), self.columns
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,41 +82,66 @@ class Regression:
         return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
 
     def matrix(self, w: Tensor) -> Tensor:
-        """A tensor like the weight as (g, q, p)."""
-        return w.reshape(self.groups, w.shape[0] // self.groups, -1).to(self.dtype)
+        """Its rows of a tensor like the weight as (g, q, p)."""
+        w = w if self.rows == _ALL else w[self.rows]
+        grouped = w.reshape(self.groups, len(w) // self.groups, -1)
+        return (grouped.mT.contiguous() if self.transposed else grouped).to(self.dtype)
+
+    def intercepts(self, b: Tensor) -> Tensor:
+        """Its rows of a tensor like the bias as (g, q)."""
+        return b[self.bias_rows].reshape(self.groups, -1).to(self.dtype)
+
+    def from_matrix(self, w: Tensor) -> Tensor:
+        """The inverse of `matrix`."""
+        return (w.mT if self.transposed else w).reshape(-1, *self.weight.shape[1:])
 
     def row_blocks(self, module: nn.Module, x: Tensor) -> Iterator[Tensor]:
         """The rows (r, g, p) that one call of a module multiplies with the weight; some of the first samples' where there are many."""
-        if isinstance(module, nn.Linear):
-            x = x.reshape(len(x), -1, x.shape[-1]) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
-            positions = x.shape[1]
-        else:
-            assert isinstance(module, nn.Conv1d | nn.Conv2d)
+        operator = None
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
             x = _padded(module, x)
             operator = _operator(module, tuple(x.shape[1:]))
             positions = operator.positions
+        else:
+            x = _batched(module, x).flatten(2).mT if isinstance(module, _TRANSPOSED) else x
+            x = x.reshape(len(x), -1, x.shape[-1]) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
+            positions = x.shape[1]
         few = x[: max(SAMPLES, POSITIONS // positions)] if positions > 1 else x
         # At most about twice POSITIONS rows; every odd one, so that all columns of an image are met.
         every = len(few) * positions // (2 * POSITIONS) | 1 if positions > 1 else 1
-        width = self.groups * math.prod(self.weight.shape[1:])
-        for part in torch.split(few, max(1, _FORMED // (positions * width))):
-            rows = part.flatten(0, 1) if isinstance(module, nn.Linear) else operator.rows([part.flatten(1)])
+        for part in torch.split(few, max(1, _FORMED // (positions * self.groups * self.columns))):
+            rows = part.flatten(0, 1) if operator is None else operator.rows([part.flatten(1)])
             rows = rows[::every].to(self.dtype)
             yield rows.reshape(len(rows), self.groups, -1)
 
     def channel_squares(self, module: nn.Module, u: Tensor) -> Tensor:
         """The squares of a tensor like the outputs of a module, summed over rows: one number for each output."""
-        channel = u.ndim - 1 if isinstance(module, nn.Linear) else u.ndim - len(self.weight.shape) + 1
+        convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.ConvTranspose2d)
+        channel = u.ndim - len(self.weight.shape) + 1 if convolution else u.ndim - 1
         others = [axis for axis in range(u.ndim) if axis != channel]
         squares = u.to(self.dtype).square()
         return squares.sum(others) if others else squares
 
+    def overlap(self, module: nn.Module, x: Tensor, output: Tensor) -> float:
+        """A bound of the square of an output, summed over positions, by those of what is added up there: the most terms of an output,
+        times positions of the inputs over those of the outputs. 1 but for transposed convolutions."""
+        if not isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d):
+            return 1.0
+        sizes = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+        terms = math.prod(-(-k * math.gcd(stride, dilation) // stride) for k, stride, dilation in sizes)
+        axes = len(module.kernel_size)
+        return terms * math.prod(x.shape[-axes:]) / math.prod(output.shape[-axes:])
+
+
+def _batched(module: nn.Module, x: Tensor) -> Tensor:
+    """Inputs (n, channels, ...) of a convolution, also where one sample was given."""
+    return x if x.ndim == len(module.kernel_size) + 2 else x[None]  # type: ignore[arg-type]
+
 
 def _padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     """The inputs (n, channels, ...) with all padding of the module."""
-    x = x if x.ndim == len(module.kernel_size) + 2 else x[None]
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return fn.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    return fn.pad(_batched(module, x), module._reversed_padding_repeated_twice, mode=mode)
 
 
 def _operator(module: nn.Conv1d | nn.Conv2d, in_shape: tuple[int, ...]) -> Conv1d | Conv2d:
@@ -85,20 +150,58 @@ def _operator(module: nn.Conv1d | nn.Conv2d, in_shape: tuple[int, ...]) -> Conv1
     return kind(in_shape, module.out_channels, kernel, stride, 0, dilation, module.groups)
 
 
+class _Projection(NamedTuple):
+    """A weight and its intercepts in one module, as in `Regression`."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    rows: slice = _ALL
+    bias_rows: slice = _ALL
+
+
+def _projections(module: nn.Module) -> list[_Projection]:
+    """Those of the parameters that a module has itself."""
+    held = module._parameters
+    if isinstance(module, _TRANSPOSED) and not _pointwise(module):
+        return [_Projection(held.get("weight"), None)]  # an intercept belongs to several rows of the matrix
+    if isinstance(module, _KINDS):
+        return [_Projection(held.get("weight"), held.get("bias"))]
+    if not isinstance(module, nn.MultiheadAttention):
+        return []
+    thirds = [slice(at * module.embed_dim, (at + 1) * module.embed_dim) for at in range(3)]
+    packed, bias = held.get("in_proj_weight"), held.get("in_proj_bias")
+    if packed is not None:
+        return [_Projection(packed, bias, third, third) for third in thirds]
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return [_Projection(held.get(name), bias, bias_rows=third) for name, third in zip(names, thirds, strict=True)]
+
+
+def _pointwise(module: nn.Module) -> bool:
+    """Whether a transposed convolution is a Linear at every position."""
+    assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d)
+    ones, zeros = (*module.kernel_size, *module.stride), (*module.padding, *module.output_padding)
+    return set(ones) == {1} and set(zeros) == {0}
+
+
 def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
     """The layers of a module whose weights are in `held`, the parameters of an optimiser.
 
-    A weight that another kind of module has too, such as an embedding, is not one of a regression.
+    A weight that another kind of module has too, such as an embedding, is not one of a regression; nor is one that a convolution and a
+    transposed one share.
     """
-    others = {id(p) for each in module.modules() if not isinstance(each, _KINDS) for p in each._parameters.values()}
-    found: dict[int, list[nn.Module]] = {}
-    for each in module.modules():
-        weight = each._parameters.get("weight") if isinstance(each, _KINDS) else None
-        if weight is not None and weight in held and id(weight) not in others:
-            found.setdefault(id(weight), []).append(each)
+    every = [(each, _projections(each)) for each in module.modules()]
+    others = {id(p) for each, found in every if not found for p in each._parameters.values()}
+    inside = {id(each.out_proj) for each, _ in every if isinstance(each, nn.MultiheadAttention)}
+    found: dict[tuple[int, int], list[tuple[nn.Module, _Projection]]] = {}
+    for each, projections in every:
+        for one in projections:
+            if one.weight is not None and one.weight in held and id(one.weight) not in others:
+                found.setdefault((id(one.weight), one.rows.start or 0), []).append((each, one))
     made = []
-    for modules in found.values():
-        bias = modules[0]._parameters["bias"]
+    for pairs in found.values():
+        modules, (weight, bias, rows, bias_rows) = tuple(each for each, _ in pairs), pairs[0][1]
         bias = None if bias is None or bias not in held or id(bias) in others else bias
-        made.append(Regression(modules[0]._parameters["weight"], bias, tuple(modules)))  # type: ignore[arg-type]
+        functional = any(id(each) in inside or isinstance(each, nn.MultiheadAttention) for each in modules)
+        if weight is not None and len({isinstance(each, _TRANSPOSED) for each in modules}) == 1:
+            made.append(Regression(weight, bias, modules, rows, bias_rows, functional))
     return made

@@ -15,6 +15,7 @@ from liftednn.optim.capture import Capture, measure
 from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
+from liftednn.optim.stack import Stack, stacked, steps
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
@@ -31,18 +32,18 @@ _ADAM: dict[str, Any] = {
 
 
 class Lifted(torch.optim.Optimizer):
-    """A torch optimiser that takes, for each Linear and convolution of any module, the step of `MiniBatch`; AdamW moves the rest.
+    """A torch optimiser: the step of `MiniBatch` for each Linear, convolution and attention of any module; AdamW moves the rest.
 
     A layer's gradient is multiplied by the inverse of c (gram + d I), with the Gram matrix of the layer's inputs (of the patches of a
-    convolution), the curvature c of the criterion in the layer's outputs, and the damping d; then Nesterov's momentum. Gram matrices
-    and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running the module again on the
-    arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as much as minimises a
-    quadratic bound of the criterion, but not by more than a fraction of their size.
+    convolution, of the pixels of a transposed one), the curvature c of the criterion in the layer's outputs, and the damping d; then
+    Nesterov's momentum. Gram matrices and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running
+    the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
+    much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size.
 
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
                     torch.nn.functional, that is applied to the module's outputs (to their `logits`, or to the first of several tensors);
-                    None for any other, whose curvature is measured by the squares of the batch's own gradients
+                    None for any other, whose curvature is measured by the batch's own gradients and the size of the outputs
     params          the parameters to train, or dicts of them with their own `lr`, `momentum`, `weight_decay` and `adam_lr`, as for all
                     optimisers of torch; None for all parameters of the module
     lr              the rate, a fraction of the step that the curvature suggests
@@ -52,8 +53,8 @@ class Lifted(torch.optim.Optimizer):
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for .3, or 1 over the number of
                     layers if that is less
-    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, Conv1d or Conv2d that the module calls; it
-                    follows `lr`, when a scheduler changes that
+    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution or a projection of
+                    nn.MultiheadAttention that the module calls; it follows `lr`, when a scheduler changes that
 
     >>> _ = torch.manual_seed(0)
     >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
@@ -95,6 +96,7 @@ class Lifted(torch.optim.Optimizer):
         self._call: Call | None = None
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
+        self._stacked: tuple[list[Any], list[Stack]] | None = None
         self._groups: dict[Tensor, dict[str, Any]] | None = None
         self._detach = attach(unwrapped(self.module).called, self)
 
@@ -106,7 +108,7 @@ class Lifted(torch.optim.Optimizer):
                 raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
         param_group.setdefault("base_lr", settings["lr"])
         super().add_param_group(param_group)
-        self._layers = self._groups = None
+        self._layers = self._groups = self._stacked = None
 
     def close(self) -> None:
         """Remove the hooks from the module, which also happens when the optimiser is deleted; it cannot be refreshed after that."""
@@ -169,7 +171,7 @@ class Lifted(torch.optim.Optimizer):
     def _found(self) -> list[tuple[Regression, LayerMetric]]:
         """The layers that a refresh has measured."""
         if self._layers is None:
-            pairs = [(layer, self.state[layer.weight].get("metric")) for layer in self._regressions()]
+            pairs = [(layer, self.state[layer.weight].get(layer.name)) for layer in self._regressions()]
             self._layers = [(layer, LayerMetric.from_state(named)) for layer, named in pairs if named is not None]
         return self._layers
 
@@ -185,13 +187,13 @@ class Lifted(torch.optim.Optimizer):
                 "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
                 "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
             )
-        layers, ranks = [layer for layer in self._regressions() if layer.has_gradient], self._call.ranks
+        layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
         trust = trust_of(len(found)) if self.trust is None else self.trust
         for capture, curvature in found:
             self._refresh_layer(capture, curvature, trust, ranks)
-        self._layers = None
+        self._layers = self._stacked = None
 
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
@@ -205,42 +207,48 @@ class Lifted(torch.optim.Optimizer):
         """Update a layer's geometry; its steps are shortened where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
         state = self.state[layer.weight]
-        if "metric" in state:
-            metric = LayerMetric.from_state(state["metric"])
+        if layer.name in state:
+            metric = LayerMetric.from_state(state[layer.name])
             metric.add(capture.moments)
         else:
             metric = LayerMetric.of(capture.moments)
-        centred = layer.bias is not None and layer.bias.grad is not None
-        metric.refresh(curvature, self.damping, self._group_of(layer.weight)["weight_decay"], centred)
-        motion = capture.motion(*self._direction(layer, metric), ranks.add_up)
+        centred, decay = layer.moving[1], self._decay(layer)
+        metric.refresh(curvature, self.damping, decay, centred)
+        ((move, shift),) = steps([Stack.of([(layer, metric)], decay)])
+        motion = capture.motion(move, shift, ranks.add_up)
         # All calls of one module move at once.
         excess = math.sqrt(motion * max(len(capture.calls), 1)) / trust if motion == motion else math.inf
         if 1 < excess < math.inf:  # infinite where the outputs are all 0
             metric.shorten(excess)
-        mean_square = float(capture.size[0] / capture.size[1])
-        metric.limit(len(layer.weight) * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
-        state["metric"] = metric.state()
+        mean_square = float(capture.mean_square / capture.overlap)
+        metric.limit(layer.outputs * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
+        state[layer.name] = metric.state()
 
-    def _direction(self, layer: Regression, metric: LayerMetric) -> tuple[Tensor, Tensor | None]:
-        """What a step of rate 1 subtracts from the weight (g, q, p) and from the bias (g, q)."""
-        weight, bias = layer.weight, layer.bias
-        w = layer.matrix(weight)
-        moves = bias is not None and bias.grad is not None
-        b = bias.grad.to(w).reshape(w.shape[:2]) if moves else None  # type: ignore[union-attr]
-        if weight.grad is None:
-            return torch.zeros_like(w), None if b is None else b / metric.curvature
-        gradient = torch.add(layer.matrix(weight.grad), w, alpha=self._group_of(weight)["weight_decay"])
-        return metric.direction(gradient, b)
+    def _decay(self, layer: Regression) -> float:
+        return float(self._group_of(layer.weight)["weight_decay"])
+
+    def _stacks(self) -> list[Stack]:
+        """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
+        pairs = [pair for pair in self._found() if any(pair[0].moving)]
+        decays = [self._decay(layer) for layer, _ in pairs]
+        key = [(id(layer.weight), *layer.moving, decay) for (layer, _), decay in zip(pairs, decays, strict=True)]
+        if self._stacked is None or self._stacked[0] != key:
+            self._stacked = key, stacked(pairs, decays)
+            for layer, metric in pairs:
+                self.state[layer.weight][layer.name] = metric.state()
+        return self._stacked[1]
 
     def _directions(self) -> dict[Tensor, Tensor]:
-        """Those of all parameters of the measured layers that have a gradient."""
-        found: dict[Tensor, Tensor] = {}
-        for layer, metric in self._found():
-            if layer.has_gradient:
-                for parameter, step in zip((layer.weight, layer.bias), self._direction(layer, metric), strict=True):
-                    if parameter is not None and parameter.grad is not None and step is not None:
-                        found[parameter] = step.reshape(parameter.shape).to(parameter)
-        return found
+        """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient."""
+        stacks = self._stacks()
+        parts: dict[Tensor, dict[int, Tensor]] = {}
+        for stack, (move, shift) in zip(stacks, steps(stacks), strict=True):
+            for layer, step in stack.by_layer(move) if move is not None else ():
+                parts.setdefault(layer.weight, {})[layer.rows.start or 0] = layer.from_matrix(step)
+            for layer, step in stack.by_layer(shift) if shift is not None else ():
+                if layer.bias is not None:
+                    parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
+        return {parameter: _whole(found).to(parameter) for parameter, found in parts.items()}
 
     def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
         """Nesterov's momentum on the directions of the parameters of a group."""
@@ -263,7 +271,7 @@ class Lifted(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layers = self._groups = None
+        self._layers = self._groups = self._stacked = None
         if "_detach" not in self.__dict__:
             self._begin()
 
@@ -273,9 +281,15 @@ class Lifted(torch.optim.Optimizer):
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(saved, held, strict=True):
-            metric = state_dict["state"].get(number, {}).get("metric")
-            if metric is not None:  # torch rounds it to the precision of a 16-bit parameter
-                self.state[parameter]["metric"] = {name: _moved(part, parameter) for name, part in metric.items()}
+            for key, metric in state_dict["state"].get(number, {}).items():
+                if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
+                    self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
+
+
+def _whole(parts: dict[int, Tensor]) -> Tensor:
+    """Rows, by the number of the first, together."""
+    ordered = [parts[start] for start in sorted(parts)]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
 
 
 def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:

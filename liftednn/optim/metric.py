@@ -5,7 +5,7 @@ rate 1 subtracts
 
     (G + wd w - b mean') (c (gram + d I) + wd I)^-1   from w,    b / c - (what is subtracted from w) mean   from the intercepts,
 
-where c is the curvature of the objective in the layer's outputs, summed over rows, d the damping and wd the weight decay.
+where c is the curvature of the objective in the layer's outputs, summed over rows, d the damping and wd the weight decay (see stack.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.optim.moments import BlockMoments, column_blocks
+from liftednn.optim.moments import BlockMoments
 from liftednn.solvers import Factor
+from liftednn.training.metric import damping_of
 
 __all__ = ["LayerMetric"]
 
@@ -71,10 +72,8 @@ class LayerMetric:
         """d of every group, (g,): a fraction of the mean diagonal of all blocks, larger where there are fewer rows than columns."""
         mean = self.moments.mean
         damping *= max(1.0, mean.shape[1] / float(self.moments.count))
-        # For inputs that do not vary, the gradient G - b mean' is rounding error, about eps times the mean: no large step may follow.
-        floor = torch.finfo(mean.dtype).eps ** (2 / 3) * mean.square().mean(1)
-        diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1).mean(1)
-        return torch.maximum(damping * diagonal, floor) if damping else torch.zeros_like(floor)
+        diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
+        return damping_of(diagonal, mean, damping, torch.finfo(mean.dtype).eps)
 
     def limit(self, allowed: float) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
@@ -84,25 +83,6 @@ class LayerMetric:
         """Make every step shorter by this factor, until the next refresh."""
         self.inverse = [each / factor for each in self.inverse]
         self.curvature = self.curvature * factor
-
-    def direction(self, gradient: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What a step of rate 1 subtracts from w (g, q, p) and from the intercepts (g, q), given the gradients in them, in w with that of
-        the weight decay; b is None where the intercepts do not move."""
-        if b is not None:
-            gradient = torch.baddbmm(gradient, b[:, :, None], self.centre[:, None], alpha=-1)
-        parts = zip(self.inverse, column_blocks(gradient.shape[-1]), strict=True)
-        moves = [gradient[..., at] @ inverse for inverse, at in parts]
-        move = moves[0] if len(moves) == 1 else torch.cat(moves, -1)
-        shift = None if b is None else b / self.curvature
-        # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        motion = torch.linalg.vecdot(move.flatten(1), gradient.flatten(1))
-        motion = motion if shift is None or b is None else motion + torch.linalg.vecdot(shift, b)
-        # Rounding may make it negative where it is nearly 0.
-        within = (self.allowed * self.curvature / motion.clamp_(min=0)).sqrt_().clamp_(max=1)[:, None, None]
-        move = move.mul_(within)
-        if shift is not None:
-            shift = torch.baddbmm(shift[:, :, None] * within, move, self.centre[:, :, None], alpha=-1)[:, :, 0]
-        return move, shift
 
     def state(self) -> dict[str, Any]:
         """Tensors, and lists of tensors, by name."""

@@ -11,6 +11,7 @@ import torch.nn.functional as fn
 from torch import Tensor, nn
 
 from liftednn.optim.calls import Call, tensors_in
+from liftednn.optim.wrappers import Ranks
 
 __all__ = ["Probes", "batch_probes", "check_criterion", "random_probes"]
 
@@ -101,25 +102,51 @@ def _signs(like: Tensor, seed: int) -> list[Tensor]:
 def batch_probes(call: Call, outputs: Any, backward: int, numbers: int) -> Probes:
     """The gradients that the batch itself sent backward.
 
-    The mean square of the gradients of independent terms is the diagonal of the empirical Fisher matrix, the curvature where a criterion
-    is a negative log-likelihood. A gradient here is that of its term over the number of terms. For a term with several outputs, such as
-    a cross-entropy, the squares are added up: their sum, not their mean, is of the size of the known bound.
-
     backward   the passes whose gradients were added up, each of a loss that was divided by their number
     numbers    entries in the outputs of the last layer: terms times the outputs of each
     """
     tensors = tensors_in(outputs)
     reached = sorted(number for number in call.gradients if number < len(tensors))
-    size = _root_mean_square([call.gradients[number] for number in reached])
-    if not reached or not size > 0:
+    # A loss among the outputs has sent its gradient through the others.
+    reached = [number for number in reached if tensors[number].ndim] or reached
+    found, gradients = [tensors[number] for number in reached], [call.gradients[number] for number in reached]
+    if not any(bool(gradient.any()) for gradient in gradients):
         raise RuntimeError(
             "no gradient has reached the outputs of the module's last training call: call loss.backward() on a loss of these outputs "
             "before step(), or give Lifted a criterion"
         )
-    sent = [(call.gradients[number] / size).to(tensors[number]) for number in reached]
-    return Probes([tensors[number] for number in reached], [sent], numbers * (backward * size) ** 2, size)
+    size, curvature = _curvature_of_batch(gradients, found, call.ranks, backward, numbers)
+    sent = [(gradient / size).to(output) for gradient, output in zip(gradients, found, strict=True)]
+    return Probes(found, [sent], curvature, size)
 
 
-def _root_mean_square(parts: Sequence[Tensor]) -> float:
-    numbers = sum(part.numel() for part in parts)
-    return math.sqrt(sum(float(part.double().square().sum()) for part in parts) / max(numbers, 1))
+def _curvature_of_batch(
+    gradients: Sequence[Tensor], outputs: Sequence[Tensor], ranks: Ranks, backward: int, numbers: int
+) -> tuple[float, float]:
+    """The root mean square of the gradients, and the curvature in each output, in the units of a gradient over an output.
+
+    A gradient vanishes when the outputs have moved by their own size: the curvature is the larger ratio of the gradients' deviation to
+    the outputs' and of the two means. Where outputs do not vary, it is the mean square of the gradients of the terms, which is that of a
+    negative log-likelihood; where the outputs are the loss itself, that over twice the loss, which is exact for a squared error.
+    """
+    pairs = [(g.double().flatten(), u.detach().double().flatten()) for g, u in zip(gradients, outputs, strict=True)]
+    g, u = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    sums = [torch.ones_like(g).sum(), g.sum(), g.square().sum(), u.sum(), u.square().sum(), (g * u).sum()]
+    count, *found = ranks.add_up(torch.stack(sums)).tolist()
+    mean_g, gg, mean_u, uu, gu = (each / count for each in found)
+    of_terms = numbers * backward**2 * gg
+    if not any(output.ndim for output in outputs):
+        loss = backward * gu * len(g)
+        return math.sqrt(gg), of_terms / (2 * loss) if loss > 0 else of_terms
+    ratios = (_ratio(_deviation(mean_g, gg), _deviation(mean_u, uu)), _ratio(abs(mean_g), abs(mean_u)))
+    return math.sqrt(gg), backward * max(ratios) if 0 < max(ratios) < math.inf else of_terms
+
+
+def _deviation(mean: float, mean_square: float) -> float:
+    """The standard deviation; 0 where it is rounding error."""
+    variance = mean_square - mean**2
+    return math.sqrt(variance) if variance > 1e-12 * mean_square else 0.0
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a else 0.0

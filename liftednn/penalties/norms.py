@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
-from liftednn.checks import check_number
+from liftednn.checks import check_count, check_number
 from liftednn.functional import soft_threshold
 
 __all__ = ["L1", "L2", "ElasticNet", "GroupL2", "NoPenalty", "check_strength"]
@@ -109,20 +109,34 @@ class ElasticNet(Penalty):
 class GroupL2(Penalty):
     """pi(w) = rho sum_g |w_g|_2 over rows (by="output": sets whole units to 0) or columns (by="input": whole features).
 
+    Rows of a convolution are its filters, so that by="output" sets whole channels to 0.
+
+    size   by="input" only: so many neighbouring columns are one group. All weights that read one channel are in it where size is the
+           number of entries of a kernel (9 for kernels of 3 x 3), or for a dense layer that of a channel's positions
+
     >>> lnn.penalties.GroupL2(rho=1.0).prox(torch.tensor([[0.0, 2.0], [0.5, 0.5]]), step=1.0).tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
 
     rho: float = 1e-3
     by: Literal["output", "input"] = "output"
+    size: int = 1
 
     def __post_init__(self) -> None:
         check_strength("rho", self.rho)
         if self.by not in ("output", "input"):
             raise ValueError(f"by must be 'output' or 'input', got {self.by!r}")
+        check_count("size", self.size, least=1)
+        if self.size > 1 and self.by == "output":
+            raise ValueError(f"size is for by='input', got {self.size} with by='output': leave size=1")
 
     def _norms(self, w: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(w, dim=1 if self.by == "output" else 0, keepdim=True)
+        """Of every group, (q, 1) or (1, groups)."""
+        if self.by == "output":
+            rows: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+            return rows
+        # The weights of each group in one column.
+        norms: Tensor = torch.linalg.vector_norm(w.reshape(len(w), -1, self.size).mT.flatten(0, 1), dim=0, keepdim=True)
         return norms
 
     def value(self, w: Tensor) -> Tensor:
@@ -130,4 +144,16 @@ class GroupL2(Penalty):
 
     def prox(self, w: Tensor, step: float) -> Tensor:
         norms = self._norms(w).clamp(min=torch.finfo(w.dtype).tiny)
-        return w * (1 - step * self.rho / norms).clamp(min=0)
+        return w * (1 - step * self.rho / norms).clamp(min=0).repeat_interleave(self.size, 1)
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        return shape[1] % self.size == 0
+
+    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
+        """Only where every group is kept or removed as a whole."""
+        groups = inputs[:: self.size] // self.size
+        if not torch.equal((groups[:, None] * self.size + torch.arange(self.size).to(groups)).flatten(), inputs):
+            raise ValueError(
+                f"{self!r} has groups of {self.size} columns, of which only some would be removed: give the layer another penalty"
+            )
+        return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from liftednn.base import Divergence, Penalty, Uncertainty
+from liftednn.base import Divergence, Operator, Penalty, Uncertainty
 from liftednn.blocks import WeightProblem, WeightStep
 from liftednn.robust.sizes import (
     check_covariance,
@@ -23,6 +23,9 @@ from liftednn.robust.terms import NoiseTerm
 
 __all__ = ["Noise"]
 
+# For an operator with several positions: the most entries of a sample, and the rows that are formed at a time.
+_MOST, _ROWS = 4096, 8192
+
 
 @dataclass(frozen=True, eq=False)
 class Noise(Uncertainty):
@@ -30,7 +33,8 @@ class Noise(Uncertainty):
 
         mean D(u, z) + (c/2) tr(w Sigma w')  >=  E mean D(u + delta w', z),     c the curvature of D in u,
 
-    with equality for a quadratic D.
+    with equality for a quadratic D. For a convolution delta is on the entries of a sample, and Sigma that of its patches, added up over
+    positions; there is none in the padding.
 
     sigma   the standard deviation: a number for all inputs, or one for each, (p,); or Sigma itself, (p, p)
     Arrays and lists become tensors.
@@ -59,6 +63,31 @@ class Noise(Uncertainty):
             return self._matrix.to(like)
         deviations = one_each("sigma", self.sigma, width, like)
         return torch.diag(deviations.square())
+
+    def why_not_operator(self, operator: Operator) -> str:
+        """Positions are added up, each with the noise of its own entries; a sum of states would add the noise to the outputs too."""
+        if operator.grouped or operator.skips or len(operator.in_shapes) > 1:
+            return f"noise needs an operator of one state, without groups and without a residual sum, got {operator!r}"
+        if not operator.plain and operator.in_widths[0] > _MOST:
+            return f"noise on the rows of {operator!r} is computed for at most {_MOST} entries of a sample, got {operator.in_widths[0]}"
+        return ""
+
+    def of_rows(self, operator: Operator) -> Noise:
+        """With S'S = Sigma, its covariance is R'R, R the rows of S, since these are linear in the state."""
+        p = operator.weight_shape[-1]
+        found = torch.zeros(p, p, dtype=torch.float64)
+        for part in torch.split(self._root(operator.in_widths[0]), max(1, _ROWS // operator.positions)):
+            rows = operator.rows([part])
+            found += rows.T @ rows
+        return replace(self, sigma=found)
+
+    def _root(self, width: int) -> Tensor:
+        """S (p, p) in float64, on the CPU."""
+        if self._matrix is None:
+            return torch.diag(one_each("sigma", self.sigma, width, torch.empty(0, dtype=torch.float64)))
+        values, vectors = torch.linalg.eigh(self._matrix.double().cpu())
+        root: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
+        return root
 
     def why_not(self, divergence: Divergence, penalty: Penalty, shape: tuple[int, int]) -> str:
         return why_not_smooth("noise", divergence) or misfit("sigma", self.sigma, shape)

@@ -34,11 +34,13 @@ def without_onednn(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def without(*args: P.args, **kwargs: P.kwargs) -> R:
         library = cast(Any, torch.backends.mkldnn)
-        used, library.enabled = library.enabled, False
+        if not library.enabled:
+            return function(*args, **kwargs)
+        library.enabled = False
         try:
             return function(*args, **kwargs)
         finally:
-            library.enabled = used
+            library.enabled = True
 
     return without
 

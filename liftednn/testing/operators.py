@@ -49,8 +49,12 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     for index in range(len(xs)):
         _check_linear(operator, xs, weights, index, draw(N, operator.out_width))
     _check_sizes(operator, xs, weights)
+    if operator.grouped:
+        _check_groups(operator, xs)
     if operator.plain:
         _check_plain(operator, xs, draw(N, operator.out_width))
+    if operator.resizable:
+        _check_resized(operator)
     _check_training(operator, seed)
 
 
@@ -170,6 +174,32 @@ def _check_plain(operator: Operator, xs: list[Tensor], u: Tensor) -> None:
     expected = ((2, 3), ((3,),), (2,), operator.bias)
     assert found == expected, (
         f"resized(3, 2) must have (weight_shape, in_shapes, out_shape, bias) {expected}, got {found}"
+    )
+
+
+def _check_groups(operator: Operator, xs: list[Tensor]) -> None:
+    """The operators of the groups, where there are any."""
+    parts, columns = operator.by_group(xs), torch.split(operator.rows(xs), operator.weight_shape[-1], 1)
+    if parts is None:
+        return
+    assert len(parts) == len(columns), f"by_group gave {len(parts)} operators for {len(columns)} groups"
+    for (part, read), rows in zip(parts, columns, strict=True):
+        assert part.weight_shape == operator.weight_shape[1:], (
+            "by_group must give operators with the weights of a group"
+        )
+        close(part.rows(read), rows, "by_group must give operators with the rows of a group")
+
+
+def _check_resized(operator: Operator) -> None:
+    """With twice as many channels before and after."""
+    assert len(operator.in_shapes) == 1, "declared resizable, but it reads several states"
+    assert not operator.grouped, "declared resizable, but its weights have groups"
+    (q, p), (before, *sizes), (after, *positions) = operator.weight_shape, operator.in_shapes[0], operator.out_shape
+    other = operator.resized(2 * p, 2 * q)
+    found = (other.weight_shape, other.in_shapes, other.out_shape)
+    expected = ((2 * q, 2 * p), ((2 * before, *sizes),), (2 * after, *positions))
+    assert found == expected, (
+        f"resized({2 * p}, {2 * q}) must have (weight_shape, in_shapes, out_shape) {expected}, got {found}"
     )
 
 

@@ -92,9 +92,10 @@ def initialisation_passes(rows: int | None) -> int:
     return max(3, min(_MOST_INITIAL, _ROWS_INITIAL // (rows or _MANY)))
 
 
-def damping(rows: int | None, width: int) -> float:
-    """d as a fraction of the mean diagonal of the inputs' Gram matrix: larger for few rows and many columns."""
-    return min(10.0, max(0.01, 100.0 * width / (rows or _MANY)))
+def damping(rows: int | None, width: int, positions: bool = False) -> float:
+    """d as a fraction of the mean diagonal of a Gram matrix: larger for few samples and many columns of the first layer's regression. At
+    least 1 where layers have several positions: those of one sample are alike, so that they measure less than as many samples would."""
+    return min(10.0, max(1.0 if positions else 0.01, 100.0 * width / (rows or _MANY)))
 
 
 @plain_arithmetic
@@ -215,6 +216,11 @@ def with_input_uncertainty(
     if uncertainty is None:
         return network
     first, *others = network.layers
+    if others and automatic_lam and first.operator.positions > 1:
+        raise ValueError(
+            f"the size of {uncertainty!r} cannot be scaled to the lam that is chosen for {first.operator!r}: give lam, or train a network "
+            "whose first Layer has the uncertainty"
+        )
     curvature = first.divergence.curvature
     # Without a finite curvature the size stays: a kind of uncertainty that needs one raises an error that names the layer.
     size = (_LAM_FACTOR * curvature) ** -0.5 if others and automatic_lam and curvature < torch.inf else 1.0

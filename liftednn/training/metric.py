@@ -12,9 +12,16 @@ from liftednn.moments import Moments
 from liftednn.network import Layer
 from liftednn.solvers import Factor
 
-__all__ = ["Metric"]
+__all__ = ["Metric", "damping_of"]
 
 _STATE = ("mean", "inverse", "curvature", "allowed")
+
+
+def damping_of(diagonal: Tensor, mean: Tensor, fraction: float, eps: float) -> Tensor:
+    """The damping d of Gram matrices with diagonals (..., p), of rows with means (..., p): a fraction of the mean diagonal."""
+    # For inputs that do not vary, the gradient g' x - b mean is rounding error, about eps times the mean: no large step may follow
+    floor = eps ** (2 / 3) * mean.square().mean(-1)
+    return torch.maximum(fraction * diagonal.mean(-1), floor) if fraction else torch.zeros_like(floor)
 
 
 @dataclass
@@ -80,6 +87,7 @@ class Metric:
     def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
         """Factor again, for this curvature and what an uncertainty adds to it (p, p); in place, so that a recorded step uses it."""
         (curvature,) = curvatures
+        extra = None if extra is None else extra / self.layer.operator.positions  # like `shrinkage`
         self.curvature.copy_(curvature)
         if bool(self.curvature.isinf()):
             self.inverse.zero_()
@@ -105,9 +113,7 @@ class Metric:
     def damped(self, gram: Tensor) -> float:
         """The damping d of a Gram matrix."""
         assert self.moments is not None
-        # For inputs that do not vary, the gradient g' x - b mean is rounding error, about eps times the mean: no large step may follow
-        floor = self.moments.eps ** (2 / 3) * float(self.moments.mean_x.square().mean())
-        return max(self.damping * float(gram.diagonal().mean()), floor) if self.damping else 0.0
+        return float(damping_of(gram.diagonal(), self.moments.mean_x, self.damping, self.moments.eps))
 
     def set_rho_factor(self, factor: float) -> None:
         """Multiply the penalty's rho by this factor, from the next refresh on."""

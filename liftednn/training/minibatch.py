@@ -52,6 +52,8 @@ class MiniBatch:
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     learn_rho          multiply rho of all `L2` penalties by one factor, updated ten times in a run, so that it fits the noise in the data
                        (training/evidence.py); needs a known number of rows
+    shorten            do fewer passes where classes are so easy to tell apart that the loss falls below 0.001 of a constant's in the first
+                       tenth of them: as many passes again follow (training/schedule.py)
 
     >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
@@ -73,6 +75,7 @@ class MiniBatch:
     device: str | None = None
     learn_activation: Granularities = None
     learn_rho: bool = False
+    shorten: bool = False
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -148,6 +151,6 @@ class MiniBatch:
         ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
-        result = run.monitor.sentence(status, run.halved, self.patience)
+        result = run.monitor.sentence(status, run.halved, self.patience, run.planned < self.passes)
         wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

@@ -116,5 +116,5 @@ class LiftedModel:
 
 def _term_of(layer: Layer, w: Tensor) -> RobustTerm | None:
     """The robust term of a layer with weights like w; None where the layer has no uncertainty."""
-    kind = layer.uncertainty
+    kind = layer.row_uncertainty
     return None if kind is None else kind.batch_term(layer.divergence, layer.lam, w)

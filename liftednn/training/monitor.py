@@ -136,13 +136,16 @@ class Monitor:
             self.best_network = snapshot(self.network)
         return loss, score
 
-    def sentence(self, status: Status, halved: int, patience: int | None) -> str:
+    def sentence(self, status: Status, halved: int, patience: int | None, shortened: bool) -> str:
         """How the run ended, as a sentence."""
         done, best = len(self.history), self.best_pass
+        all_done = (
+            f"{done} passes done, no more since the loss is negligible" if shortened else f"all {done} passes done"
+        )
         kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
         shorter = f"; the step was halved {halved} times" if halved else ""
         sentence = {
-            "finished": f"finished: all {done} passes done",
+            "finished": f"finished: {all_done}",
             "stopped": f"stopped: interrupted after {done} complete passes",
             "diverged": f"diverged: after {done} complete passes; the weights are the last good ones",
             "early": f"early: no better validation score in {patience} passes",

@@ -21,7 +21,7 @@ class Record:
     """One pass over the data.
 
     `BCD` evaluates all rows after the pass, and its record 0 is the start. `MiniBatch` has means over the batches of the pass, each before
-    its own step: loss and score over all of them, objective and gaps over a few; where a pass has fewer than 20
+    its own step: loss and score over all of them, objective and gaps over a few; where a pass has fewer than 60
     steps, over those of an earlier pass.
 
     number                              of the pass

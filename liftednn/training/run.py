@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from liftednn import reduce
@@ -33,6 +36,7 @@ from liftednn.training.initial import fixed_together, given_weights, pairs_of, w
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
+from liftednn.training.schedule import Schedule, negligible_loss
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -48,13 +52,13 @@ _HALVINGS = 8
 # The fraction of all steps up to which units are drawn anew.
 _HALF = 0.5
 # Steps between two evaluations of the objective where passes are shorter.
-_EVALUATED = 20
+_EVALUATED = 60
 # The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
 # and of many.
 _UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates")
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates", "refreshed")
 
 
 class Run:
@@ -86,7 +90,8 @@ class Run:
         self.size = settings.batch_size or choices.batch_size(self.rows)
         self.per_pass = source.steps(self.size)
         x, y, row_weights = self.feed.sample(self._sample_rows(), settings.seed)
-        self.width = distinct_columns(x)
+        self.positions = any(layer.operator.positions > 1 for layer in network.layers)
+        self.width = network.layers[0].operator.weight_shape[-1] if self.positions else distinct_columns(x)
         self.damping = self._damping(self.rows)
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
@@ -103,8 +108,10 @@ class Run:
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
-        self.rho_factor, self.updates = 1.0, 0
+        self.rho_factor, self.updates, self.refreshed = 1.0, 0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
+        negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
+        self.schedule, self.planned = Schedule(settings.passes, negligible), settings.passes
         self.seconds = time.perf_counter() - started
         if checkpoint is not None and stored:
             with checkpoint.rebuilding():
@@ -117,7 +124,8 @@ class Run:
         return choices.sample_rows(self.network, _ROWS)
 
     def _damping(self, rows: int | None) -> float:
-        return choices.damping(rows, self.width) if self.settings.damping is None else self.settings.damping
+        given = self.settings.damping
+        return choices.damping(rows, self.width, self.positions) if given is None else given
 
     def _prepare(
         self,
@@ -148,8 +156,10 @@ class Run:
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
-        if x.device.type == "cpu" and all(layer.operator.positions == 1 for layer in inner.layers):
+        if x.device.type == "cpu" and not self.positions:
             self.step = without_onednn(self.step)
+        if x.device.type == "cpu" and all(map(_own, inner.layers)):
+            self.step = torch.inference_mode()(self.step)  # operations on small tensors take a sixth less time
         self.good = self.descent.values.clone()
 
     @property
@@ -160,7 +170,7 @@ class Run:
     def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
         """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
-        while len(self.monitor.history) < self.settings.passes and not self.out_of_patience:
+        while len(self.monitor.history) < self.planned and not self.out_of_patience:
             before = self.monitor.steps
             batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
             for batch in itertools.islice(batches, self.taken - before, None):
@@ -183,15 +193,25 @@ class Run:
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
+        self._plan()
         self.save()
         return record
 
+    def _plan(self) -> None:
+        """The number of passes, from the records so far; where there are fewer now, updates of the model that lie behind are left out."""
+        before, history = self.planned, self.monitor.history
+        self.planned = self.schedule.planned(history)
+        if self.planned < before:
+            self.updates = max(self.updates, bisect_left(_UPDATES, len(history) / self.planned))
+
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
-        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.settings.passes
+        progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.planned
         due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
-        if updated or self.taken % self.settings.refresh == 0 or self.taken in EARLY:
+        # Every so many steps, but not soon after a refresh for another reason.
+        every = self.taken % self.settings.refresh == 0 and 2 * (self.taken - self.refreshed) >= self.settings.refresh
+        if updated or every or self.taken in EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         if within == 0 and -self.taken % _EVALUATED < expected:
@@ -224,6 +244,7 @@ class Run:
             self.good = self.descent.values.clone()
             self.learner.keep()
         self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
+        self.refreshed = self.taken
 
     def _update_model(self, progress: float) -> bool:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
@@ -292,3 +313,13 @@ class Run:
         self.guard.load(metadata)
         for name in _COUNTERS:
             setattr(self, name, metadata[name])
+        self.planned = self.schedule.planned(self.monitor.history)
+
+
+def _own(part: object) -> bool:
+    """Whether a part of a network, and all that it is made of, belongs to this package: a user's own may use autograd."""
+    if isinstance(part, tuple):
+        return all(map(_own, part))
+    if part is None or isinstance(part, (Tensor, Real, str)):
+        return True
+    return type(part).__module__.startswith("liftednn.") and all(map(_own, vars(part).values()))

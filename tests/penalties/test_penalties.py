@@ -67,6 +67,11 @@ CONIC: list[tuple[Penalty, Callable, Callable]] = [
     ),
     (GroupL2(0.9, "output"), lambda w: 0.9 * cvxpy.sum(cvxpy.norm(w, 2, axis=1)), lambda w: []),
     (GroupL2(0.9, "input"), lambda w: 0.9 * cvxpy.sum(cvxpy.norm(w, 2, axis=0)), lambda w: []),
+    (
+        GroupL2(0.9, "input", size=3),
+        lambda w: 0.9 * (cvxpy.norm(w[:, :3], "fro") + cvxpy.norm(w[:, 3:], "fro")),
+        lambda w: [],
+    ),
     (NonNegative(0.5), lambda w: 0.5 * cvxpy.sum_squares(w), lambda w: [w >= 0]),
     (Ball(1.5, "frobenius"), lambda w: 0, lambda w: [cvxpy.norm(w, "fro") <= 1.5]),
     (Ball(1.5, "spectral"), lambda w: 0, lambda w: [cvxpy.sigma_max(w) <= 1.5]),
@@ -155,6 +160,8 @@ def test_only_squared_norms_declare_ridge_and_only_constraints_a_box() -> None:
         (lambda: NonNegative(-2.0), "rho must be non-negative"),
         (lambda: Mask(None, -2.0), "rho must be non-negative"),
         (lambda: ElasticNet(1.0, 1.5), r"l1_ratio must lie in \[0, 1\], got 1\.5"),
+        (lambda: GroupL2(1.0, "input", 0), "size must be a whole number of at least 1, got 0"),
+        (lambda: GroupL2(1.0, size=9), "size is for by='input', got 9 with by='output': leave size=1"),
         (lambda: GroupL2(1.0, "row"), "by must be 'output' or 'input', got 'row'"),
     ],
 )
@@ -166,3 +173,14 @@ def test_mistakes_are_refused_with_a_sentence(build: Callable, sentence: str) ->
 def test_a_norm_has_no_box() -> None:
     with pytest.raises(TypeError, match="L1 is not quadratic on a box: use prox"):
         L1().box()
+
+
+def test_groups_of_columns_are_kept_or_removed_as_a_whole() -> None:
+    penalty, w, rows = GroupL2(0.9, "input", size=2), weights(), torch.arange(4)
+    assert (penalty.fits((4, 6)), penalty.fits((4, 5))) == (True, False)
+    few = torch.tensor([0, 1, 4, 5])
+    w[:, 2:4] = 0
+    assert float(penalty.restrict(rows, few).value(w[:, few])) == pytest.approx(float(penalty.value(w)))
+    for inputs in ([0, 1, 2], [1, 2], [0, 2]):
+        with pytest.raises(ValueError, match="has groups of 2 columns, of which only some would be removed"):
+            penalty.restrict(rows, torch.tensor(inputs))
