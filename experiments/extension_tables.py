@@ -190,7 +190,6 @@ def convolution_init() -> list[str]:
         "rate": "{rate:g}",
         "the start itself": "{first:.4f}",
         "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
-        "seconds of the start": "{start_s:.2f}",
     }
     found = convolutional.init_summary(open_store(RESULTS, "convolution", "cuda"))
     return filled(cells, found) if found else _unmeasured("--device cuda --only init")
@@ -221,7 +220,7 @@ def convolution_blocks() -> list[str]:
         "LeNet by exact blocks": "{pooling}, `{activation}`, lam {lam:g}",
         "digits": "{rows:,}",
         "pass 0": "{pass_0:.4f}",
-        "last pass": "{last:.4f} ± {deviation:.4f}",
+        "last pass": "{shown}",
         "the lifted rule, pass 0 to the last": "{lifted_rule}",
         "the standard network on the same rows": "{same_rows}",
         "largest KKT residual": "{kkt:.1e}",
@@ -230,10 +229,19 @@ def convolution_blocks() -> list[str]:
         "peak memory, GiB": "{peak_gib:.1f}",
     }
     store, named = open_store(RESULTS, "convolution", "cuda"), {"bcd": "average pooling", "bcd-max": "max-pooling"}
-    found = [row | {"pooling": named[part]} for part in named for row in image_blocks.summary(store, part)]
+    found = [
+        row | {"pooling": named[part], "shown": _with_deviation(row | {"mean": row["last"]})}
+        for part in named
+        for row in image_blocks.summary(store, part)
+    ]
     if not found:
         return _unmeasured("--device cuda --only bcd")
     return filled({title.format(**found[0]): text for title, text in cells.items()}, found)
+
+
+def _with_deviation(row: Row) -> str:
+    """A mean over seeds, with the deviation where there are several."""
+    return f"{row['mean']:.4f}" + (f" ± {row['deviation']:.4f}" if row["seeds"] > 1 else "")
 
 
 def convolution_lam() -> list[str]:
@@ -242,10 +250,7 @@ def convolution_lam() -> list[str]:
     for part, noise in itertools.product(convolutional.SWEEPS, image_lam.NOISES):
         setting, share = SETTINGS[part], f"{noise:.0%}"
         found = {row["lam"]: row for row in image_lam.summary(store, part) if row["random_labels"] == share}
-        scores = [
-            f"{found[lam]['mean']:.4f} ± {found[lam]['deviation']:.4f}" if lam in found else ""
-            for lam in image_lam.LAMS
-        ]
+        scores = [_with_deviation(found[lam]) if lam in found else "" for lam in image_lam.LAMS]
         if found:
             body.append([f"{setting.data}, {setting.network}, {setting.passes} passes, {share} random labels", *scores])
     if not body:
