@@ -92,7 +92,7 @@ class Scale:
         return min(passes, self.passes or passes)
 
 
-QUICK = Scale(seeds=1, rows=20, passes=1, options=2, batch=20, divide=16, turns=1)
+QUICK = Scale(seeds=1, rows=10, passes=1, options=2, batch=10, divide=16, turns=1)
 
 
 @dataclass(frozen=True)

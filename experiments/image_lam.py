@@ -107,9 +107,10 @@ def noisy(data: Dataset, share: float, seed: int) -> Dataset:
 
 
 def sweep(bench: Bench, seeds: int) -> None:
-    """Every lam with every share of random labels; in quick runs the least and the largest lam."""
-    lams = LAMS if bench.scale.options is None else (LAMS[0], LAMS[-1])
-    for seed, noise, lam in itertools.product(range(seeds), NOISES, lams):
+    """Every lam with every share of random labels; in quick runs the least lam without them and the largest with the most."""
+    few = [(NOISES[0], LAMS[0]), (NOISES[-1], LAMS[-1])]
+    pairs = list(itertools.product(NOISES, LAMS)) if bench.scale.options is None else few
+    for seed, (noise, lam) in itertools.product(range(seeds), pairs):
         fields = {"part": bench.part, "stage": "test", "lam": lam, "noise": noise, "passes": bench.passes, "seed": seed}
         bench.store(partial(_run, bench, lam, noise, seed), **fields)
 
