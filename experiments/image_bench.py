@@ -121,7 +121,7 @@ class Bench:
         return Task(source, self.setting.network, passes, seed, batch, settings, self.scale.divide)
 
     def train(self, method: Method, task: Task, kept: Dataset) -> Cell:
-        """A first call loads libraries and kernels; nobody's time is to hold that."""
+        """A first call loads libraries and kernels, and is not part of the time of any method."""
         name = f"{method.__name__} {task.settings.get('method')}"
         if name not in self.warm:
             few = Images(task.x[: 5 * task.batch], task.images.y[: 5 * task.batch], task.images.augmented, self.layout)
