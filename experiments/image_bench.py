@@ -92,7 +92,7 @@ class Scale:
         return min(passes, self.passes or passes)
 
 
-QUICK = Scale(seeds=1, rows=20, passes=1, options=2, batch=20, divide=16, turns=1)
+QUICK = Scale(seeds=1, rows=10, passes=1, options=2, batch=10, divide=16, turns=1)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Bench:
         return Task(source, self.setting.network, passes, seed, batch, settings, self.scale.divide)
 
     def train(self, method: Method, task: Task, kept: Dataset) -> Cell:
-        """A first call loads libraries and kernels; nobody's time is to hold that."""
+        """A first call loads libraries and kernels, and is not part of the time of any method."""
         name = f"{method.__name__} {task.settings.get('method')}"
         if name not in self.warm:
             few = Images(task.x[: 5 * task.batch], task.images.y[: 5 * task.batch], task.images.augmented, self.layout)

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.datasets import Dataset
 from experiments.image_bench import Bench
 from experiments.image_lifted import automatic, trained
-from experiments.image_training import Task
+from experiments.image_training import Task, noisy
 from experiments.methods import Scorer
 from experiments.store import Store
 from liftednn import Affine, LiftedNetwork, reduce
@@ -38,7 +37,6 @@ __all__ = [
     "at_infinity",
     "curves",
     "lifted_at",
-    "noisy",
     "summary",
     "sweep",
     "units",
@@ -97,19 +95,11 @@ def lifted_at(task: Task) -> Iterator[Scorer]:
         return trained(task, network.with_lam([lam * unit for unit in units(network, task)]))
 
 
-def noisy(data: Dataset, share: float, seed: int) -> Dataset:
-    """The data with random classes in the place of this share of the training labels; test labels stay."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(len(data.y), generator=generator) < share
-    drawn = torch.randint(0, 10, data.y.shape, generator=generator)
-    y = torch.where(chosen.to(data.y.device), drawn.to(data.y), data.y)
-    return Dataset(data.x, y, data.x_test, data.y_test)
-
-
 def sweep(bench: Bench, seeds: int) -> None:
-    """Every lam with every share of random labels; in quick runs the least and the largest lam."""
-    lams = LAMS if bench.scale.options is None else (LAMS[0], LAMS[-1])
-    for seed, noise, lam in itertools.product(range(seeds), NOISES, lams):
+    """Every lam with every share of random labels; in quick runs the least lam without them and the largest with the most."""
+    few = [(NOISES[0], LAMS[0]), (NOISES[-1], LAMS[-1])]
+    pairs = list(itertools.product(NOISES, LAMS)) if bench.scale.options is None else few
+    for seed, (noise, lam) in itertools.product(range(seeds), pairs):
         fields = {"part": bench.part, "stage": "test", "lam": lam, "noise": noise, "passes": bench.passes, "seed": seed}
         bench.store(partial(_run, bench, lam, noise, seed), **fields)
 

@@ -37,6 +37,7 @@ __all__ = [
     "generated",
     "gradient",
     "images",
+    "noisy",
     "optimisers",
     "share_of_rate",
     "step_seconds",
@@ -92,6 +93,15 @@ def generated(name: str, rows: int, device: str) -> Dataset:
     x = torch.randn(10, *_SHAPES[name], generator=generator)[y]
     x = x + 0.5 * torch.randn(x.shape, generator=generator)
     return Dataset(*(part.to(device) for part in (x[:rows], y[:rows], x[rows:], y[rows:])))
+
+
+def noisy(data: Dataset, share: float, seed: int) -> Dataset:
+    """The data with random classes in the place of this share of the training labels; test labels stay."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(len(data.y), generator=generator) < share
+    drawn = torch.randint(0, 10, data.y.shape, generator=generator)
+    y = torch.where(chosen.to(data.y.device), drawn.to(data.y), data.y)
+    return Dataset(data.x, y, data.x_test, data.y_test)
 
 
 def cropped_and_flipped(x: Tensor, generator: torch.Generator) -> Tensor:

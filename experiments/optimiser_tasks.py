@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.datasets import Dataset, load
-from experiments.image_training import Images, Layout, generated, images
+from experiments.image_training import Images, Layout, generated, images, noisy
 from experiments.optimiser_nets import CONTEXT, built
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "TaskKind",
     "best",
     "dataset",
-    "label_noise",
     "score",
     "text",
     "windows",
@@ -172,21 +171,13 @@ def dataset(kind: TaskKind, device: str, rows: int | None = None) -> Dataset:
     if kind.autoencode:
         x, x_test = (part.clamp(0, 1) for part in (found.x, found.x_test))
         return Dataset(x, x, x_test, x_test)
-    return found._replace(y=label_noise(found.y, kind.noise)) if kind.noise else found
+    return noisy(found, kind.noise, _NOISE_SEED) if kind.noise else found
 
 
 @lru_cache(maxsize=4)
 def _loaded(data: str, as_images: bool, device: str) -> Dataset:
     """Once for all tasks that have it."""
     return images(data, device, standardised=True) if as_images else load(data, device)
-
-
-def label_noise(y: Tensor, share: float) -> Tensor:
-    """This share of ten classes' labels replaced by random ones, the same on all devices."""
-    generator = torch.Generator().manual_seed(_NOISE_SEED)
-    replaced = torch.rand(len(y), generator=generator) < share
-    drawn = torch.randint(10, (len(y),), generator=generator)
-    return torch.where(replaced, drawn, y.cpu()).to(y)
 
 
 def text() -> str:

@@ -106,7 +106,7 @@ class Bench:
         return available(self.kind.methods)
 
     def train(self, method: str, data: Dataset, passes: int, seed: int, settings: Mapping[str, Any]) -> Fields:
-        """A first call loads libraries and kernels; nobody's time is to hold that."""
+        """A first call loads libraries and kernels, and is not part of the time of any method."""
         batch = self.scale.batch(self.kind)
         problem = Problem(self.kind, data, passes, seed, batch, self.scale.divide)
         if method not in self.warm and not self.scale.quick:

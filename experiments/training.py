@@ -144,7 +144,7 @@ def train(method: Callable[[T], Iterator[Scorer]], task: T, x: torch.Tensor, y: 
 
 
 def warm_up(names: Sequence[str], device: str) -> None:
-    """A first call loads libraries and kernels; nobody's time is to hold that."""
+    """A first call loads libraries and kernels, and is not part of the time of any method."""
     data = load("mnist", device)
     for name in names:
         first = settings(name, device)[0]

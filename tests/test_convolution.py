@@ -148,7 +148,7 @@ def test_moments_of_blocks_are_those_of_all_rows(operator: Operator, row_weights
         for name in ("weight", "mean_x", "mean_z", "gram", "cross", "zz"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
     weights = Affine(draw(*operator.weight_shape), draw(operator.outputs, seed=2))
-    torch.testing.assert_close(design.image(weights), whole.image(weights))
+    torch.testing.assert_close(design.forward(weights), whole.forward(weights))
     torch.testing.assert_close(design.product(targets, 0.5), whole.product(targets, 0.5))
     assert design.total == pytest.approx(whole.total)
 

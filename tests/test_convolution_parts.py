@@ -11,10 +11,10 @@ from torch import Tensor
 import liftednn as lnn
 from experiments import convolution, extension_tables, image_blocks, image_lam, pictures
 from experiments.image_blocks import lenet_of_blocks, run_case
-from experiments.image_lam import LAMS, NOISES, at_infinity, noisy, units
+from experiments.image_lam import LAMS, NOISES, at_infinity, units
 from experiments.image_lifted import automatic, lifted_network
 from experiments.image_models import NETWORKS, STARTS
-from experiments.image_training import Images, Task, generated
+from experiments.image_training import Images, Task, generated, noisy
 from experiments.store import Fields, Store
 from liftednn.training import choices
 from liftednn.training.batch import x_step

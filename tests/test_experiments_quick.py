@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from experiments import __main__ as program
-from experiments import datasets
+from experiments import datasets, image_blocks
 from experiments.datasets import Dataset
 from experiments.settings import Settings
+from liftednn.training import choices
 
 # The dearest of them.
 SLOW = ("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves", "optimisers")
@@ -26,7 +27,14 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "_mnist", lambda: Dataset(x[:1800], y[:1800], x[1800:], y[1800:]))
 
 
-@pytest.mark.usefixtures("digits")
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few passes of initial weights, of which few rows have many, and one iteration of the lifted rule for LeNet."""
+    monkeypatch.setattr(choices, "_MOST_INITIAL", 3)
+    monkeypatch.setattr(image_blocks, "LIFTED_MOST", 1)
+
+
+@pytest.mark.usefixtures("digits", "short")
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in program.EXPERIMENTS]
 )

@@ -222,6 +222,45 @@ def test_a_transformer_layer_learns_and_continues_from_its_state() -> None:
     assert fn.linear is plain
 
 
+def test_a_bias_of_which_only_some_rows_are_measured_is_left_to_adam() -> None:
+    """Queries, keys and values have weights of their own, and one bias."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(4, 2, kdim=3, vdim=2).double()
+    keys = module.k_proj_weight
+    assert keys is not None
+    before = keys.detach().clone()
+    optimiser = Lifted(module, params=[p for p in module.parameters() if p is not keys])
+    inputs = draw(5, 6, 4), draw(7, 6, 3), draw(7, 6, 2)
+    for _ in range(3):
+        optimiser.zero_grad()
+        module(*inputs)[0].square().mean().backward()
+        optimiser.step()
+    assert "exp_avg" in optimiser.state[module.in_proj_bias]
+    assert "metric" in optimiser.state[module.q_proj_weight]
+    assert torch.equal(keys, before)
+
+
+def test_an_error_in_a_refresh_leaves_the_linear_of_torch_as_it_was() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.calls = nn.MultiheadAttention(4, 2), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y: Tensor = self.attention(x, x, x)[0]
+            if self.calls > 1:
+                raise ValueError("in the second call")
+            return y
+
+    plain, module, x = fn.linear, Fails(), torch.ones(3, 2, 4)
+    optimiser = Lifted(module)
+    module(x).square().sum().backward()
+    with pytest.raises(ValueError, match="in the second call"):
+        optimiser.step()
+    assert fn.linear is plain
+
+
 class Operations(TorchDispatchMode):
     """The number of calls of each operation."""
 

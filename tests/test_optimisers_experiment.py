@@ -17,7 +17,7 @@ from experiments.optimiser_cost import costs
 from experiments.optimiser_nets import CONTEXT, NETWORKS, built
 from experiments.optimiser_peers import FOOF, ISAAC, KFAC, Preconditioned, rows_of, sampled_loss
 from experiments.optimiser_steps import available, missing, step_of, train
-from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, dataset, label_noise, windows
+from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, dataset, windows
 from experiments.optimisers import GRIDS, QUICK, Bench, Scale, chosen
 from experiments.settings import Settings
 from experiments.store import Fields, Store
@@ -135,10 +135,10 @@ def test_windows_are_followed_by_the_next_characters_and_are_tested_apart() -> N
         assert torch.equal(x[:, 1:], y[:, :-1])
 
 
-def test_label_noise_replaces_its_share() -> None:
-    y = torch.arange(10_000) % 10
-    changed = (label_noise(y, 0.4) != y).float().mean()
-    assert 0.34 < changed < 0.38  # a tenth of the random ones are right
+def test_a_noisy_task_has_random_labels_to_train_on_and_none_to_test_on() -> None:
+    noisy, plain = (dataset(TASKS[name], "cpu", 1000) for name in ("noisy", "resnet 8"))
+    assert 0.3 < float((noisy.y != plain.y).double().mean()) < 0.42  # a tenth of the random ones are right
+    assert torch.equal(noisy.y_test, plain.y_test)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name in available()])

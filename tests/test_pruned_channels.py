@@ -203,6 +203,20 @@ def test_a_state_that_two_convolutions_read() -> None:
     assert channels(same(network, weights)[0]) == [3, 4, 4, 2]
 
 
+def test_weights_that_require_gradients_are_pruned_without_a_warning() -> None:
+    network = NETWORKS["chain"]
+    weights = weights_of(network)
+    weights[0].w[1] = 0
+    for pair in weights:
+        pair.w.requires_grad_()
+        pair.b.requires_grad_()
+    smaller, left = network.prune(weights)
+    assert channels(smaller) == [4, 6, 7, 3]
+    left[1].b.sum().backward()  # type: ignore[no-untyped-call]
+    assert weights[0].b.grad is not None  # the constant is a part of the next bias
+    assert [bool(each) for each in weights[0].b.grad] == [False, True, False, False, False]
+
+
 def test_groups_of_columns_go_with_their_channels() -> None:
     network = LiftedNetwork.cnn((1, 6, 6), [("conv", 4, 3), ("conv", 3, 2)], 2, Tanh(), "squared")
     network = network.with_penalty([GroupL2(0.1), GroupL2(0.1, "input", size=4), GroupL2(0.1, "input", size=9)])

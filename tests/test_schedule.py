@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,14 @@ def easy(rows: int = 200, noise: float = 0.0) -> tuple[Tensor, Tensor]:
     return x, torch.where(torch.rand(rows, generator=generator) < noise, 1 - y, y)
 
 
-def fitted(x: Tensor, y: Tensor, shorten: bool = True, checkpoint: lnn.Checkpoint | None = None) -> lnn.Fit:
+def fitted(
+    x: Tensor, y: Tensor, shorten: bool = True, checkpoint: lnn.Checkpoint | None = None, passes: int = PASSES
+) -> lnn.Fit:
+    """At most so many passes, of those that are planned, are done in this call."""
     network = lnn.automatic(lnn.LiftedNetwork.mlp([3, 10, 2], activation="fenchel_relu"), x, y)
     trainer = lnn.MiniBatch(passes=PASSES, batch_size=5, shorten=shorten)
-    return trainer.run(network.with_penalty("l2", 1e-8), x, y, checkpoint=checkpoint)
+    network = network.with_penalty("l2", 1e-8)
+    return trainer.run(network, x, y, checkpoint=checkpoint, callback=lambda record: record.number >= passes)
 
 
 def test_classes_that_are_far_apart_take_few_passes_and_end_at_rate_0() -> None:
@@ -49,11 +54,14 @@ def test_with_a_few_wrong_labels_all_passes_are_done() -> None:
     assert len(fitted(*easy(noise=0.02)).history) == PASSES
 
 
-def test_a_resumed_run_keeps_its_shorter_schedule(tmp_path: Path) -> None:
-    checkpoint = lnn.Checkpoint(tmp_path / "run")
-    whole = fitted(*easy(), checkpoint=checkpoint)
+@pytest.mark.parametrize("passes", [2, 4])
+def test_a_resumed_run_keeps_its_shorter_schedule(passes: int, tmp_path: Path) -> None:
+    """Stopped before and after it has become shorter."""
+    whole, checkpoint = fitted(*easy()), lnn.Checkpoint(tmp_path / "run")
+    assert len(whole.history) == 6  # twice the 3 after which the loss is negligible
+    assert len(fitted(*easy(), checkpoint=checkpoint, passes=passes).history) == passes
     again = fitted(*easy(), checkpoint=checkpoint)
-    assert len(again.history) == len(whole.history) < PASSES
+    assert [record.rate for record in again.history] == [record.rate for record in whole.history]
     assert torch.equal(again.weights[0].w, whole.weights[0].w)
 
 
@@ -74,7 +82,9 @@ def test_real_responses_uncertain_inputs_and_other_penalties_always_have_somethi
     entropy = float(torch.tensor(2.0).log())
     assert negligible_loss(network, y, None, 1000) == pytest.approx(1e-3 * entropy)
     assert negligible_loss(network, y, None, 39) == negligible_loss(network, y, None, None) == 0
-    for other in (lnn.LiftedNetwork.mlp([3, 4, 2], loss="squared"), network.with_penalty("l1", 0.1)):
+    first = replace(network.layers[0], divergence=lnn.activations.FenchelReLU(), uncertainty=lnn.robust.Noise(0.1))
+    uncertain = lnn.LiftedNetwork([first, *network.layers[1:]])
+    for other in (lnn.LiftedNetwork.mlp([3, 4, 2], loss="squared"), network.with_penalty("l1", 0.1), uncertain):
         assert negligible_loss(other, y, None, 1000) == 0
     weights = torch.tensor([1.0, 0.0]).repeat(50)  # only rows of one class count
     assert negligible_loss(network, y, weights, 1000) == 0

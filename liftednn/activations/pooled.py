@@ -123,7 +123,8 @@ class Pooled(Windowed):
         image, (kernel, stride), none = self._flat(u), self._flat_windows(), [0, 0]
         largest, places = torch.ops.aten.max_pool2d_with_indices(image, kernel, stride)
         part = self.activation.grad(largest.reshape(z.shape), z).view_as(largest)
-        back = torch.ops.aten.max_pool2d_with_indices_backward(part, image, kernel, stride, none, [1, 1], False, places)
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        back: Tensor = backward(part, image, kernel, stride, none, [1, 1], False, places)
         return back.reshape(u.shape)
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:

@@ -62,22 +62,22 @@ class Quadratic:
         """max |gradient at 0|."""
         return float(2 * self.weight * self.cross.abs().max()) or 1.0
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [x[0] @ self.gram]
 
-    def value(self, x: Point, image: Point) -> Tensor:
-        quadratic = (image[0] * x[0]).sum() - 2 * (x[0].T * self.cross).sum()
+    def value(self, x: Point, ax: Point) -> Tensor:
+        quadratic = (ax[0] * x[0]).sum() - 2 * (x[0].T * self.cross).sum()
         return self.weight * quadratic + self.penalty.value(x[0])
 
-    def gradient(self, x: Point, image: Point) -> Point:
-        return [2 * self.weight * (image[0] - self.cross.T)]
+    def gradient(self, x: Point, ax: Point) -> Point:
+        return [2 * self.weight * (ax[0] - self.cross.T)]
 
     def prox(self, x: Point, step: float) -> Point:
         return [self.penalty.prox(x[0], step)]
 
-    def step(self, w: Tensor, image: Tensor | None = None) -> tuple[Tensor, float]:
+    def step(self, w: Tensor, ax: Tensor | None = None) -> tuple[Tensor, float]:
         """The minimiser of the majorant at w, and the residual: its distance from w times the curvature, relative to `scale`."""
-        gradient = self.gradient([w], self.image([w]) if image is None else [image])[0]
+        gradient = self.gradient([w], self.forward([w]) if ax is None else [ax])[0]
         moved = self.penalty.prox(w - gradient / self.lipschitz, 1 / self.lipschitz)
         return moved, self.lipschitz * float((moved - w).abs().max()) / self.scale
 
@@ -92,9 +92,9 @@ class Quadratic:
 
         def advance(x: Point) -> tuple[Point, float]:
             moved, residual = self.step(*x)
-            return [moved, *self.image([moved])], residual
+            return [moved, *self.forward([moved])], residual
 
-        begin = [start, *self.image([start])]
+        begin = [start, *self.forward([start])]
         found, count = _descend(begin, advance, lambda x: float(self.value(x[:1], x[1:])), tol, max_iter)
         return found[0], count
 
@@ -102,11 +102,11 @@ class Quadratic:
 class Smooth(Protocol):
     """lam mean D in centred coordinates (w, c), in the precision of the data."""
 
-    def image(self, x: Point) -> Point: ...
+    def forward(self, x: Point) -> Point: ...
 
-    def value(self, x: Point, image: Point) -> Tensor: ...
+    def value(self, x: Point, ax: Point) -> Tensor: ...
 
-    def gradient(self, x: Point, image: Point) -> Point: ...
+    def gradient(self, x: Point, ax: Point) -> Point: ...
 
 
 def majorised(
@@ -129,9 +129,9 @@ def majorised(
         model, slope, residual = majorant(x)
         w, _ = model.minimise(x[0].double(), tol, _INNER)
         moved = [w.to(x[0].dtype), x[1] - slope / (2 * model.weight)]
-        return [*moved, *problem.image(moved)], residual
+        return [*moved, *problem.forward(moved)], residual
 
-    begin = [*start, *problem.image(start)]
+    begin = [*start, *problem.forward(start)]
     found, count = _descend(begin, advance, lambda x: float(problem.value(x[:2], x[2:])), tol, max_iter)
     return found[:2], majorant(found)[2], count
 
@@ -145,7 +145,7 @@ def _descend(
 ) -> tuple[Point, int]:
     """Nesterov's extrapolation, undone where the value would rise; `advance` returns the next point and the residual of the given one.
 
-    A point may also hold images, linear in its variables, after them: they are extrapolated too, and need not be computed again.
+    A point may also hold A x, linear in its variables, after them: it is extrapolated too, and need not be computed again.
     """
     x, previous, best, momentum = start, start, value(start), 1.0
     rounding = 4 * torch.finfo(start[0].dtype).eps

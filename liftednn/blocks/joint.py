@@ -71,7 +71,7 @@ def _split(problem: _Copied, states: States, scale: float, tol: float, max_iter:
 class _Smooth:
     """All hidden states as one `Composite`. A jointly convex quadratic D is |u - z|^2 on a domain, and phi projects on it.
 
-    Its image is the pre-activations of the layers that read a hidden state; those of the others, `constant`, never change.
+    A x are the pre-activations of the layers that read a hidden state; those of the others, `constant`, never change.
     """
 
     def __init__(self, network: LiftedNetwork, weights: Weights, states: States) -> None:
@@ -88,45 +88,45 @@ class _Smooth:
             for pairs in network.connections.readers[1:]
         ]
 
-    def image(self, x: list[Tensor]) -> list[Tensor]:
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
         states = [self.x, *x]
         return [self.network.preactivation(number, self.weights, states) for number in self.moving]
 
-    def preactivations(self, image: Sequence[Tensor]) -> list[Tensor]:
+    def preactivations(self, ax: Sequence[Tensor]) -> list[Tensor]:
         """The pre-activations of all layers."""
-        known = self.constant | dict(zip(self.moving, image, strict=True))
+        known = self.constant | dict(zip(self.moving, ax, strict=True))
         return [known[number] for number in range(len(self.network.layers))]
 
-    def _pairs(self, x: list[Tensor], image: list[Tensor]) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        return zip(self.network.layers, self.preactivations(image), [*x, self.y], strict=True)
+    def _pairs(self, x: list[Tensor], ax: list[Tensor]) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        return zip(self.network.layers, self.preactivations(ax), [*x, self.y], strict=True)
 
-    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        return torch.stack([layer.lam * layer.divergence.value(u, z) for layer, u, z in self._pairs(x, image)]).sum(0)
+    def value(self, x: list[Tensor], ax: list[Tensor]) -> Tensor:
+        return torch.stack([layer.lam * layer.divergence.value(u, z) for layer, u, z in self._pairs(x, ax)]).sum(0)
 
-    def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
+    def adjoint(self, us: Sequence[Tensor]) -> list[Tensor]:
         """For each hidden state, the sum over the layers that read it."""
         return [
-            added(self._back(reader, image[position], index) for position, reader, index in readers)
+            added(self._back(reader, us[position], index) for position, reader, index in readers)
             for readers in self.readers
         ]
 
     def _back(self, reader: int, r: Tensor, index: int) -> Tensor:
         return self.network.layers[reader].operator.adjoint(r, self.weights[reader], index)
 
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        u_gradients = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, image)]
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
+        u_gradients = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, ax)]
         after = self.adjoint([u_gradients[number] for number in self.moving])
         return [later - own for later, own in zip(after, u_gradients, strict=False)]
 
     def at_zero(self) -> float:
         """max |gradient at 0|, which residuals are relative to."""
         zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
-        return reduce.largest(*self.gradient(zero, self.image(zero)))
+        return reduce.largest(*self.gradient(zero, self.forward(zero)))
 
     def largest_term(self, states: States) -> float:
         """The largest entry of the terms that the gradient is the sum of, which its residual is relative to."""
         x = list(states[1:-1])
-        terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.image(x))]
+        terms = [layer.lam * layer.divergence.grad(u, z) for layer, u, z in self._pairs(x, self.forward(x))]
         back = [self._back(reader, terms[reader], index) for readers in self.readers for _, reader, index in readers]
         return reduce.largest(*terms[:-1], *back)
 
@@ -150,7 +150,7 @@ def _lipschitz(network: LiftedNetwork, weights: Weights) -> float:
 
 
 class _Copied:
-    """All hidden states side by side, (n, widths), as one `Separable`: its image is (states, pre-activations), the arguments of f."""
+    """All hidden states side by side, (n, widths), as one `Separable`: A x is (states, pre-activations), the arguments of f."""
 
     def __init__(self, network: LiftedNetwork, weights: Weights, states: States, normal: SelfAdjoint | None) -> None:
         self.network, self.weights, self.normal = network, weights, normal
@@ -161,14 +161,14 @@ class _Copied:
     def unstack(self, x: Tensor) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(x, self.widths, 1)]
 
-    def _parts(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        states, preactivations = torch.split(image, [sum(self.widths), sum(self.preactivation_widths)], 1)
+    def _parts(self, ax: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        states, preactivations = torch.split(ax, [sum(self.widths), sum(self.preactivation_widths)], 1)
         return self.unstack(states), [
             part.contiguous() for part in torch.split(preactivations, self.preactivation_widths, 1)
         ]
 
-    def image(self, x: Tensor) -> Tensor:
-        return torch.cat([x, *self.smooth.image(self.unstack(x))], 1)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, *self.smooth.forward(self.unstack(x))], 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
         states, preactivations = self._parts(u)
@@ -179,7 +179,7 @@ class _Copied:
         assert self.normal is not None
         return self.normal.solve(1.0, x)
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         """Pair by pair: (u_l, X_{l+1}), u_L against the responses; where u_l is constant, X_{l+1} alone."""
         z, v = self._parts(u)
         moved = dict(zip(self.smooth.moving, v, strict=True))
@@ -201,7 +201,7 @@ class _Copied:
 
     def value(self, x: Tensor) -> Tensor:
         states = self.unstack(x)
-        return self.smooth.value(states, self.smooth.image(states))
+        return self.smooth.value(states, self.smooth.forward(states))
 
     def retract(self, x: Tensor) -> Tensor:
         """Layer by layer, project each state on the domain that its pre-activation allows."""
@@ -212,7 +212,7 @@ class _Copied:
 
 
 def _stacked(network: LiftedNetwork, weights: Weights) -> SelfAdjoint:
-    """A'A for the image of `_Copied`, its matrix formed column by column."""
+    """A'A for the A of `_Copied`, its matrix formed column by column."""
     double = [Affine(w.double(), b.double()) for w, b in weights]
     total = sum(layer.width for layer in network.layers[:-1])
     like = double[0].w
@@ -220,6 +220,6 @@ def _stacked(network: LiftedNetwork, weights: Weights) -> SelfAdjoint:
     def apply(x: Tensor) -> Tensor:
         zeros = [like.new_zeros(len(x), width) for width in (network.in_width, network.layers[-1].width)]
         linear = _Copied(network, double, [zeros[0], zeros[1]], None)
-        return linear.adjoint(linear.image(x.double()) - linear.image(torch.zeros_like(x.double()))).to(x.dtype)
+        return linear.adjoint(linear.forward(x.double()) - linear.forward(torch.zeros_like(x.double()))).to(x.dtype)
 
     return SelfAdjoint(total, apply, lambda: apply(torch.eye(total, dtype=like.dtype, device=like.device)))

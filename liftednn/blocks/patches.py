@@ -39,7 +39,7 @@ class Patches(Design):
         weights = self.sample_weight
         return float(len(self.xs[0]) * self.operator.positions if weights is None else weights.double().sum())
 
-    def image(self, weights: Affine) -> Tensor:
+    def forward(self, weights: Affine) -> Tensor:
         u = self.operator.forward(self.xs, weights)
         return self.operator.targets(u - self.operator.offset(self.xs) if self.operator.skips else u)
 

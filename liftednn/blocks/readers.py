@@ -41,7 +41,7 @@ class Reader:
         curvature = self.layer.lam * self.layer.divergence.curvature
         return curvature * self.layer.operator.norm(self.weights, self.index) ** 2
 
-    def image(self, xs: Sequence[Tensor], z: Tensor) -> Tensor:
+    def forward(self, xs: Sequence[Tensor], z: Tensor) -> Tensor:
         """The layer's pre-activation for states xs, with z instead of the state that is being updated."""
         xs = [z] if len(xs) == 1 else [*xs[: self.index], z, *xs[self.index + 1 :]]
         return self.layer.operator.forward(xs, self.weights)
@@ -71,27 +71,27 @@ class StateProblem:
         assert isinstance(self.layer.divergence, Activation)
         return self.layer.divergence
 
-    def images(self, z: Tensor) -> list[Tensor]:
-        return [reader.image(xs, z) for reader, xs in zip(self.readers, self.xs, strict=True)]
+    def preactivations(self, z: Tensor) -> list[Tensor]:
+        return [reader.forward(xs, z) for reader, xs in zip(self.readers, self.xs, strict=True)]
 
     def adjoint(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum over readers."""
         return added(reader.adjoint(part) for reader, part in zip(self.readers, parts, strict=True))
 
-    def u_gradients(self, images: Sequence[Tensor]) -> list[Tensor]:
+    def u_gradients(self, us: Sequence[Tensor]) -> list[Tensor]:
         """lam_r grad D_r of every reader."""
-        terms = zip(self.readers, images, self.after, strict=True)
+        terms = zip(self.readers, us, self.after, strict=True)
         return [reader.layer.lam * reader.layer.divergence.grad(u, z) for reader, u, z in terms]
 
-    def energy(self, images: Sequence[Tensor], z: Tensor) -> Tensor:
+    def energy(self, us: Sequence[Tensor], z: Tensor) -> Tensor:
         """The objective of each row, (n,)."""
-        terms = zip(self.readers, images, self.after, strict=True)
+        terms = zip(self.readers, us, self.after, strict=True)
         parts = [reader.layer.lam * reader.layer.divergence.value(u, after) for reader, u, after in terms]
         return added(parts) + self.layer.lam * self.activation.value(self.u, z)
 
     def at_zero(self, z: Tensor) -> Tensor:
         """The gradient of the readers' terms at 0; z gives the shape."""
-        return self.adjoint(self.u_gradients(self.images(torch.zeros_like(z))))
+        return self.adjoint(self.u_gradients(self.preactivations(torch.zeros_like(z))))
 
     def scale(self, z: Tensor) -> float:
         """max |gradient of the readers' terms at 0| over all rows, which residuals are relative to."""

@@ -126,15 +126,15 @@ class Shared:
     def uncentre(self, x: list[Tensor]) -> list[Tensor]:
         return [x[0], *(part.uncentre(self._own(x, member))[1] for member, part in enumerate(self.parts))]
 
-    def image(self, x: list[Tensor]) -> list[Tensor]:
-        return [part.image(self._own(x, member))[0] for member, part in enumerate(self.parts)]
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
+        return [part.forward(self._own(x, member))[0] for member, part in enumerate(self.parts)]
 
-    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        terms = [part.value(self._own(x, i), [image[i]]) for i, part in enumerate(self.parts)]
+    def value(self, x: list[Tensor], ax: list[Tensor]) -> Tensor:
+        terms = [part.value(self._own(x, i), [ax[i]]) for i, part in enumerate(self.parts)]
         return torch.stack(terms).sum() + self.penalty.value(x[0])
 
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        found = self._gathered([part.gradient(self._own(x, i), [image[i]]) for i, part in enumerate(self.parts)])
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
+        found = self._gathered([part.gradient(self._own(x, i), [ax[i]]) for i, part in enumerate(self.parts)])
         return [found[0] + 2 * self.penalty.ridge * x[0], *found[1:]] if self.penalty.ridge else found
 
     def _gathered(self, pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -142,14 +142,14 @@ class Shared:
         ws = [w.T if flip else w for (w, _), flip in zip(pairs, self.flips, strict=True)]
         return [torch.stack(ws).sum(0), *(c for _, c in pairs)]
 
-    def adjoint(self, image: Sequence[Tensor]) -> list[Tensor]:
-        """The adjoint of (W, c_1, ..., c_k) -> images."""
-        return self._gathered([part.adjoint(r) for part, r in zip(self.parts, image, strict=True)])
+    def adjoint(self, us: Sequence[Tensor]) -> list[Tensor]:
+        """The adjoint of (W, c_1, ..., c_k) -> A x."""
+        return self._gathered([part.adjoint(r) for part, r in zip(self.parts, us, strict=True)])
 
     def scale(self, x: list[Tensor]) -> float:
         """max |gradient at 0|."""
         zero = [torch.zeros_like(part) for part in x]
-        return reduce.largest(*self.gradient(zero, self.image(zero))) or 1.0
+        return reduce.largest(*self.gradient(zero, self.forward(zero))) or 1.0
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return x if self.penalty.ridge is not None and not self.nonsmooth else [self.penalty.prox(x[0], step), *x[1:]]
@@ -175,7 +175,7 @@ class _Copied:
 
     def __init__(self, shared: Shared, start: list[Tensor]) -> None:
         self.shared, self.shapes = shared, [part.shape for part in start]
-        self.images = [image.shape for image in shared.image(start)]
+        self.ax_shapes = [ax.shape for ax in shared.forward(start)]
         self.factor = shared.bound([1.0] * len(shared.parts), 1.0)
 
     def stack(self, x: Sequence[Tensor]) -> Tensor:
@@ -188,18 +188,18 @@ class _Copied:
     def unstack(self, x: Tensor) -> list[Tensor]:
         return self._split(x, self.shapes)
 
-    def image(self, x: Tensor) -> Tensor:
-        return self.stack(self.shared.image(self.unstack(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stack(self.shared.forward(self.unstack(x)))
 
     def adjoint(self, u: Tensor) -> Tensor:
-        return self.stack(self.shared.adjoint(self._split(u, self.images)))
+        return self.stack(self.shared.adjoint(self._split(u, self.ax_shapes)))
 
     def solve(self, x: Tensor) -> Tensor:
         w, *others = self.unstack(x)
         return self.stack([self.factor.solve(w), *(c / 2 for c in others)])
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
-        parts = zip(self.shared.parts, self._split(u, self.images), strict=True)
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
+        parts = zip(self.shared.parts, self._split(u, self.ax_shapes), strict=True)
         return self.stack([p.layer.divergence.prox_u(v, p.z, p.layer.lam * step) for p, v in parts])
 
     def prox(self, x: Tensor, step: float) -> Tensor:
@@ -207,12 +207,12 @@ class _Copied:
 
     def value(self, x: Tensor) -> Tensor:
         point = self.unstack(x)
-        return self.shared.value(point, self.shared.image(point))
+        return self.shared.value(point, self.shared.forward(point))
 
     def retract(self, x: Tensor) -> Tensor:
         """Where z bounds u above, lower each unit's intercept until all its rows satisfy the bound."""
         point = self.unstack(x)
-        for member, (part, u) in enumerate(zip(self.shared.parts, self.shared.image(point), strict=True)):
+        for member, (part, u) in enumerate(zip(self.shared.parts, self.shared.forward(point), strict=True)):
             if part.layer.divergence.capped and part.bias:
                 excess = reduce.ends(u - part.layer.divergence.cap(part.z))[1].clamp(min=0)
                 point[1 + member] = point[1 + member] - excess

@@ -86,7 +86,7 @@ def _capped(problem: StateProblem, z: Tensor) -> StateStep:
     multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
     exact = clip(factor.solve((q - multipliers @ g).T).T, box.lower, box.upper)
     found = exact.to(z.dtype)
-    before, after = (problem.energy(problem.images(point), point) for point in (z, found))
+    before, after = (problem.energy(problem.preactivations(point), point) for point in (z, found))
     kept = torch.where((after <= before)[:, None], found, z)
     distance = reduce.largest(kept - exact) / (reduce.largest(exact) or 1.0)
     return StateStep([kept], max(kkt, distance), n_iter, "dual")
@@ -105,7 +105,7 @@ def _constraints(problem: StateProblem, box: Box, z: Tensor) -> tuple[Tensor, Te
 
     Rounding may have moved the present z out of a cap: it is taken as inside, since otherwise no point might be.
     """
-    offsets, eye = problem.images(torch.zeros_like(z)), torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    offsets, eye = problem.preactivations(torch.zeros_like(z)), torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     g: list[Tensor] = []
     c: list[Tensor] = []
     for reader, offset, after in zip(problem.readers, offsets, problem.after, strict=True):
@@ -154,14 +154,14 @@ class _Smooth:
         self.problem, self.activation, self.u = problem, problem.activation, problem.u
         self.box = self.activation.box(self.u) if self.activation.boxed else None  # once, not at every prox
 
-    def image(self, x: list[Tensor]) -> list[Tensor]:
-        return self.problem.images(x[0])
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
+        return self.problem.preactivations(x[0])
 
-    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        return self.problem.energy(image, x[0])
+    def value(self, x: list[Tensor], ax: list[Tensor]) -> Tensor:
+        return self.problem.energy(ax, x[0])
 
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        return [self.problem.adjoint(self.problem.u_gradients(image))]
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
+        return [self.problem.adjoint(self.problem.u_gradients(ax))]
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         step, u = self.problem.layer.lam * step, self.u.to(x[0].dtype)
@@ -171,14 +171,14 @@ class _Smooth:
 
 
 class _Copied:
-    """The block as a `Separable` that separates over samples; the images of all readers are concatenated."""
+    """The block as a `Separable` that separates over samples; the pre-activations of all readers are concatenated."""
 
     def __init__(self, problem: StateProblem, normal: SelfAdjoint) -> None:
         self.problem, self.normal, self.smooth = problem, normal, _Smooth(problem)
         self.widths = [reader.layer.operator.out_width for reader in problem.readers]
 
-    def image(self, x: Tensor) -> Tensor:
-        return torch.cat(self.problem.images(x), 1)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(self.problem.preactivations(x), 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
         return self.problem.adjoint([part.contiguous() for part in torch.split(u, self.widths, 1)])
@@ -186,7 +186,7 @@ class _Copied:
     def solve(self, x: Tensor) -> Tensor:
         return self.normal.solve(1.0, x)
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         parts = zip(self.problem.readers, torch.split(u, self.widths, 1), self.problem.after, strict=True)
         return torch.cat([r.layer.divergence.prox_u(v, after, r.layer.lam * step) for r, v, after in parts], 1)
 
@@ -194,7 +194,7 @@ class _Copied:
         return self.smooth.prox([x], step)[0]
 
     def value(self, x: Tensor) -> Tensor:
-        return self.problem.energy(self.problem.images(x), x)
+        return self.problem.energy(self.problem.preactivations(x), x)
 
     def retract(self, x: Tensor) -> Tensor:
         return x

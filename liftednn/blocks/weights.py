@@ -49,7 +49,7 @@ class Design:
         """The number of rows, or the sum of their weights."""
         return float(reduce.count(self.rows, self.sample_weight))
 
-    def image(self, weights: Affine) -> Tensor:
+    def forward(self, weights: Affine) -> Tensor:
         """rows w' + b, (n, q)."""
         return torch.addmm(weights.b, self.rows, weights.w.T)
 
@@ -137,7 +137,7 @@ class WeightProblem:
 
     def mean(self, weights: Affine) -> float:
         """The mean over rows of the layer's divergence."""
-        u = self.design.image(weights)
+        u = self.design.forward(weights)
         return float(reduce.mean(self.layer.divergence.value(u, self.z).double(), self.design.sample_weight))
 
     def solve(self, noise: Tensor | None = None, lam: float | None = None, start: Affine | None = None) -> WeightStep:
@@ -264,22 +264,22 @@ class Centred:
         w, c = x
         return w, c - w @ self.mean
 
-    def image(self, x: list[Tensor]) -> list[Tensor]:
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
         w, b = self.uncentre(x)
-        return [self.design.image(Affine(w, b))]
+        return [self.design.forward(Affine(w, b))]
 
-    def value(self, x: list[Tensor], image: list[Tensor]) -> Tensor:
-        mean = reduce.mean(self.layer.divergence.value(image[0], self.z), self.row_weights)
+    def value(self, x: list[Tensor], ax: list[Tensor]) -> Tensor:
+        mean = reduce.mean(self.layer.divergence.value(ax[0], self.z), self.row_weights)
         noise = 0.0 if self.noise is None else ((x[0] @ self.noise) * x[0]).sum(dtype=torch.float64) / 2
         return self.layer.lam * mean + noise + self.layer.penalty.value(x[0])
 
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
-        w, c = self.adjoint(self.layer.divergence.grad(image[0], self.z), self.layer.lam)
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
+        w, c = self.adjoint(self.layer.divergence.grad(ax[0], self.z), self.layer.lam)
         w = w if self.noise is None else w + x[0] @ self.noise
         return [w + 2 * self.ridge * x[0] if self.ridge else w, c]
 
     def scale(self) -> float:
-        """max |gradient at 0|; the image of 0 is 0, so that no product is needed."""
+        """max |gradient at 0|; A 0 = 0, so that no product is needed."""
         zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
         at_zero = self.adjoint(self.layer.divergence.grad(zero, self.z), self.layer.lam)
         return reduce.largest(*at_zero) or 1.0
@@ -302,8 +302,8 @@ class _Copied:
         self.data = data
         self.factor = Factor.of(data.gram, 1.0, 1.0, 0.0)
 
-    def image(self, x: Tensor) -> Tensor:
-        return self.data.image([x[:, :-1], x[:, -1]])[0]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.data.forward([x[:, :-1], x[:, -1]])[0]
 
     def adjoint(self, u: Tensor) -> Tensor:
         w, c = self.data.adjoint(u)
@@ -313,7 +313,7 @@ class _Copied:
         w = self.factor.solve(x[:, :-1].double().T).T.to(x.dtype)
         return torch.cat([w, x[:, -1:] / 2], 1)
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         return self.data.layer.divergence.prox_u(u, self.data.z, self.data.layer.lam * step)
 
     def prox(self, x: Tensor, step: float) -> Tensor:
@@ -321,14 +321,14 @@ class _Copied:
 
     def value(self, x: Tensor) -> Tensor:
         parts = [x[:, :-1], x[:, -1]]
-        return self.data.value(parts, self.data.image(parts))
+        return self.data.value(parts, self.data.forward(parts))
 
     def retract(self, x: Tensor) -> Tensor:
         """Where z bounds u above, lower each unit's intercept until all its rows satisfy the bound."""
         divergence = self.data.layer.divergence
         if not (divergence.capped and self.data.bias):
             return x
-        excess = reduce.ends(self.image(x) - divergence.cap(self.data.z))[1].clamp(min=0)
+        excess = reduce.ends(self.forward(x) - divergence.cap(self.data.z))[1].clamp(min=0)
         return torch.cat([x[:, :-1], x[:, -1:] - excess[:, None]], 1)
 
 

@@ -114,7 +114,7 @@ class Memory(_Permuted):
 
 @dataclass(frozen=True)
 class Gathered(_Permuted):
-    """Rows of anything that an array of row numbers indexes, read a batch at a time; responses are a tensor on the CPU.
+    """Rows of anything that an array of row numbers indexes, read for a few batches at a time; responses are a tensor on the CPU.
 
     spare   bytes that a copy of the rows in other coordinates may take; if it needs more, batches are converted as they are read
     """

@@ -118,9 +118,9 @@ class LiftedNetwork:
         """Convolutions, poolings and dense layers.
 
         in_shape     shape of one sample, (channels, height, width) or (channels, length)
-        layers       in order: a number is a convolution with so many channels, windows of 3 and outputs as large as its inputs; ("conv",
-                     channels, size) one with windows of that size and no padding; "avgpool" and "maxpool" halve the size by the mean or
-                     the largest of 2 in each dimension; ("dense", width) is a dense layer
+        layers       in order: a number is a convolution with that many output channels, a kernel of size 3 and a padding of 1; ("conv",
+                     channels, size) one with a kernel of that size and no padding; "avgpool" and "maxpool" halve the size by the mean
+                     or the largest of 2 entries in each dimension; ("dense", width) is a dense layer
         outputs      of the last dense layer, which is added
         activation, loss, lam, rho
                      as in `mlp`; each number and each dense layer is one hidden layer

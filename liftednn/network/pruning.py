@@ -137,7 +137,8 @@ class _Cut:
             alone = torch.zeros_like(moved)
             alone[unit] = moved[unit]
             received = operator.targets(operator.forward([alone.view(1, -1)], Affine(w, torch.zeros_like(found))))
-            if float((received - received[0]).abs().max()) > _ROUNDING * float(received.abs().max()):
+            values = received.detach()
+            if float((values - values[0]).abs().max()) > _ROUNDING * float(values.abs().max()):
                 raise ValueError(
                     f"layer {number}: channel {unit} has weights of 0 and the constant value {float(moved[unit, 0]):g}, of which layer "
                     f"{reader} reads less where its windows reach into the padding, so that no bias can replace it: give the channel a "

@@ -239,7 +239,8 @@ class Lifted(torch.optim.Optimizer):
         return self._stacked[1]
 
     def _directions(self) -> dict[Tensor, Tensor]:
-        """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient."""
+        """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient; not from those of which only
+        some rows were measured, such as the bias of an attention whose keys are not trained here."""
         stacks = self._stacks()
         parts: dict[Tensor, dict[int, Tensor]] = {}
         for stack, (move, shift) in zip(stacks, steps(stacks), strict=True):
@@ -248,7 +249,8 @@ class Lifted(torch.optim.Optimizer):
             for layer, step in stack.by_layer(shift) if shift is not None else ():
                 if layer.bias is not None:
                     parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
-        return {parameter: _whole(found).to(parameter) for parameter, found in parts.items()}
+        whole = [(parameter, _whole(found)) for parameter, found in parts.items()]
+        return {parameter: step.to(parameter) for parameter, step in whole if step.shape == parameter.shape}
 
     def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
         """Nesterov's momentum on the directions of the parameters of a group."""

@@ -36,7 +36,7 @@ def box_weights(given: WeightProblem, eps: Tensor) -> WeightStep:
 
 
 class _Boxed:
-    """The block as a `Separable` in the matrix [w c v]; its image is [u rho], (n, 2 outputs)."""
+    """The block as a `Separable` in the matrix [w c v]; A x is [u rho], (n, 2 outputs)."""
 
     def __init__(self, given: WeightProblem, eps: Tensor) -> None:
         self.layer, self.z, self.p, self.eps = given.layer, given.z, given.width, eps
@@ -46,9 +46,9 @@ class _Boxed:
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x[:, : self.p], x[:, self.p], x[:, self.p + 1 :]
 
-    def image(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         w, c, v = self._parts(x)
-        u = self.data.image([w, c])[0]
+        u = self.data.forward([w, c])[0]
         return torch.cat([u, (v @ self.eps).expand_as(u)], 1)
 
     def adjoint(self, u: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class _Boxed:
         v = v - ((v @ self.eps) / (1 + self.eps.square().sum()))[:, None] * self.eps
         return torch.cat([w, c[:, None] / (2 if self.data.bias else 1), v], 1)
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         first, radius = u.chunk(2, 1)
         return torch.cat(ends_prox(self.layer.divergence, first, radius, self.z, self.layer.lam * step), 1)
 
@@ -76,7 +76,7 @@ class _Boxed:
     def value(self, x: Tensor) -> Tensor:
         """The objective itself, at v = |w|."""
         w, c, _ = self._parts(x)
-        rows = self.layer.robust_divergence(w).value(self.data.image([w, c])[0], self.z).double()
+        rows = self.layer.robust_divergence(w).value(self.data.forward([w, c])[0], self.z).double()
         mean = reduce.mean(rows, self.data.row_weights)
         return self.layer.lam * mean + self.layer.penalty.value(w)
 

@@ -31,28 +31,28 @@ Status = Literal["converged", "max_iter", "stalled"]
 
 
 class Composite(Protocol):
-    """The problem, as the solver needs it: f through `image` and `gradient`, g through `prox`, F through `value`.
+    """The problem, as the solver needs it: f through `forward` and `gradient`, g through `prox`, F through `value`.
 
     >>> class Lasso:
-    ...     def image(self, x):
+    ...     def forward(self, x):
     ...         return x
-    ...     def value(self, x, image):
-    ...         return (image[0] - 3).square().sum() / 2 + x[0].abs().sum()
-    ...     def gradient(self, x, image):
-    ...         return [image[0] - 3]
+    ...     def value(self, x, ax):
+    ...         return (ax[0] - 3).square().sum() / 2 + x[0].abs().sum()
+    ...     def gradient(self, x, ax):
+    ...         return [ax[0] - 3]
     ...     def prox(self, x, step):
     ...         return [lnn.functional.soft_threshold(x[0], step)]
     >>> lnn.solvers.prox_gradient(Lasso(), [torch.zeros(2)], step=1.0).x[0].round(decimals=3)
     tensor([2., 2.])
     """
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         """A x, affine; where F separates, row by row too."""
 
-    def value(self, x: Point, image: Point) -> Tensor:
+    def value(self, x: Point, ax: Point) -> Tensor:
         """F(x): a scalar, or (n,) where F separates over the rows of every tensor in x."""
 
-    def gradient(self, x: Point, image: Point) -> Point:
+    def gradient(self, x: Point, ax: Point) -> Point:
         """Gradient of the smooth part."""
 
     def prox(self, x: Point, step: float) -> Point:
@@ -104,9 +104,9 @@ def prox_gradient(
 
     >>> from types import SimpleNamespace
     >>> nearest = SimpleNamespace(  # the non-negative point nearest to (-1, 2)
-    ...     image=lambda x: x,
-    ...     value=lambda x, image: (image[0] - torch.tensor([-1.0, 2.0])).square().sum() / 2,
-    ...     gradient=lambda x, image: [image[0] - torch.tensor([-1.0, 2.0])],
+    ...     forward=lambda x: x,
+    ...     value=lambda x, ax: (ax[0] - torch.tensor([-1.0, 2.0])).square().sum() / 2,
+    ...     gradient=lambda x, ax: [ax[0] - torch.tensor([-1.0, 2.0])],
     ...     prox=lambda x, step: [x[0].relu()],
     ... )
     >>> lnn.solvers.prox_gradient(nearest, [torch.zeros(2)], step=1.0).x[0].round(decimals=3)
@@ -139,12 +139,12 @@ def gradient_scale(problem: Composite, start: Point) -> float:
     """max |gradient at 0| of a `problem`, which its residual is relative to; `start` has the shapes of a point.
 
     >>> from types import SimpleNamespace
-    >>> problem = SimpleNamespace(image=lambda x: x, gradient=lambda x, image: [image[0] - 3])
+    >>> problem = SimpleNamespace(forward=lambda x: x, gradient=lambda x, ax: [ax[0] - 3])
     >>> lnn.solvers.gradient_scale(problem, [torch.zeros(2)])
     3.0
     """
     zero = [torch.zeros_like(part) for part in start]
-    gradient = problem.gradient(zero, problem.image(zero))
+    gradient = problem.gradient(zero, problem.forward(zero))
     return max((float(part.abs().max()) for part in gradient if part.numel()), default=0.0)
 
 
@@ -162,7 +162,7 @@ class _Iterate:
     bound: float
     goal: float
     best: Point
-    image: Point
+    ax: Point
     value: Tensor
     residual: Tensor
     without_progress: Tensor
@@ -172,13 +172,13 @@ class _Iterate:
 
     @classmethod
     def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float, goal: float) -> _Iterate:
-        image = problem.image(x)
-        value = problem.value(x, image)
+        ax = problem.forward(x)
+        value = problem.value(x, ax)
         if not bool(value.isfinite().all()):
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
-        residual = _residual(problem, x, image, step, value)
+        residual = _residual(problem, x, ax, step, value)
         without_progress = torch.zeros_like(value, dtype=torch.long)
-        return cls(x, x, step, bound, goal, x, image, value, residual, without_progress, residual <= goal)
+        return cls(x, x, step, bound, goal, x, ax, value, residual, without_progress, residual <= goal)
 
     def advance(self, problem: Composite) -> None:
         new = _step(problem, self.y, self.step)
@@ -190,22 +190,22 @@ class _Iterate:
 
     def check(self, problem: Composite) -> None:
         """Keep rows that did not rise and return the others to the best point; rows that are done do not change."""
-        image = problem.image(self.x)
-        value = problem.value(self.x, image)
+        ax = problem.forward(self.x)
+        value = problem.value(self.x, ax)
         rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
         risen = ~(value <= self.value + rounding) & ~self.done
         self.plain, back = risen if bool(risen.any()) else None, risen | self.done
         if self.plain is not None:
-            self.x, image = _pick(back, self.best, self.x), _pick(back, self.image, image)
+            self.x, ax = _pick(back, self.best, self.x), _pick(back, self.ax, ax)
             self.y = _pick(risen, self.x, self.y)
             self._restart(risen)
-        elif bool(self.done.any()):  # their images are not needed
+        elif bool(self.done.any()):  # their A x is not needed
             self.x = _pick(self.done, self.best, self.x)
-        residual = _residual(problem, self.x, image, self.step, value)
+        residual = _residual(problem, self.x, ax, self.step, value)
         residual = torch.where(self.done, self.residual, residual)
         progress = (residual < 0.9 * self.residual) | (value < self.value - rounding)
         self.without_progress = (self.without_progress + 1).masked_fill(progress, 0)
-        self.best, self.image, self.residual = self.x, image, residual
+        self.best, self.ax, self.residual = self.x, ax, residual
         self.value = torch.where(back, self.value, torch.fmin(value, self.value))
         self.done = self.done | (residual <= self.goal) | (self.without_progress >= _PATIENCE)
 
@@ -249,16 +249,16 @@ def _momentum_bound(step: float | Metric, convexity: float) -> float:
 
 def _step(problem: Composite, y: Point, step: float | Metric) -> Point:
     """The minimiser of the quadratic upper bound at y."""
-    gradient = problem.gradient(y, problem.image(y))
+    gradient = problem.gradient(y, problem.forward(y))
     if callable(step):
         return [a - d for a, d in zip(y, step(gradient), strict=True)]
     return problem.prox([torch.add(a, g, alpha=-step) for a, g in zip(y, gradient, strict=True)], step)
 
 
-def _residual(problem: Composite, x: Point, image: Point, step: float | Metric, value: Tensor) -> Tensor:
+def _residual(problem: Composite, x: Point, ax: Point, step: float | Metric, value: Tensor) -> Tensor:
     """In the shape of `value`. In float64 from the gradient on: x - prox(x - step gradient) is a small difference of large numbers, and
     never taken as smaller than their rounding."""
-    gradient = problem.gradient(x, image)
+    gradient = problem.gradient(x, ax)
     if callable(step):
         return _sizes(gradient, value)
     precise = [part.double() for part in x]

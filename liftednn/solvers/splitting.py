@@ -32,14 +32,14 @@ _CHECK = 25
 
 
 class Separable(Protocol):
-    """The problem, as the solver needs it. The adjoint is that of the linear part of A, in the inner product of prox_image.
+    """The problem, as the solver needs it. The adjoint is that of the linear part of A, in the inner product of prox_f.
 
     >>> class Median:  # |x - (1, 2, 6)|_1 for one number x
     ...     y = torch.tensor([[1.0, 2.0, 6.0]])
-    ...     image = lambda self, x: x.expand(1, 3)
+    ...     forward = lambda self, x: x.expand(1, 3)
     ...     adjoint = lambda self, u: u.sum(1, keepdim=True)
     ...     solve = lambda self, x: x / 4
-    ...     prox_image = lambda self, u, step: self.y + lnn.functional.soft_threshold(u - self.y, step)
+    ...     prox_f = lambda self, u, step: self.y + lnn.functional.soft_threshold(u - self.y, step)
     ...     prox = lambda self, x, step: x
     ...     value = lambda self, x: (x - self.y).abs().sum()
     ...     retract = lambda self, x: x
@@ -47,7 +47,7 @@ class Separable(Protocol):
     [[2.0]]
     """
 
-    def image(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """A x, affine."""
 
     def adjoint(self, u: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Separable(Protocol):
     def solve(self, x: Tensor) -> Tensor:
         """(A'A + I)^-1 x."""
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         """prox of step f."""
 
     def prox(self, x: Tensor, step: float) -> Tensor:
@@ -107,10 +107,10 @@ def splitting(
 
     >>> from types import SimpleNamespace
     >>> problem = SimpleNamespace(  # |x - 3|_1 on x <= 2
-    ...     image=lambda x: x,
+    ...     forward=lambda x: x,
     ...     adjoint=lambda u: u,
     ...     solve=lambda x: x / 2,
-    ...     prox_image=lambda u, step: 3 + lnn.functional.soft_threshold(u - 3, step),
+    ...     prox_f=lambda u, step: 3 + lnn.functional.soft_threshold(u - 3, step),
     ...     prox=lambda x, step: x.clamp(max=2),
     ...     value=lambda x: (x - 3).abs().sum() + torch.where(x > 2, torch.inf, 0.0).sum(),
     ...     retract=lambda x: x.clamp(max=2),
@@ -149,10 +149,10 @@ def splitting(
 
 @dataclass
 class _Copies:
-    """x, its image, the copies u and w, and the scaled multipliers p and q."""
+    """x, A x, the copies u and w, and the scaled multipliers p and q."""
 
     x: Tensor
-    image: Tensor
+    ax: Tensor
     u: Tensor
     w: Tensor
     p: Tensor
@@ -163,20 +163,20 @@ class _Copies:
 
     @classmethod
     def begin(cls, problem: Separable, x: Tensor, sigma: float, scale: float | None) -> _Copies:
-        image = problem.image(x)
-        return cls(x, image, image, x, torch.zeros_like(image), torch.zeros_like(x), sigma, scale)
+        ax = problem.forward(x)
+        return cls(x, ax, ax, x, torch.zeros_like(ax), torch.zeros_like(x), sigma, scale)
 
     def advance(self, problem: Separable) -> None:
-        image, x = torch.lerp(self.u, self.image, _RELAXATION), torch.lerp(self.w, self.x, _RELAXATION)
-        self.u, self.w = problem.prox_image(image - self.p, 1 / self.sigma), problem.prox(x - self.q, 1 / self.sigma)
-        self.p, self.q = self.p + self.u - image, self.q + self.w - x
-        self.x = self.x + problem.solve(problem.adjoint(self.u + self.p - self.image) + self.w + self.q - self.x)
-        self.image = problem.image(self.x)
+        ax, x = torch.lerp(self.u, self.ax, _RELAXATION), torch.lerp(self.w, self.x, _RELAXATION)
+        self.u, self.w = problem.prox_f(ax - self.p, 1 / self.sigma), problem.prox(x - self.q, 1 / self.sigma)
+        self.p, self.q = self.p + self.u - ax, self.q + self.w - x
+        self.x = self.x + problem.solve(problem.adjoint(self.u + self.p - self.ax) + self.w + self.q - self.x)
+        self.ax = problem.forward(self.x)
 
     def _gaps(self, problem: Separable, x: Tensor) -> tuple[float, float]:
         """How far the copies are from x, and the multipliers from stationarity, both relative."""
-        image, adjoint = problem.image(x), problem.adjoint(self.p)
-        primal = max(_relative(image - self.u, image, self.u), _relative(x - self.w, x, self.w))
+        ax, adjoint = problem.forward(x), problem.adjoint(self.p)
+        primal = max(_relative(ax - self.u, ax, self.u), _relative(x - self.w, x, self.w))
         self.largest = max(
             self.largest, self.sigma * float(adjoint.abs().max()), self.sigma * float(self.q.abs().max())
         )

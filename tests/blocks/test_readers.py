@@ -79,7 +79,7 @@ def test_a_state_with_two_readers_is_at_the_optimum(method: str, residual: bool)
     step = update_state(problem, states[1], tol=1e-7, max_iter=1000)
     assert step.method == method
     assert step.kkt <= 1e-7
-    energy = float(problem.energy(problem.images(step.states[0]), step.states[0]).sum())
+    energy = float(problem.energy(problem.preactivations(step.states[0]), step.states[0]).sum())
     assert energy == pytest.approx(optimum(net, weights, states, residual), rel=1e-5)
 
 

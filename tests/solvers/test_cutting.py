@@ -83,15 +83,15 @@ class Logistic:
     def take(self, part: slice) -> Logistic:
         return Logistic(self.a, self.y[part])
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [torch.cat(x, 1) @ self.a.T]
 
-    def value(self, x: Point, image: Point) -> Tensor:
-        loss = torch.nn.functional.softplus(image[0]) - self.y * image[0]
+    def value(self, x: Point, ax: Point) -> Tensor:
+        loss = torch.nn.functional.softplus(ax[0]) - self.y * ax[0]
         return loss.sum(1) + sum(part.abs().sum(1) for part in x) / 10
 
-    def gradient(self, x: Point, image: Point) -> Point:
-        gradient = (torch.sigmoid(image[0]) - self.y) @ self.a
+    def gradient(self, x: Point, ax: Point) -> Point:
+        gradient = (torch.sigmoid(ax[0]) - self.y) @ self.a
         return list(gradient.split([part.shape[1] for part in x], 1))
 
     def prox(self, x: Point, step: float) -> Point:
@@ -141,7 +141,7 @@ def test_rows_that_stall_do_not_stop_the_others() -> None:
 class Stiff(Logistic):
     """The gradient of the first row is that of the negative function, so that no step lowers it."""
 
-    def gradient(self, x: Point, image: Point) -> Point:
+    def gradient(self, x: Point, ax: Point) -> Point:
         sign = torch.ones(len(self.y), 1, dtype=torch.float64)
         sign[0] = -1
-        return [sign * part for part in super().gradient(x, image)]
+        return [sign * part for part in super().gradient(x, ax)]

@@ -35,14 +35,14 @@ class L1Regression:
     def step(self) -> float:
         return len(self.a) / float(torch.linalg.matrix_norm(self.a, 2)) ** 2
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [self.a @ x[0]]
 
-    def value(self, x: Point, image: Point) -> Tensor:
-        return (image[0] - self.y).square().sum() / (2 * len(self.a)) + self.alpha * x[0].abs().sum()
+    def value(self, x: Point, ax: Point) -> Tensor:
+        return (ax[0] - self.y).square().sum() / (2 * len(self.a)) + self.alpha * x[0].abs().sum()
 
-    def gradient(self, x: Point, image: Point) -> Point:
-        return [self.a.T @ (image[0] - self.y) / len(self.a)]
+    def gradient(self, x: Point, ax: Point) -> Point:
+        return [self.a.T @ (ax[0] - self.y) / len(self.a)]
 
     def prox(self, x: Point, step: float) -> Point:
         return [shrink(x[0], step * self.alpha)]
@@ -52,14 +52,14 @@ class L1Regression:
 class L1Rows(L1Regression):
     """The same for many targets at once, y (rows, n): one problem a row, x (rows, p)."""
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [x[0] @ self.a.T]
 
-    def value(self, x: Point, image: Point) -> Tensor:
-        return (image[0] - self.y).square().sum(-1) / (2 * len(self.a)) + self.alpha * x[0].abs().sum(-1)
+    def value(self, x: Point, ax: Point) -> Tensor:
+        return (ax[0] - self.y).square().sum(-1) / (2 * len(self.a)) + self.alpha * x[0].abs().sum(-1)
 
-    def gradient(self, x: Point, image: Point) -> Point:
-        return [(image[0] - self.y) @ self.a / len(self.a)]
+    def gradient(self, x: Point, ax: Point) -> Point:
+        return [(ax[0] - self.y) @ self.a / len(self.a)]
 
 
 @dataclass
@@ -70,14 +70,14 @@ class Logistic:
     sign: Tensor
     rho: float
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [self.a @ x[0][0] + x[1]]
 
-    def value(self, x: Point, image: Point) -> Tensor:
-        return torch.nn.functional.softplus(-self.sign * image[0]).mean() + self.rho / 2 * x[0].square().sum()
+    def value(self, x: Point, ax: Point) -> Tensor:
+        return torch.nn.functional.softplus(-self.sign * ax[0]).mean() + self.rho / 2 * x[0].square().sum()
 
-    def gradient(self, x: Point, image: Point) -> Point:
-        slope = -self.sign * torch.sigmoid(-self.sign * image[0]) / len(self.a)
+    def gradient(self, x: Point, ax: Point) -> Point:
+        slope = -self.sign * torch.sigmoid(-self.sign * ax[0]) / len(self.a)
         return [(slope @ self.a)[None] + self.rho * x[0], slope.sum()[None]]
 
     def prox(self, x: Point, step: float) -> Point:
@@ -90,13 +90,13 @@ class BoxedQuadratic:
 
     c: Tensor
 
-    def image(self, x: Point) -> Point:
+    def forward(self, x: Point) -> Point:
         return [x[0]]
 
-    def value(self, x: Point, image: Point) -> Tensor:
+    def value(self, x: Point, ax: Point) -> Tensor:
         return torch.where((x[0] < 0).any(-1), torch.inf, (x[0] - self.c).square().sum(-1) / 2)
 
-    def gradient(self, x: Point, image: Point) -> Point:
+    def gradient(self, x: Point, ax: Point) -> Point:
         return [x[0] - self.c]
 
     def prox(self, x: Point, step: float) -> Point:
@@ -139,10 +139,10 @@ ROUNDING = 4 * torch.finfo(torch.float64).eps
 def test_nothing_rises_from_check_to_check() -> None:
     """F is evaluated every four steps, so that the points after 4, 8, 12, ... steps are those of one run."""
     problem, start = lasso(0.05), [3 * rows(20, seed=8)]
-    values = [float(problem.value(start, problem.image(start)))]
+    values = [float(problem.value(start, problem.forward(start)))]
     for k in range(4, 240, 4):
         x = prox_gradient(problem, start, problem.step, tol=0.0, max_iter=k).x
-        values.append(float(problem.value(x, problem.image(x))))
+        values.append(float(problem.value(x, problem.forward(x))))
     assert all(later <= earlier * (1 + ROUNDING) for earlier, later in pairwise(values))
 
 
@@ -152,14 +152,14 @@ def test_the_result_is_never_above_the_start(max_iter: int) -> None:
     for seed in range(10):
         start = prox_gradient(problem, [3 * rows(20, seed=seed)], problem.step, tol=0.0, max_iter=seed).x
         x = prox_gradient(problem, start, problem.step, tol=0.0, max_iter=max_iter).x
-        before, after = (float(problem.value(point, problem.image(point))) for point in (start, x))
+        before, after = (float(problem.value(point, problem.forward(point))) for point in (start, x))
         assert after <= before * (1 + ROUNDING)
 
 
 def test_too_long_a_step_still_never_raises_the_result() -> None:
     problem, start = lasso(0.05), [rows(20, seed=8)]
     x = prox_gradient(problem, start, 3 * problem.step, tol=0.0, max_iter=40).x
-    assert float(problem.value(x, problem.image(x))) <= float(problem.value(start, problem.image(start)))
+    assert float(problem.value(x, problem.forward(x))) <= float(problem.value(start, problem.forward(start)))
 
 
 def test_known_convexity_reaches_the_same_point() -> None:
@@ -176,11 +176,11 @@ def test_acceleration_needs_fewer_steps() -> None:
     problem = lasso(0.01)
     plain = torch.zeros(20, dtype=torch.float64)
     for _ in range(60):
-        (gradient,) = problem.gradient([plain], problem.image([plain]))
+        (gradient,) = problem.gradient([plain], problem.forward([plain]))
         (plain,) = problem.prox([plain - problem.step * gradient], problem.step)
     best = prox_gradient(problem, [plain], problem.step, tol=1e-12, max_iter=50000).x
     fast = prox_gradient(problem, [torch.zeros(20, dtype=torch.float64)], problem.step, tol=0.0, max_iter=60).x
-    least, slow, quick = (float(problem.value(x, problem.image(x))) for x in (best, [plain], fast))
+    least, slow, quick = (float(problem.value(x, problem.forward(x))) for x in (best, [plain], fast))
     assert quick - least < 0.2 * (slow - least)
 
 
@@ -200,10 +200,10 @@ def test_rows_that_separate_are_solved_each_on_its_own() -> None:
 def test_no_row_rises_even_while_others_fall() -> None:
     problem = L1Rows(lasso().a, torch.tensor([[1e-3], [1.0], [1e3]]).double() * rows(3, 80, seed=5), 0.1)
     start = [rows(3, 20, seed=6)]
-    before = problem.value(start, problem.image(start))
+    before = problem.value(start, problem.forward(start))
     for k in range(4, 160, 4):
         x = prox_gradient(problem, start, problem.step, tol=0.0, max_iter=k).x
-        after = problem.value(x, problem.image(x))
+        after = problem.value(x, problem.forward(x))
         assert bool((after <= before * (1 + ROUNDING)).all())
         before = after
 

@@ -96,7 +96,7 @@ def test_sketch_refuses_in_words(arguments: tuple[Any, ...], sentence: str) -> N
 class Distances:
     """|x|_1 + |x - 1|_1 for splitting, |x - 1|^2 for prox_gradient."""
 
-    def image(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Any:
         return x
 
     def adjoint(self, u: Tensor) -> Tensor:
@@ -105,16 +105,16 @@ class Distances:
     def solve(self, x: Tensor) -> Tensor:
         return x / 2
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         return u.sign() * (u.abs() - step).clamp(min=0)
 
     def prox(self, x: Any, step: float) -> Any:
-        return x if isinstance(x, list) else 1 + self.prox_image(x - 1, step)
+        return x if isinstance(x, list) else 1 + self.prox_f(x - 1, step)
 
-    def value(self, x: Any, image: Any = None) -> Tensor:
+    def value(self, x: Any, ax: Any = None) -> Tensor:
         return (x[0] - 1).square().sum() if isinstance(x, list) else x.abs().sum() + (x - 1).abs().sum()
 
-    def gradient(self, x: list[Tensor], image: list[Tensor]) -> list[Tensor]:
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
         return [2 * (x[0] - 1)]
 
     def retract(self, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class AbsoluteDeviations:
     alpha: float
     nonnegative: bool = False
 
-    def image(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x @ self.a.T
 
     def adjoint(self, u: Tensor) -> Tensor:
@@ -40,14 +40,14 @@ class AbsoluteDeviations:
         matrix = self.a.T @ self.a + torch.eye(self.a.shape[1], dtype=x.dtype)
         return torch.linalg.solve(matrix, x.T).T if x.ndim == 2 else torch.linalg.solve(matrix, x)
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         return self.y + shrink(u - self.y, step)
 
     def prox(self, x: Tensor, step: float) -> Tensor:
         return (x - step * self.alpha).clamp(min=0) if self.nonnegative else shrink(x, step * self.alpha)
 
     def value(self, x: Tensor) -> Tensor:
-        energy = (self.image(x) - self.y).abs().sum(-1) + self.alpha * x.abs().sum(-1)
+        energy = (self.forward(x) - self.y).abs().sum(-1) + self.alpha * x.abs().sum(-1)
         return torch.where((x < 0).any(-1), torch.inf, energy) if self.nonnegative else energy
 
     def retract(self, x: Tensor) -> Tensor:
@@ -58,15 +58,15 @@ class AbsoluteDeviations:
 class BasisPursuit(AbsoluteDeviations):
     """min |x|_1 subject to a x = y, membership to 1e-7."""
 
-    def prox_image(self, u: Tensor, step: float) -> Tensor:
+    def prox_f(self, u: Tensor, step: float) -> Tensor:
         return self.y.expand_as(u)
 
     def value(self, x: Tensor) -> Tensor:
-        inside = (self.image(x) - self.y).abs().amax(-1) <= 1e-7
+        inside = (self.forward(x) - self.y).abs().amax(-1) <= 1e-7
         return torch.where(inside, x.abs().sum(-1), torch.inf)
 
     def retract(self, x: Tensor) -> Tensor:
-        return x + (self.y - self.image(x)) @ torch.linalg.pinv(self.a).T
+        return x + (self.y - self.forward(x)) @ torch.linalg.pinv(self.a).T
 
 
 def deviations(alpha: float = 0.5, nonnegative: bool = False) -> AbsoluteDeviations:
