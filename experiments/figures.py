@@ -53,10 +53,8 @@ OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-MADE_AGAIN = {
-    *("defaults", "refit", "constraints", "regression", "estimators", "variants", "others", "init", "growth", "memory"),
-    *(table.__name__ for table in (*CONVOLUTION, *OPTIMISER)),
-}
+_AGAIN = "defaults refit constraints regression robust estimators variants others init growth memory"
+MADE_AGAIN = {*_AGAIN.split(), *(table.__name__ for table in (*CONVOLUTION, *OPTIMISER))}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 

@@ -37,4 +37,5 @@ def filled(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> lis
 def made_on(store: Store) -> str:
     """The machine of a store's first record, in words."""
     seen = store.records[0].machine
-    return f"{seen['device']}, {seen['threads']} threads" if seen["device"] == "cpu" else str(seen["device"])
+    threads = f"{seen['threads']} thread{'s' if seen['threads'] > 1 else ''}"
+    return f"{seen['device']}, {threads}" if seen["device"] == "cpu" else str(seen["device"])
