@@ -128,6 +128,20 @@ def test_streams_with_other_parameters_follow_too(options: dict[str, Any]) -> No
     assert np.isfinite(model.predict(X)).all()
 
 
+def test_the_step_of_a_stream_decays_with_the_square_root_of_the_rows_so_far() -> None:
+    model: Any = regressor()
+    rates = [model.partial_fit(X[:1000], REAL[:1000]).history_[0].rate for _ in range(5)]
+    np.testing.assert_allclose(np.array(rates) / rates[0], np.minimum(1, np.sqrt(2 / np.arange(1, 6))))
+    model = regressor(max_iter=1).fit(X, REAL).partial_fit(X[:1000], REAL[:1000])
+    np.testing.assert_allclose(model.history_[0].rate / rates[0], np.sqrt(2 / 4))
+
+
+def test_a_call_with_most_rows_of_the_stream_has_the_whole_step() -> None:
+    rates = [regressor().partial_fit(X[:800], REAL[:800]).partial_fit(X, REAL).history_[0].rate]
+    rates += [regressor().partial_fit(X, REAL).history_[0].rate]
+    np.testing.assert_allclose(rates[0] / rates[1], np.sqrt(3000 / 3800))
+
+
 def test_after_a_fit_the_scaling_stays() -> None:
     model: Any = LiftedClassifier((5,), max_iter=3, random_state=0).fit(X, REAL > 14)
     before = model._inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ __all__ = ["Lifted"]
 _PASSES = 10
 # Rows of partial_fit that hyperparameters are chosen from.
 _FEW = 8192
+# Rows of a stream after which its step decays, unless a call has more: as 1 / sqrt(rows so far), or each call would undo the last.
+_DECAYS = 2000
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             chosen = np.flatnonzero(row_weights)
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
+        self._rows_seen: int = len(rows) + (self._rows_seen if resumes and passes else 0)
         if not resumes:
             self._tails = self._found_tails(rows, row_weights) if passes is None else Tails.none()
         rows = replace(rows, tails=self._tails)
@@ -233,6 +237,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x))
+        if work.passes:
+            decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
+            trainer = replace(trainer, step=trainer.step * min(1.0, decay))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
