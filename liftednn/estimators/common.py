@@ -221,7 +221,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
-        trainer = self._recipe(work).trainer(None if work.passes else len(work.x))
+        classes = self.n_outputs_ if self.network_.loss.classes else 1
+        trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
             trainer = replace(trainer, step=trainer.step * min(1.0, decay))
