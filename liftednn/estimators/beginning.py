@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from liftednn.estimators.rows import is_sparse
 from liftednn.estimators.scaling import Array
@@ -46,7 +45,7 @@ class FirstRows:
 
     @property
     def _needed(self) -> int:
-        return max(1, min(_ENOUGH, _ENTRIES // self.x.shape[1]))
+        return max(1, min(_ENOUGH, _ENTRIES // int(self.x.shape[1])))
 
     @property
     def enough(self) -> bool:
@@ -61,7 +60,11 @@ class FirstRows:
 
 
 def _stacked(a: Any, b: Any) -> Any:
-    """Sparse where one of them is."""
-    if is_sparse(a) or is_sparse(b):
-        return sparse.vstack([sparse.csr_matrix(a), sparse.csr_matrix(b)], format="csr")
-    return np.concatenate([np.asarray(a), np.asarray(b)])
+    """Rows of a and of b, in the sparse form (csr) of either if one is sparse."""
+    if not (is_sparse(a) or is_sparse(b)):
+        return np.concatenate([np.asarray(a), np.asarray(b)])
+    form = type(a if is_sparse(a) else b)
+    parts = a, b = form(a), form(b)
+    ends = np.concatenate([a.indptr, a.indptr[-1] + b.indptr[1:]])
+    data, indices = (np.concatenate([getattr(part, name) for part in parts]) for name in ("data", "indices"))
+    return form((data, indices, ends), shape=(a.shape[0] + b.shape[0], a.shape[1]))
