@@ -81,10 +81,10 @@ class Recipe:
         network = network if self.lam is None else network.with_lam(self.lam)
         return choices.with_input_uncertainty(network, self.uncertainty, automatic_lam=automatic)
 
-    def trainer(self, rows: int | None) -> MiniBatch:
-        """The trainer for that many rows; None where their number is unknown, as of a stream, and rho stays."""
+    def trainer(self, rows: int | None, classes: int = 1) -> MiniBatch:
+        """The trainer for that many rows of so many classes; None where the number of rows is unknown, as of a stream, and rho stays."""
         return MiniBatch(
-            passes=self._passes(rows) if self.passes is None else self.passes,
+            passes=self._passes(rows, classes) if self.passes is None else self.passes,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
@@ -93,9 +93,9 @@ class Recipe:
             shorten=self.passes is None and not self.initial,
         )
 
-    def _passes(self, rows: int | None) -> int:
+    def _passes(self, rows: int | None, classes: int) -> int:
         if not self.initial:
-            return choices.passes(rows)
+            return choices.passes(rows, classes)
         # With a given lam, which may be too small, many passes could make the weights worse.
         return choices.initialisation_passes(rows if self.lam is None else None)
 

@@ -225,6 +225,13 @@ def test_passes_are_chosen_by_rows_and_purpose(options: dict[str, Any], passes: 
     assert Recipe(**options).trainer(1000).passes == passes
 
 
+@pytest.mark.parametrize(
+    ("rows", "classes", "passes"), [(5000, 2, 30), (5000, 10, 30), (5000, 26, 48), (5000, 1000, 60), (300, 26, 83)]
+)
+def test_more_passes_for_more_classes(rows: int, classes: int, passes: int) -> None:
+    assert Recipe().trainer(rows, classes).passes == passes
+
+
 @pytest.mark.parametrize("loss", ["huber", "absolute", "squared"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_responses_that_are_not_finite_are_refused_as_such(loss: str, wrong: float) -> None:

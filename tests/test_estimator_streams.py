@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import make_friedman1
+from scipy import sparse
+from sklearn.datasets import make_classification, make_friedman1
 
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn.base import Affine
+from liftednn.estimators.beginning import FirstRows
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.scaling import ColumnStatistics, Scaling
 
@@ -126,6 +128,81 @@ def test_streams_with_other_parameters_follow_too(options: dict[str, Any]) -> No
         model.partial_fit(X[LOW[start : start + 200]], REAL[LOW[start : start + 200]])
     np.testing.assert_allclose(model._inputs.mean, X[LOW[:800]].mean(axis=0), rtol=1e-10)
     assert np.isfinite(model.predict(X)).all()
+
+
+CLUSTERS, LABELS = make_classification(1200, 8, n_informative=6, n_classes=3, class_sep=2.0, random_state=0)
+
+
+def small(**options: Any) -> LiftedClassifier:
+    return LiftedClassifier(**{"hidden_layer_sizes": (20,), "random_state": 0, **options})
+
+
+@pytest.mark.parametrize("first", [1, 5, 100, 300])
+def test_a_stream_may_begin_with_one_class(first: int) -> None:
+    """All of the first rows are of class 0; of 600 rows, all together end where a mixed stream would."""
+    zeros, rest = np.flatnonzero(LABELS[:600] == 0)[:first], np.arange(600, 1000)
+    model: Any = small().partial_fit(CLUSTERS[zeros], LABELS[zeros], classes=[0, 1, 2])
+    model.partial_fit(CLUSTERS[rest], LABELS[rest])
+    plain = small().partial_fit(CLUSTERS[rest], LABELS[rest], classes=[0, 1, 2])
+    test = slice(1000, 1200)
+    assert model.score(CLUSTERS[test], LABELS[test]) > plain.score(CLUSTERS[test], LABELS[test]) - 0.05
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+def test_few_rows_in_parts_are_those_rows_at_once(form: Any, weighted: bool) -> None:
+    x, weights = form(CLUSTERS), np.arange(1200) % 3.0 if weighted else np.ones(1200)
+    parts: Any = small()
+    for part in (slice(0, 1), slice(1, 50), slice(50, 300)):
+        parts.partial_fit(x[part], LABELS[part], [0, 1, 2], weights[part] + (part.start == 0))
+    weights[0] += 1
+    whole: Any = small().partial_fit(x[:300], LABELS[:300], [0, 1, 2], weights[:300])
+    for a, b in zip(parts.coefs_, whole.coefs_, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["auto", lnn.losses.Quantile((0.1, 0.9))], ids=str)
+def test_few_responses_in_parts_are_those_at_once(loss: Any) -> None:
+    parts: Any = regressor(loss=loss).partial_fit(X[:1], REAL[:1]).partial_fit(X[1:80], REAL[1:80, None])
+    whole = regressor(loss=loss).partial_fit(X[:80], REAL[:80])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-9)
+    with pytest.raises(ValueError, match="y has 2 columns"):
+        parts.partial_fit(X[:9], np.stack([REAL[:9], REAL[:9]], 1))
+
+
+def test_first_rows_are_kept_until_there_are_enough_that_differ() -> None:
+    model: Any = small()
+    chunk = CLUSTERS[:400].copy()
+    model.partial_fit(chunk, LABELS[:400], classes=[0, 1, 2])
+    chunk[:] = np.nan  # the caller may use its array again
+    assert np.isfinite(model._first_rows.x).all()
+    assert model.partial_fit(CLUSTERS[400:600], LABELS[400:600])._first_rows is None
+    zeros = np.zeros(1200, int)
+    model = small().partial_fit(CLUSTERS, zeros, classes=[0, 1])
+    np.testing.assert_array_equal(model._first_rows.x, CLUSTERS[700:])  # never more than 500
+    assert model.fit(CLUSTERS[:90], LABELS[:90])._first_rows is None
+
+
+def test_first_rows_may_be_dense_and_sparse_and_of_weight_zero() -> None:
+    a = FirstRows.of(np.ones((3, 2)), np.arange(3), np.array([0.0, 2.0, 1.0]))
+    both = a + FirstRows.of(sparse.csr_matrix(np.eye(2)), np.arange(2), None)
+    np.testing.assert_array_equal(both.x.toarray(), [[1, 1], [1, 1], [1, 0], [0, 1]])
+    np.testing.assert_array_equal(both.weights, [2, 1, 1, 1])
+    np.testing.assert_array_equal(both.y, [1, 2, 0, 1])
+
+
+def test_the_step_of_a_stream_decays_with_the_square_root_of_the_rows_so_far() -> None:
+    model: Any = regressor()
+    rates = [model.partial_fit(X[:1000], REAL[:1000]).history_[0].rate for _ in range(5)]
+    np.testing.assert_allclose(np.array(rates) / rates[0], np.minimum(1, np.sqrt(2 / np.arange(1, 6))))
+    model = regressor(max_iter=1).fit(X, REAL).partial_fit(X[:1000], REAL[:1000])
+    np.testing.assert_allclose(model.history_[0].rate / rates[0], np.sqrt(2 / 4))
+
+
+def test_a_call_with_most_rows_of_the_stream_has_the_whole_step() -> None:
+    rates = [regressor().partial_fit(X[:800], REAL[:800]).partial_fit(X, REAL).history_[0].rate]
+    rates += [regressor().partial_fit(X, REAL).history_[0].rate]
+    np.testing.assert_allclose(rates[0] / rates[1], np.sqrt(3000 / 3800))
 
 
 def test_after_a_fit_the_scaling_stays() -> None:

@@ -304,7 +304,7 @@ def test_partial_fits_improve() -> None:
 def test_partial_fits_of_a_regressor_improve_and_keep_their_units() -> None:
     model = small_regressor(hidden_layer_sizes=(20,), batch_size=10)
     scores = [model.partial_fit(X[part], 100 * REAL[part] + 5).score(X, 100 * REAL + 5) for part in chunks() * 6]
-    assert np.median(scores[-6:]) > np.median(scores[:6]) + 0.1  # after a chunk of 80 rows the score may fall
+    assert np.median(scores[-6:]) > scores[0] + 0.1  # after a chunk of 80 rows the score may fall
     with pytest.raises(ValueError, match="2 columns"):
         model.partial_fit(X, np.stack([REAL, REAL], 1))
 

@@ -16,7 +16,15 @@ from liftednn.base import Affine
 from liftednn.data import sources
 from liftednn.training import run
 from liftednn.training.batch import recursion
-from liftednn.training.evidence import _effective_parameters, _kernel, adaptable, rho_factor, with_rho_factor
+from liftednn.training.evidence import (
+    _effective_parameters,
+    _gradients,
+    _inner_products,
+    _kernel,
+    adaptable,
+    rho_factor,
+    with_rho_factor,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -191,7 +199,7 @@ def test_few_rows_show_about_how_many_parameters_all_have(shown: int, within: fl
     net, weights = network(sizes, "squared", rho=1e-4), weights_of(sizes)
     states, u = recursion(net, weights, x)
     vectors = SQUARED.hessian_vectors(u[-1], u[-1])
-    kernel = _kernel(net, weights, states, u, vectors, None)
+    kernel = _kernel(net, states, _gradients(net, weights, u, vectors), None)
     whole, found = _effective_parameters(kernel, 2000), _effective_parameters(kernel[:shown, :shown], 2000)
     assert found == pytest.approx(whole, rel=within)
 
@@ -219,3 +227,32 @@ def test_no_refresh_follows_soon_after_one_for_a_new_rho(monkeypatch: pytest.Mon
     assert others
     assert all(step % 40 == 0 and step - max(each for each in refreshed if each < step) >= 20 for step in others)
     assert any(step not in refreshed for step in range(40, 320, 40))
+
+
+@pytest.mark.parametrize("outputs", [3, 20])  # of more than 16 outputs, the mean kernel is of random combinations
+def test_the_kernel_of_all_outputs_is_that_of_explicit_gradients(outputs: int) -> None:
+    net, weights = network([4, 6, outputs], "squared", rho=0.05), weights_of([4, 6, outputs])
+    x, count = X[:10], 10 * outputs
+    states, u = recursion(net, weights, x)
+    vectors = torch.eye(outputs, dtype=torch.float64)[:, None].expand(-1, 10, -1)
+    found = _kernel(net, states, _gradients(net, weights, u, vectors), None, joint=True)
+    slopes = (u[0] > 0).double()
+    hidden = torch.einsum("kh,nh,np->knhp", weights[1].w, slopes, x - x.mean(0)).reshape(count, -1)
+    centred = states[1] - states[1].mean(0)
+    last = torch.einsum("kl,nh->knlh", torch.eye(outputs, dtype=torch.float64), centred).reshape(count, -1)
+    wanted = (hidden @ hidden.T + last @ last.T) / (2 * 0.05)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e9])
+def test_effective_parameters_are_exact_enough_for_kernels_of_all_sizes(size: float) -> None:
+    a = draw(60, 30)
+    kernel = size * a @ a.T
+    values = torch.linalg.eigvalsh(kernel / 60).clamp(min=0)
+    assert _effective_parameters(kernel, 60) == pytest.approx(float((values / (values + 1)).sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
+def test_products_in_float32_do_not_overflow(unit: float) -> None:
+    a = draw(5, 7)
+    torch.testing.assert_close(_inner_products(unit * a), unit**2 * (a @ a.T), rtol=1e-5, atol=1e-6 * unit**2)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import liftednn as lnn
 from liftednn import activations as act
 from liftednn.data.sources import source_of
-from liftednn.training import monitor
+from liftednn.training import choices, monitor
 from liftednn.training.result import Record
 from liftednn.training.run import Run
 
@@ -545,3 +545,13 @@ def test_a_gpu_that_is_not_there_is_refused_in_words(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device 'cuda:0' needs a GPU"):
         lnn.MiniBatch(device="cuda:0")
+
+
+def test_the_damping_of_all_layers_is_that_of_the_rows_of_the_moments() -> None:
+    """Moments of ten times as many rows: those of a stream, of which this run has a part."""
+    moments = 10 * lnn.Moments.of(X, X[:, :0])
+    found: list[Any] = [Run(lnn.MiniBatch(), network(), source_of(X, LABELS), moments=each) for each in (None, moments)]
+    few, many = ([metric.damping for metric in each.descent.geometries] for each in found)
+    assert many == [choices.damping(10 * len(X), X.shape[1])] * len(many)
+    assert few == [choices.damping(len(X), X.shape[1])] * len(few)
+    assert few != many

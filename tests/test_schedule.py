@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -88,3 +89,11 @@ def test_real_responses_uncertain_inputs_and_other_penalties_always_have_somethi
         assert negligible_loss(other, y, None, 1000) == 0
     weights = torch.tensor([1.0, 0.0]).repeat(50)  # only rows of one class count
     assert negligible_loss(network, y, weights, 1000) == 0
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_classes_give_passes_and_several_responses_do_not() -> None:
+    x, y = np.random.default_rng(0).standard_normal((900, 2)), np.arange(900) % 20
+    assert lnn.LiftedClassifier(3, random_state=0).fit(x, y).n_iter_ == 42
+    assert lnn.LiftedRegressor(3, random_state=0).fit(x, np.eye(20)[y]).n_iter_ == 30
+    assert lnn.LiftedClassifier(3, random_state=0).fit(x, np.eye(20, dtype=int)[y]).n_iter_ == 30

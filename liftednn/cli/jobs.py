@@ -138,7 +138,8 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     activation = activations.learnable(activation) if job.learn_activation and len(sizes) > 2 else activation
     network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.row_weights)
     recipe = _recipe(job)
-    network, trainer = recipe.network(network, source, rows.y, rows.row_weights), recipe.trainer(len(rows.x))
+    network = recipe.network(network, source, rows.y, rows.row_weights)
+    trainer = recipe.trainer(len(rows.x), sizes[-1])
     validation = (held.x, held.y) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)

@@ -276,7 +276,9 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         encoded = labels.encode(y)
         if self.class_weight is not None:
             sample_weight = labels.weights(self.class_weight, y) * _check_sample_weight(sample_weight, x)
-        self._fit(x, encoded, sample_weight, passes)
+        row_weights = self._checked_weights(sample_weight, x)
+        x, encoded, row_weights, resumes = self._rows_of_call(x, encoded, row_weights, passes is None)
+        self._fit(x, encoded, row_weights, passes, resumes)
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The label of each row of X (n, features), an array of shape (n,); of several labels, zeros and ones of shape (n, labels)."""

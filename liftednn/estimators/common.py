@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from liftednn import losses, predict
@@ -50,6 +51,8 @@ __all__ = ["Lifted"]
 _PASSES = 10
 # Rows of partial_fit that hyperparameters are chosen from.
 _FEW = 8192
+# Rows of a stream after which its step decays, unless a call has more: as 1 / sqrt(rows so far), or each call would undo the last.
+_DECAYS = 2000
 
 
 @dataclass(frozen=True)
@@ -125,10 +128,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.categorical_features = categorical_features
         self.compress_tails = compress_tails
 
-    def _fit(self, x: Array, y: Array, sample_weight: ArrayLike | None, passes: int | None = None) -> None:
-        """Train on encoded responses; with `passes`, train the present weights for that many more."""
-        row_weights = self._checked_weights(sample_weight, x)
-        resumes = self._resumes(passes is None)
+    def _fit(self, x: Array, y: Array, row_weights: Array | None, passes: int | None, resumes: bool) -> None:
+        """Train on encoded responses, from the present weights if it `resumes`; with `passes`, for that many."""
         if not resumes:
             self._columns = encoding_of(x, self._known, row_weights)
         rows = Rows.of(x, self.dtype, self._columns)
@@ -136,6 +137,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             chosen = np.flatnonzero(row_weights)
             rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
+        self._rows_seen: int = len(rows) + (self._rows_seen if resumes and passes else 0)
         if not resumes:
             self._tails = self._found_tails(rows, row_weights) if passes is None else Tails.none()
         rows = replace(rows, tails=self._tails)
@@ -157,10 +159,6 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         else:
             self._train(work, stopping, validation)
 
-    def _resumes(self, whole: bool) -> bool:
-        """Whether training goes on from the present weights, for a `fit`, which has the whole data, or a `partial_fit`."""
-        return hasattr(self, "coefs_") and (self.warm_start or not whole)
-
     def _read(self, x: Any, y: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
         """X and y checked, with categories as their indices, which are found here unless training goes on."""
         if not self._resumes(whole):
@@ -179,15 +177,6 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
-
-    def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
-        """The checked sample weights."""
-        if sample_weight is None:
-            return None
-        row_weights: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        if not row_weights.any():
-            raise ValueError("sample_weight is 0 for every row: some must be positive")
-        return row_weights
 
     def _check_parameters(self) -> None:
         check_parameters(self)
@@ -232,7 +221,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
         """Train by mini-batches."""
-        trainer = self._recipe(work).trainer(None if work.passes else len(work.x))
+        classes = self.n_outputs_ if self.network_.loss.classes else 1
+        trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
+        if work.passes:
+            decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
+            trainer = replace(trainer, step=trainer.step * min(1.0, decay))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)

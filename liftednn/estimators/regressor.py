@@ -152,7 +152,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         self
             The estimator, with the attributes of the class set.
         """
-        return self._fit_responses(X, y, sample_weight, not (self.warm_start and hasattr(self, "coefs_")), None)
+        return self._fit_responses(X, y, sample_weight, None)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """One pass over more rows; X and y are standardised by the mean and spread of all rows so far.
@@ -171,25 +171,26 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         self
             The estimator.
         """
-        return self._fit_responses(X, y, sample_weight, not hasattr(self, "coefs_"), 1)
+        return self._fit_responses(X, y, sample_weight, 1)
 
-    def _fit_responses(
-        self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, first: bool, passes: int | None
-    ) -> Self:
+    def _fit_responses(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, passes: int | None) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
             rows, responses = self._read(x, y, passes is None, y_numeric=True)
             row_weights = self._checked_weights(sample_weight, rows)
-            if first:
+            if self._resumes(passes is None):
+                self._responses_of(responses)  # refuses another number of columns
+            rows, responses, row_weights, resumes = self._rows_of_call(rows, responses, row_weights, passes is None)
+            if not resumes:
                 self._standardise(responses, row_weights)
-            self._update_response_scaling(responses, row_weights, first, passes is not None)
+            self._update_response_scaling(responses, row_weights, not resumes, passes is not None)
             encoded = self._encode(responses, Rows.of(rows, self.dtype).dtype)
             if self._levels_for(responses) != self._levels:
                 raise ValueError(
                     f"warm_start and partial_fit keep the outputs of the last fit, whose loss was {self.network_.loss!r}: with "
                     f"loss={self.loss!r}, fit again with warm_start=False"
                 )
-            self._fit(rows, encoded, sample_weight, passes)
+            self._fit(rows, encoded, row_weights, passes, resumes)
         return self
 
     def __sklearn_tags__(self) -> Any:

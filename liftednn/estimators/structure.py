@@ -6,15 +6,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
+from liftednn.estimators.beginning import FirstRows
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows, is_sparse
@@ -39,6 +41,7 @@ class Structured:
     lam: float | Sequence[float] | Literal["auto"]
     robust: float | str | Uncertainty | None
     compress_tails: bool
+    warm_start: bool
     network_: LiftedNetwork
     coefs_: list[Array]
     intercepts_: list[Array]
@@ -71,6 +74,34 @@ class Structured:
     def _penalties(self) -> list[Penalty]:
         """One for each layer."""
         return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
+
+    def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
+        """The checked sample weights."""
+        if sample_weight is None:
+            return None
+        row_weights: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        if not row_weights.any():
+            raise ValueError("sample_weight is 0 for every row: some must be positive")
+        return row_weights
+
+    def _resumes(self, whole: bool) -> bool:
+        """Whether there are weights to go on from, for a `fit`, which has the whole data, or a `partial_fit`."""
+        return hasattr(self, "coefs_") and (self.warm_start or not whole)
+
+    def _rows_of_call(
+        self, x: Any, y: Array, row_weights: Array | None, whole: bool
+    ) -> tuple[Any, Array, Array | None, bool]:
+        """The rows to train on, and whether that resumes from the present weights. A stream begins anew, with all rows so far, until it
+        has shown enough of them."""
+        before: FirstRows | None = getattr(self, "_first_rows", None)
+        self._first_rows: FirstRows | None = None
+        resumes = self._resumes(whole)
+        if whole or self.divergence == "euclidean" or (resumes and before is None):
+            return x, y, row_weights, resumes
+        given = FirstRows.of(x, y, row_weights)
+        rows = given if before is None else before + given
+        self._first_rows = None if rows.enough else rows.kept()
+        return rows.x, rows.y, rows.row_weights, False
 
     def _scaling(self, x: Rows, row_weights: Array | None) -> Scaling:
         """To mean 0 and variance 1, that of the uncertainty included: a column that is mostly noise must not be scaled up. Under a penalty
@@ -135,6 +166,7 @@ class Structured:
         Those of the lifted rule may differ, since it also minimises over the states of constant units."""
         check_is_fitted(self)
         smaller = copy.copy(self)
+        smaller._first_rows = None  # training goes on from the smaller network
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
         weights = [Affine(torch.from_numpy(w.T), torch.from_numpy(b)) for w, b in pairs]
         smaller.network_, found = self.network_.prune(weights)

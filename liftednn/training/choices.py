@@ -82,9 +82,10 @@ def small(network: LiftedNetwork, size: int) -> bool:
     return 2 * size * weights <= _SMALL
 
 
-def passes(rows: int | None) -> int:
-    """The number of passes over the data: more where there are fewer rows."""
-    return max(30, min(_MOST, _ROWS_IN_ALL // (rows or _MANY)))
+def passes(rows: int | None, classes: int = 1) -> int:
+    """The number of passes over the data: more where there are fewer rows, or more than ten classes, each of which has few of them."""
+    least = round(30 * min(2.0, max(1.0, math.sqrt(classes / 10))))
+    return max(least, min(_MOST, _ROWS_IN_ALL // (rows or _MANY)))
 
 
 def initialisation_passes(rows: int | None) -> int:

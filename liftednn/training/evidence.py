@@ -32,12 +32,17 @@ from liftednn.training.batch import probe_gradients, recursion
 
 __all__ = ["adaptable", "rho_factor", "with_rho_factor"]
 
+# For every layer, the gradients in its u (n, width) of each of m vectors.
+Gradients = list[list[Tensor]]
+
 # What one effective parameter counts for.
 _COUNTED = 1.5
 # With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor.
 _MOST, _RISE = 0.95, 3.0
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
+# The trace of K / n up to which float32 is exact enough: eigenvalues of I then change by no more than a tenth, those of K by less.
+_LARGE = 1e6
 # Rows times outputs of the kernel in which outputs are together.
 _TOGETHER = 400
 # The most vectors of the loss's Hessian that are sent backward; random combinations of them if there are more.
@@ -68,12 +73,13 @@ def rho_factor(
     # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
     shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
     degrees = max(1, u.shape[1] - (0 if shifts else 1))
-    kernel = _kernel(network, weights, states, preactivations, _few(vectors), row_weights) / degrees
+    gradients = _gradients(network, weights, preactivations, _few(vectors))
+    kernel = _kernel(network, states, gradients, row_weights) / degrees
     penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
-    shared = _shared_fraction(network, weights, x, vectors, degrees, row_weights) if degrees > 1 else 1.0
+    shared = _shared_fraction(network, weights, x, vectors, gradients, degrees, row_weights) if degrees > 1 else 1.0
     dof = _COUNTED * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
         return _RISE
@@ -95,10 +101,12 @@ def _effective_parameters(kernel: Tensor, rows: int) -> float:
 
 
 def _trace(kernel: Tensor, rows: int | None = None) -> float:
-    """trace K (K + n I)^-1, n = `rows`, or as many as K has."""
+    """trace K (K + n I)^-1, n = `rows`, or as many as K has; in float32, which takes half the time, unless K / n is so large that rounding
+    it would change I."""
     size = len(kernel)
-    identity = torch.eye(size, dtype=kernel.dtype, device=kernel.device)
-    factor, failed = torch.linalg.cholesky_ex(kernel / (rows or size) + identity)
+    shifted = kernel / (rows or size)
+    shifted.diagonal().add_(1)
+    factor, failed = torch.linalg.cholesky_ex(shifted.float() if float(shifted.trace()) < _LARGE else shifted)
     return math.nan if int(failed) else size - float(torch.cholesky_inverse(factor).diagonal().sum())
 
 
@@ -131,68 +139,80 @@ def _shared_fraction(
     weights: list[Affine],
     x: Tensor,
     vectors: Tensor,
+    gradients: Gradients,
     degrees: int,
     row_weights: Tensor | None,
 ) -> float:
     """Outputs share the hidden weights, and the kernel, which is their mean, counts these once for every output: dof of the outputs
     together, as a fraction of that. From a few rows, since it takes a kernel of rows times outputs."""
-    few = max(2, min(len(x), _TOGETHER // len(vectors)))
+    m = len(vectors)
+    few = max(2, min(len(x), _TOGETHER // m))
     states, preactivations = recursion(network, weights, x[:few])
     counts = None if row_weights is None else row_weights[:few]
-    each, together = (
-        _kernel(network, weights, states, preactivations, vectors[:, :few], counts, joint) for joint in (False, True)
-    )
+    if m <= _VECTORS:
+        gradients = [[g[:few] for g in of_layer] for of_layer in gradients]
+    else:  # the others are of combinations of outputs
+        gradients = _gradients(network, weights, preactivations, vectors[:, :few])
+    together = _kernel(network, states, gradients, counts, joint=True)
+    each = together.view(m, few, m, few).diagonal(dim1=0, dim2=2).sum(-1)  # products of a vector with itself
     apart = degrees * _trace(each / degrees)
     return min(1.0, _trace(together, few) / apart) if apart > 0 else 1.0
 
 
+def _gradients(
+    network: LiftedNetwork, weights: list[Affine], preactivations: list[Tensor], vectors: Tensor
+) -> Gradients:
+    return [list(parts) for parts in zip(*probe_gradients(network, weights, preactivations, vectors), strict=True)]
+
+
 def _kernel(
     network: LiftedNetwork,
-    weights: list[Affine],
     states: list[Tensor],
-    preactivations: list[Tensor],
-    vectors: Tensor,
+    u_gradients: Gradients,
     row_weights: Tensor | None,
     joint: bool = False,
 ) -> Tensor:
     """The sum over layers and m vectors of g g', g (n, weights) the gradients of a row divided by sqrt(2 rho); in float64. `joint`: not
     added up over vectors but (m n, m n), with the products of different ones."""
-    m, n, owners = len(vectors), len(vectors[0]), network.connections.owners
-    kernel = vectors.new_zeros(m * n if joint else n, m * n if joint else n, dtype=torch.float64)
-    u_gradients = [
-        list(parts) for parts in zip(*probe_gradients(network, weights, preactivations, vectors), strict=True)
-    ]
+    m, n, owners = len(u_gradients[-1]), len(states[0]), network.connections.owners
+    kernel = states[0].new_zeros(m * n if joint else n, m * n if joint else n, dtype=torch.float64)
     for number, layer in enumerate(network.layers):
         if rho := _ridge(network, owners[number]):
             t = layer.operator.positions
             rows = layer.operator.rows(network.read(number, states))
             rows = rows - reduce.mean(rows, repeated(row_weights, t)).to(rows) if layer.operator.bias else rows
             targets = torch.cat([layer.operator.targets(g) for g in u_gradients[number]], 0 if joint else 1)
-            rows = rows.repeat(m, 1) if joint else rows
-            kernel += _products(rows, targets, layer.operator).double() / (2 * rho)
+            kernel += _products(rows, targets, layer.operator, m if joint else 1) / (2 * rho)
     if row_weights is None:
         return kernel
     root = (row_weights / row_weights.mean()).sqrt().to(kernel).repeat(m if joint else 1)
     return root[:, None] * kernel * root
 
 
-def _products(rows: Tensor, targets: Tensor, operator: Operator) -> Tensor:
+def _products(rows: Tensor, targets: Tensor, operator: Operator, copies: int) -> Tensor:
     """The inner products (n, n) of the samples' gradients in w, the sums over positions of g x' for rows x and gradients g in the output;
-    added up over the m gradients of each, which lie side by side in targets (n t, m q)."""
+    added up over the m gradients of each, which lie side by side in targets (n t, m q). The samples are those of `rows` so many times."""
     q, p = operator.weight_shape[-2:]
     if operator.grouped:  # each group has its own columns of rows and targets
         per = targets.reshape(len(targets), -1, operator.weight_shape[0], q)
         parts = zip(torch.split(rows, p, 1), per.unbind(2), strict=True)
-        return torch.stack([_of_one_matrix(x, g.flatten(1), q, operator.positions) for x, g in parts]).sum(0)
-    return _of_one_matrix(rows, targets, q, operator.positions)
+        return torch.stack([_of_one_matrix(x, g.flatten(1), q, operator.positions, copies) for x, g in parts]).sum(0)
+    return _of_one_matrix(rows, targets, q, operator.positions, copies)
 
 
-def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int) -> Tensor:
+def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int, copies: int) -> Tensor:
     if positions == 1:
-        return (targets @ targets.T) * (rows @ rows.T)
-    x = rows.reshape(-1, positions, rows.shape[1])
-    total = rows.new_zeros(len(x), len(x))
+        return _inner_products(targets) * _inner_products(rows).repeat(copies, copies)
+    x = rows.reshape(-1, positions, rows.shape[1]).repeat(copies, 1, 1)
+    total = rows.new_zeros(len(x), len(x), dtype=torch.float64)
     for each in torch.split(targets, q, 1):
         gradients = torch.einsum("ntq,ntp->nqp", each.reshape(len(x), positions, q), x).flatten(1)
-        total += gradients @ gradients.T
+        total += _inner_products(gradients)
     return total
+
+
+def _inner_products(a: Tensor) -> Tensor:
+    """a a', multiplied in float32, which takes half the time and is exact enough; in units of the largest entry, so that none overflows."""
+    unit = a.abs().max().clamp(min=torch.finfo(a.dtype).tiny)
+    single = (a / unit).float()
+    return (single @ single.T).double() * unit.double().square()
