@@ -15,7 +15,10 @@ from experiments.settings import Settings
 from liftednn.training import choices
 
 # The dearest of them.
-SLOW = ("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves", "optimisers")
+SLOW = (
+    *("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves"),
+    *("convolution", "optimisers"),  # tests of their own run a part of each
+)
 
 
 @pytest.fixture
