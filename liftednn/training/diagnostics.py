@@ -13,6 +13,7 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.training.choices import fitted_head
+from liftednn.training.schedule import NEGLIGIBLE
 
 __all__ = ["problems_of"]
 
@@ -22,8 +23,6 @@ _HALVINGS, _CONSTANT = 2, 1 / 3
 _FEWEST = 40
 # The fraction by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
-# A linear model must be better by this fraction of the loss of the best constant: two models that explain all but this are alike.
-_MATTERS = 1e-3
 # rho of the linear models that are compared: just enough to be well-posed, since they are judged on other rows.
 _RHO = 1e-6
 
@@ -77,7 +76,7 @@ def _comparisons(
     constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, row_weights, len(x))
     ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
-    least = _MATTERS * theirs
+    least = NEGLIGIBLE * theirs  # two models that explain all but this are alike
     if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
             f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
