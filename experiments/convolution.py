@@ -40,7 +40,7 @@ GOAL, GOAL_PASSES, GOAL_METHODS = 0.99, (1, 2, 3), ("SGD", "Adam")
 GOAL_OPTIONS = 4  # of a grid: its rates with the first weight decay
 INIT_RATES, INIT_PASSES, INIT_BATCH = (1e-5, 1e-6), 17, 100
 COMPARED = ("mnist", "cifar", "residual")
-BLOCKS, SWEEPS = ("bcd", "bcd-max"), ("lam-mnist", "lam-cifar")
+BLOCKS, LAM_PARTS = ("bcd", "bcd-max"), ("lam-mnist", "lam-cifar")
 # What is compared, in the order of tables and pictures; all are also run for as many seconds as the lifted model takes.
 ORDER = (LIFTED, "SGD", "AdamW", "Muon")
 
@@ -158,13 +158,13 @@ def init_summary(store: Store) -> list[dict[str, Any]]:
 def run_part(part: str, settings: Settings, scale: Scale) -> None:
     store, setting = settings.store("convolution"), SETTINGS[part]
     data = scale.data(setting, settings.device)
-    seeds = settings.seeds or scale.seeds or (FEWER_SEEDS if part in ("cpu", *BLOCKS, *SWEEPS) else SEEDS)
+    seeds = settings.seeds or scale.seeds or (FEWER_SEEDS if part in ("cpu", *BLOCKS, *LAM_PARTS) else SEEDS)
     if part in BLOCKS:
         cases = image_blocks.CASES[part][:: 1 if scale.options is None else 2]
         image_blocks.descend(store, part, cases, data, seeds, scale.capped(setting.passes), scale.divide)
         return
     bench = Bench(store, part, scale, data, best_layout(store, setting, scale, data))
-    work = {"cpu": reach_goal, "init": initial_weights} | dict.fromkeys(SWEEPS, image_lam.sweep)
+    work = {"cpu": reach_goal, "init": initial_weights} | dict.fromkeys(LAM_PARTS, image_lam.over_lams)
     with bench.layout.products():
         work.get(part, compare)(bench, seeds)
 
@@ -178,7 +178,7 @@ def show(part: str, store: Store, scale: Scale) -> None:
         table(f"{title}, {passes} passes of Adam", init_summary(store))
     elif part in BLOCKS:
         table(f"{title}, {passes} full passes", image_blocks.summary(store, part))
-    elif part in SWEEPS:
+    elif part in LAM_PARTS:
         table(f"{title}, {passes} passes, lam in {image_lam.UNIT}", image_lam.summary(store, part))
     else:
         table(f"{title}; seconds, median", summary(store, part, passes))

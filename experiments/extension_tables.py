@@ -247,7 +247,7 @@ def _with_deviation(row: Row) -> str:
 def convolution_lam() -> list[str]:
     """Mini-batches with lam from small to infinite, one table and a picture."""
     store, body = open_store(RESULTS, "convolution", "cuda"), list[list[str]]()
-    for part, noise in itertools.product(convolutional.SWEEPS, image_lam.NOISES):
+    for part, noise in itertools.product(convolutional.LAM_PARTS, image_lam.NOISES):
         setting, share = SETTINGS[part], f"{noise:.0%}"
         found = {row["lam"]: row for row in image_lam.summary(store, part) if row["random_labels"] == share}
         scores = [_with_deviation(found[lam]) if lam in found else "" for lam in image_lam.LAMS]

@@ -37,8 +37,8 @@ __all__ = [
     "at_infinity",
     "curves",
     "lifted_at",
+    "over_lams",
     "summary",
-    "sweep",
     "units",
 ]
 
@@ -95,7 +95,7 @@ def lifted_at(task: Task) -> Iterator[Scorer]:
         return trained(task, network.with_lam([lam * unit for unit in units(network, task)]))
 
 
-def sweep(bench: Bench, seeds: int) -> None:
+def over_lams(bench: Bench, seeds: int) -> None:
     """Every lam with every share of random labels; in quick runs the least lam without them and the largest with the most."""
     few = [(NOISES[0], LAMS[0]), (NOISES[-1], LAMS[-1])]
     pairs = list(itertools.product(NOISES, LAMS)) if bench.scale.options is None else few

@@ -48,7 +48,7 @@ def draw(results: Path) -> list[Path]:
     for store in existing(results, "convolution"):
         if store.values(part=convolutional.COMPARED[0], stage="test"):
             made.setdefault("convolution", partial(convolution, store))
-        if any(image_lam.curves(store, part, noise) for part in convolutional.SWEEPS for noise in image_lam.NOISES):
+        if any(image_lam.curves(store, part, noise) for part in convolutional.LAM_PARTS for noise in image_lam.NOISES):
             made.setdefault("convolution-lam", partial(convolution_lam, store))
     for store in existing(results, "optimisers"):
         if store.values(part=PICTURED, stage="test"):
@@ -128,8 +128,8 @@ def _over_seconds(panel: Any, store: Store, part: str, methods: Sequence[str], p
 
 def convolution_lam(store: Store) -> Any:
     """Test accuracy against lam, a panel for each network and a line with and without random labels."""
-    figure, (panels,) = drawing.new_figure(11, 4, 1, len(convolutional.SWEEPS))
-    for panel, part in zip(panels, convolutional.SWEEPS, strict=True):
+    figure, (panels,) = drawing.new_figure(11, 4, 1, len(convolutional.LAM_PARTS))
+    for panel, part in zip(panels, convolutional.LAM_PARTS, strict=True):
         for noise in image_lam.NOISES:
             if curves := image_lam.curves(store, part, noise):
                 drawing.line(panel, f"{noise:.0%} random labels", range(len(image_lam.LAMS)), curves)

@@ -88,7 +88,7 @@ def test_starts_fill_lenet_and_follow_their_seed(start: str, monkeypatch: pytest
 
 def records(folder: Path) -> Store:
     store = Store(folder / "convolution-cuda.jsonl")
-    for part in convolution.SWEEPS:
+    for part in convolution.LAM_PARTS:
         for seed, noise, (place, lam) in ((s, n, pair) for s in range(2) for n in NOISES for pair in enumerate(LAMS)):
             cell = {"accuracy": [0.1, 0.5 + place / 100 + seed / 100 - noise], "seconds": [1.0, 2.0], "settings": {}}
             store.add(cell, part=part, stage="test", lam=lam, noise=noise, passes=5, seed=seed)

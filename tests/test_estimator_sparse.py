@@ -12,7 +12,7 @@ from scipy import sparse
 
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
-from liftednn.estimators import beginning, reduction, rows, scaling, structure
+from liftednn.estimators import first_rows, reduction, rows, scaling, structure
 from liftednn.estimators.rows import Rows
 
 RNG = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_the_coordinates_hold_what_correlates_with_the_responses(monkeypatch: py
 @pytest.mark.usefixtures("few_columns_are_many")
 def test_a_stream_of_many_columns_keeps_what_it_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk changes the weights only along its own rows, once the stream has begun."""
-    monkeypatch.setattr(beginning, "_ENOUGH", 6)
+    monkeypatch.setattr(first_rows, "_ENOUGH", 6)
     model = classifier(hidden_layer_sizes=(3,), alpha=0.0).partial_fit(X[:6], Y[:6], classes=[0, 1])
     before = model.coefs_[0]
     after = model.partial_fit(X[6:12], Y[6:12]).coefs_[0]

@@ -14,7 +14,7 @@ from sklearn.datasets import make_classification, make_friedman1
 import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn.base import Affine
-from liftednn.estimators.beginning import FirstRows
+from liftednn.estimators.first_rows import FirstRows
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.scaling import ColumnStatistics, Scaling
 

@@ -14,7 +14,7 @@ from experiments.datasets import Dataset
 from experiments.settings import Settings
 from liftednn.training import choices
 
-# The dearest of them.
+# The slowest of them.
 SLOW = (
     *("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves"),
     *("convolution", "optimisers"),  # tests of their own run a part of each

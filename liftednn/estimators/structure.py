@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from liftednn import activations, penalties
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
-from liftednn.estimators.beginning import FirstRows
+from liftednn.estimators.first_rows import FirstRows
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows, is_sparse
