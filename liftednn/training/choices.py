@@ -243,12 +243,11 @@ def random_features(
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
 ) -> list[Affine]:
     """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed. In a network with convolutions the
-    sample may be small for the head, which then starts at the mean response."""
+    head starts at the mean response: fitted to random features of images it would have to be unlearned."""
     start = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
     start = with_fixed(best_biases(network, start, seed, x, y, row_weights), fixed)
     weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
-    small = _multiplications(network) is not None and len(x) < 2 * network.layers[-1].operator.weight_shape[-1]
-    if small or any(part is not None for part in fixed[-1]):
+    if _multiplications(network) is not None or any(part is not None for part in fixed[-1]):
         return weights
     few = None if row_weights is None else row_weights[:_ROWS]
     return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)
