@@ -240,18 +240,32 @@ class Step:
         loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = plain_loss,
         record: bool = True,
     ) -> None:
-        self.module, self.optimisers, self.loss = module, optimisers, loss
-        self.step = recorded(self._plain, next(module.parameters()).device) if record else self._plain
+        self.module, self.optimisers, self.loss, self.taken = module, optimisers, loss, 0
+        self.step = recorded(self._numbered, next(module.parameters()).device) if record else self._plain
 
     def __call__(self, x: Tensor, y: Tensor, share: float) -> None:
-        """At this share of the largest rates."""
+        """At this share of the largest rates. What measures before some of its steps takes those as plain ones."""
         for optimiser, rate in self.optimisers:
             for group in optimiser.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(rate * share)
                 else:
                     group["lr"] = rate * share
-        self.step(x, y)
+        due = any(getattr(optimiser, "due", False) for optimiser, _ in self.optimisers)
+        (self._plain if due else self.step)(x, y)
+        self.taken += 1
+        self._number()
+
+    def _number(self) -> None:
+        """A replay does not count steps, and a recording does."""
+        for optimiser, _ in self.optimisers:
+            for group in optimiser.param_groups:
+                if "steps" in group:
+                    group["steps"] = self.taken
+
+    def _numbered(self, x: Tensor, y: Tensor) -> None:
+        self._number()
+        self._plain(x, y)
 
     def _plain(self, x: Tensor, y: Tensor) -> None:
         self.module.zero_grad(set_to_none=True)
@@ -277,7 +291,7 @@ def _step(module: nn.Module, settings: Mapping[str, Any]) -> Step:
 def optimisers(module: nn.Module, settings: Mapping[str, Any]) -> list[tuple[torch.optim.Optimizer, float]]:
     """Each with its largest rate, as torch has them; `settings["method"]` is SGD, Adam, AdamW or Muon."""
     rate, decay, parameters = settings["rate"], settings.get("decay", 0.0), list(module.parameters())
-    now = _rate_of(parameters[0])
+    now = rate_of(parameters[0])
     match settings["method"]:
         case "SGD":
             fused = {"momentum": 0.9, "nesterov": True, "weight_decay": decay, "fused": True}
@@ -295,10 +309,10 @@ def optimisers(module: nn.Module, settings: Mapping[str, Any]) -> list[tuple[tor
 
 def adamw(parameters: Sequence[nn.Parameter], decay: float) -> torch.optim.AdamW:
     cuda = parameters[0].is_cuda
-    return torch.optim.AdamW(parameters, _rate_of(parameters[0]), weight_decay=decay, fused=True, capturable=cuda)
+    return torch.optim.AdamW(parameters, rate_of(parameters[0]), weight_decay=decay, fused=True, capturable=cuda)
 
 
-def _rate_of(like: Tensor) -> float | Tensor:
+def rate_of(like: Tensor) -> float | Tensor:
     """On a GPU a tensor, which a recorded step reads."""
     return torch.zeros((), device=like.device) if like.is_cuda else 0.0
 
@@ -312,7 +326,7 @@ class ConvolutionMuon(torch.optim.Muon):
     def __init__(self, weights: Sequence[nn.Parameter], decay: float) -> None:
         self.weights = list(weights)
         super().__init__([nn.Parameter(as_matrix(each.detach())) for each in weights], 1.0, decay)
-        self.param_groups[0]["lr"] = _rate_of(weights[0])
+        self.param_groups[0]["lr"] = rate_of(weights[0])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

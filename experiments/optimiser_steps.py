@@ -1,6 +1,6 @@
 """Training by any of the methods of the experiment `optimisers`: a step, and a whole run with its scores and seconds.
 
-SGD, AdamW and Muon are recorded as CUDA graphs on a GPU, except on nn.LSTM; all others, ours among them, run as their users run them.
+Ours, SGD, AdamW and Muon are recorded as CUDA graphs on a GPU, except on nn.LSTM; all others run as their users run them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import liftednn as lnn
 from experiments.batched import clock
 from experiments.image_models import layers_of
-from experiments.image_training import REST_RATE, Step, adamw, cosine, optimisers, share_of_rate
+from experiments.image_training import REST_RATE, Step, adamw, cosine, optimisers, rate_of, share_of_rate
 from experiments.optimiser_peers import FOOF, ISAAC, KFAC, Preconditioned
 from experiments.optimiser_tasks import LIFTED, METHODS, Problem, TaskKind, score, worst
 
 __all__ = ["RECORDED", "available", "missing", "step_of", "train"]
 
-RECORDED = ("SGD", "AdamW", "Muon")
+RECORDED = (LIFTED, "SGD", "AdamW", "Muon")
 PEERS: dict[str, type[Preconditioned]] = {"K-FAC": KFAC, "FOOF": FOOF, "ISAAC": ISAAC}
 _PACKAGES = {"SOAP": "pytorch_optimizer"}
 
@@ -69,7 +69,10 @@ def _pairs(method: str, module: nn.Module, criterion: nn.Module, settings: Mappi
     """Optimisers, each with its largest rate."""
     if method == LIFTED:
         own = lnn.optim.Lifted(module, criterion)
-        return [(own, float(own.defaults["lr"]))]
+        rate = float(own.defaults["lr"])
+        for group in own.param_groups:
+            group["lr"] = rate_of(group["params"][0])
+        return [(own, rate)]
     if method == "SOAP":
         from pytorch_optimizer import SOAP
 

@@ -15,7 +15,7 @@ import liftednn as lnn
 from liftednn.network import LiftedNetwork
 from liftednn.optim import Lifted, moments
 from liftednn.optim.layers import regressions
-from liftednn.optim.metric import LayerMetric
+from liftednn.optim.metric import LayerMetric, damping_fraction
 from liftednn.optim.moments import BlockMoments
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
@@ -75,15 +75,44 @@ def test_a_step_is_that_of_a_lifted_network_at_large_lam(name: str, rate: float)
         torch.testing.assert_close(found[2 * number + 1], b, rtol=1e-5, atol=1e-6)
 
 
-def test_damping_is_larger_where_fewer_rows_than_columns_were_seen() -> None:
-    """Times their ratio: the matrix is singular then, and what it says of other directions is noise."""
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.BCEWithLogitsLoss])
+def test_the_weight_decay_follows_the_size_of_the_loss(kind: type[nn.Module]) -> None:
+    """So that a sum takes the steps of a mean, and of one that is over the outputs as well."""
+    x, y = draw(24, 6), (draw(24, 3, seed=1) > 0).double()
     found = []
-    for rows in (20, 10):
-        x = torch.eye(20).double()[:rows] * rows**0.5
-        metric = LayerMetric.of(BlockMoments.of(x[:, None]))
-        metric.refresh(torch.ones(()), 0.6, 0.0, centred=False)
-        found.append(float(metric.inverse[0][0, -1, -1]))
-    assert found == pytest.approx([1 / 1.6, 1 / 0.6], rel=1e-9)
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(0)
+        module, criterion = nn.Linear(6, 3).double(), kind(reduction=reduction)
+        optimiser = Lifted(module, criterion)
+        for _ in range(4):
+            take_step(optimiser, module, x, y, criterion)
+        found.append(module.weight.detach())
+        assert optimiser.param_groups[0]["loss_size"] == (1 / 3 if reduction == "mean" else 24)
+    torch.testing.assert_close(*found)
+
+
+def test_damping_is_a_fraction_of_the_mean_diagonal() -> None:
+    metric = LayerMetric.of(BlockMoments.of((torch.eye(20).double() * 20**0.5)[:, None]))
+    metric.refresh(2.0, 0.6, 0.1, centred=False)
+    torch.testing.assert_close(metric.inverse[0][0], torch.eye(20).double() / (2 * 1.6 + 0.1))
+
+
+@pytest.mark.parametrize(
+    ("damping", "columns", "rows", "alike", "fraction"),
+    [
+        (0.6, 20, 20.0, False, 0.6),
+        (0.6, 20, 10.0, True, 1.2),  # the matrix is singular then, and what it says of other directions is noise
+        (None, 20, 20.0, False, 2.0),
+        (None, 20, 1000.0, False, 0.3),
+        (None, 20, 1000.0, True, 1.0),
+        (None, 20, 30.0, True, 4 / 3),
+        (None, 20, 1.0, False, 10.0),
+    ],
+)
+def test_damping_follows_columns_over_rows(
+    damping: float | None, columns: int, rows: float, alike: bool, fraction: float
+) -> None:
+    assert damping_fraction(damping, columns, rows, alike) == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -303,11 +303,68 @@ def test_weight_decay_and_rates_of_groups() -> None:
         {"params": [p for name, p in module.named_parameters() if name != "4.weight"]},
     ]
     optimiser = Lifted(module, CRITERION, groups)
-    assert [group["weight_decay"] for group in optimiser.param_groups] == [1.0, 2e-4]
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [1.0, None]
     train(module, optimiser, 60)
     plain = net()
     train(plain, Lifted(plain, CRITERION), 60)
     assert module[4].weight.norm() < 0.7 * plain[4].weight.norm()
+
+
+def test_a_rate_may_be_a_tensor() -> None:
+    module, plain = net(), net()
+    rate = torch.tensor(0.05)
+    optimiser = Lifted(module, CRITERION, lr=rate)  # type: ignore[arg-type]
+    train(module, optimiser, 8, lambda: rate.mul_(0.9))
+    slower = Lifted(plain, CRITERION)
+    train(plain, slower, 8, lr_scheduler.ExponentialLR(slower, 0.9).step)
+    for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_refresh_writes_to_the_memory_that_a_recorded_step_reads() -> None:
+    module = net()
+    optimiser = Lifted(module, CRITERION, refresh=4)
+    train(module, optimiser, 1)
+    before = [each for stack in optimiser._stacks() for each in stack._tensors()]
+    values = [each.clone() for each in before]
+    train(module, optimiser, range(1, 9))
+    now = [each for stack in optimiser._stacks() for each in stack._tensors()]
+    assert [each.data_ptr() for each in before] == [each.data_ptr() for each in now]
+    assert not any(torch.equal(old, new) for old, new in zip(values, now, strict=True) if old.any())
+    held = optimiser.state[module[4].weight]["metric"]["inverse"]
+    assert held[0].data_ptr() in [each.data_ptr() for each in now]
+
+
+@pytest.mark.gpu
+def test_a_step_recorded_as_a_graph_is_the_plain_step() -> None:
+    """With refreshes in between, which are plain."""
+    finals = []
+    for recording in (False, True):
+        module = net().cuda()
+        optimiser = Lifted(module, CRITERION, lr=torch.tensor(0.05, device="cuda"), refresh=7)  # type: ignore[arg-type]
+        x, y = (part.cuda() for part in batch())
+        graph: torch.cuda.CUDAGraph | None = None
+        for number in range(30):
+            new_x, new_y = batch(number)
+            x.copy_(new_x), y.copy_(new_y)
+            if not recording or optimiser.due or number < 12:
+                _whole_step(module, optimiser, x, y)
+            else:
+                if graph is None:
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph):
+                        _whole_step(module, optimiser, x, y)
+                graph.replay()
+                optimiser.param_groups[0]["steps"] = number + 1
+        finals.append([p.detach().clone() for p in module.parameters()])
+    for p, q in zip(*finals, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def _whole_step(module: nn.Module, optimiser: Lifted, x: Tensor, y: Tensor) -> None:
+    module.zero_grad(set_to_none=True)
+    CRITERION(module(x), y).backward()
+    optimiser.step()
 
 
 def test_copies_of_the_module_are_not_watched() -> None:

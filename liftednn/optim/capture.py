@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -31,11 +32,13 @@ AddUp = Callable[[Tensor], Tensor]
 class Capture:
     """What one layer shows in a rerun.
 
-    moments   of its rows
-    sample    some of the rows, (r, g, p)
-    squares   of the gradients that the probes cause in its outputs, summed over rows, one for each output: the curvature of each
-    size      the squares of its outputs, summed, the number of them, and that times `Regression.overlap`
-    calls     the module, the layer's columns of its output, and where the gradient of that output arrives
+    moments     of its rows
+    sample      some of the rows, (r, g, p)
+    squares     of the gradients that the probes cause in its outputs, summed over rows, one for each output: the curvature of each
+    size        the squares of its outputs, summed, the number of them, and that times `Regression.overlap`
+    calls       the module, the layer's columns of its output, and where the gradient of that output arrives
+    rows        how many there are
+    curvature   in its outputs, summed over rows; infinite where no probe arrives
     """
 
     def __init__(self, regression: Regression) -> None:
@@ -47,6 +50,7 @@ class Capture:
         self.size = like.new_zeros(3)
         self.calls: list[tuple[nn.Module, slice, Any]] = []
         self.numbers, self.number, self.without_graph = 0, -1, False
+        self.rows, self.curvature = 0.0, math.inf
 
     def add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """Add the rows and the outputs of a call."""
@@ -56,17 +60,14 @@ class Capture:
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
         number, overlap = float(output.numel()), self.regression.overlap(module, x, output)
-        self.size = self.size + torch.stack([squares.sum(), *squares.new_tensor([number, overlap * number])])
+        numbers = [squares.new_full((), each) for each in (number, overlap * number)]
+        self.size = self.size + torch.stack([squares.sum(), *numbers])
         self.numbers += output.numel()
 
     def summed(self, add_up: AddUp) -> None:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
         self.moments, self.size = self.moments.summed(add_up), add_up(self.size)
         self.squares = add_up(self.squares) / add_up(torch.ones_like(self.size[0]))
-
-    @property
-    def called(self) -> bool:
-        return float(self.moments.count) > 0
 
     @property
     def mean_square(self) -> Tensor:
@@ -78,21 +79,21 @@ class Capture:
         """The mean over outputs of `Regression.overlap`."""
         return self.size[2] / self.size[1]
 
-    def curvature(self) -> Tensor:
+    def mean_curvature(self) -> Tensor:
         """The mean over outputs that receive a gradient. Outputs without must not lower it: a smaller curvature gives longer steps, which
         give more outputs without a gradient. Of a transposed convolution, it is that of what is added up in the outputs."""
         active = (self.squares > _NEGLIGIBLE * self.squares.max()).to(self.squares).mean()
         return self.overlap * self.squares.mean() / active.clamp(min=1 / len(self.squares))
 
-    def motion(self, move: Tensor | None, shift: Tensor | None, add_up: AddUp) -> float:
+    def motion(self, move: Tensor | None, shift: Tensor | None, add_up: AddUp) -> Tensor:
         """The mean square by which a step moves the outputs, over the mean square of these."""
         move = self.squares.new_zeros(self.regression.matrix_shape) if move is None else move
         rows = torch.cat(self.sample) if self.sample else move.new_zeros(0, *move.shape[::2])
         moved = torch.einsum("rgp,gqp->rgq", rows, move)
         moved = moved if shift is None else moved + shift
-        number = moved.new_tensor(float(len(rows) * self.regression.outputs))
+        number = moved.new_full((), len(rows) * self.regression.outputs)
         squares, number = add_up(torch.stack([self.overlap * moved.square().sum(), number]))
-        return float(squares / number / self.mean_square)
+        return squares / number / self.mean_square
 
 
 def measure(
@@ -101,9 +102,8 @@ def measure(
     layers: Sequence[Regression],
     probes: Callable[[Any, int], Probes],
     add_up: AddUp,
-) -> list[tuple[Capture, Tensor]]:
-    """The layers that are called when a module is rerun, and the curvature in the outputs of each, summed over rows; infinite where no
-    probe arrives.
+) -> list[Capture]:
+    """The layers that are called when a module is rerun.
 
     probes   gives what is sent backward, from the module's outputs and the number of entries in the outputs of the last layer
     add_up   the sum of a tensor over all processes
@@ -117,13 +117,20 @@ def measure(
             _send(captures, probes(outputs, last.numbers), last.regression)
     for capture in captures:
         capture.summed(add_up)
-    called = [capture for capture in captures if capture.called]
-    curvatures = [capture.curvature() for capture in called]
-    largest = max((float(c) for c in curvatures), default=0.0)
-    return [
-        (capture, torch.where(c > _NEGLIGIBLE * largest, c, torch.inf))
-        for capture, c in zip(called, curvatures, strict=True)
-    ]
+    _read_numbers(captures)
+    largest = max((each.curvature for each in captures), default=0.0)
+    for capture in captures:
+        capture.curvature = capture.curvature if capture.curvature > _NEGLIGIBLE * largest else math.inf
+    return [capture for capture in captures if capture.rows]
+
+
+def _read_numbers(captures: Sequence[Capture]) -> None:
+    """Rows and curvatures as numbers. Reading them waits for the device: once for all layers."""
+    if captures:
+        device = captures[0].size.device
+        found = [torch.stack([each.moments.count, each.mean_curvature()]).double().to(device) for each in captures]
+        for capture, (rows, curvature) in zip(captures, torch.stack(found).tolist(), strict=True):
+            capture.rows, capture.curvature = rows, curvature
 
 
 def _rerun(module: nn.Module, call: Call, captures: Sequence[Capture]) -> Any:

@@ -66,6 +66,13 @@ class Regression:
         return len(self.weight) // self.groups if self.transposed else math.prod(self.weight.shape[1:])
 
     @property
+    def overlapping(self) -> bool:
+        """Whether its rows are patches that share entries."""
+        convolutions = [each for each in self.modules if isinstance(each, nn.Conv1d | nn.Conv2d)]
+        sizes = [size for each in convolutions for size in zip(each.kernel_size, each.stride, strict=True)]
+        return any(kernel > stride for kernel, stride in sizes)
+
+    @property
     def moving(self) -> tuple[bool, bool]:
         """Whether the weight and the intercepts have gradients."""
         return self.weight.grad is not None, self.bias is not None and self.bias.grad is not None

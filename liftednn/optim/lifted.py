@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from liftednn.optim.calls import Call, attach
 from liftednn.optim.capture import Capture, measure
 from liftednn.optim.layers import Regression, regressions
-from liftednn.optim.metric import LayerMetric
+from liftednn.optim.metric import LayerMetric, damping_fraction
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, stacked, steps
+from liftednn.optim.updates import adam_step, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
 __all__ = ["Lifted"]
 
-_ADAM: dict[str, Any] = {
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "amsgrad": False,
-    "maximize": False,
-}
+# Of the rules for the weight decay, for a loss that is a mean over rows, and for the trust, at the least.
+_DECAY, _TRUST = 2e-4, 0.1
 
 
 class Lifted(torch.optim.Optimizer):
@@ -48,11 +42,13 @@ class Lifted(torch.optim.Optimizer):
                     optimisers of torch; None for all parameters of the module
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
-    weight_decay    is added to the gradient times the weight, as in torch.optim.SGD, and not for biases
-    damping         d, as a fraction of the mean diagonal of gram; multiplied by columns over rows where fewer rows have been seen
+    weight_decay    is added to the gradient times the weight, as in torch.optim.SGD, and not for biases; None for 2e-4 times the size of
+                    the criterion: 1 for a mean over rows, less for one that is over the outputs of a row as well
+    damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
+                    columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
-    trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for .3, or 1 over the number of
-                    layers if that is less
+    trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
+                    from .1 to .3
     adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution or a projection of
                     nn.MultiheadAttention that the module calls; it follows `lr`, when a scheduler changes that
 
@@ -77,8 +73,8 @@ class Lifted(torch.optim.Optimizer):
         params: Iterable[Any] | None = None,
         lr: float = 0.05,
         momentum: float = 0.9,
-        weight_decay: float = 2e-4,
-        damping: float = 1.0,
+        weight_decay: float | None = None,
+        damping: float | None = None,
         refresh: int = 60,
         trust: float | None = None,
         adam_lr: float = 1e-3,
@@ -87,7 +83,8 @@ class Lifted(torch.optim.Optimizer):
         _check(lr=lr, damping=damping, refresh=refresh, trust=trust)
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0}
+        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "loss_size": 1.0}
+        defaults = {"lr": lr, "momentum": momentum} | own
         super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
         self._begin()
 
@@ -97,6 +94,7 @@ class Lifted(torch.optim.Optimizer):
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
         self._stacked: tuple[list[Any], list[Stack]] | None = None
+        self._refreshed = False  # whether metrics are newer than stacks
         self._groups: dict[Tensor, dict[str, Any]] | None = None
         self._detach = attach(unwrapped(self.module).called, self)
 
@@ -104,9 +102,9 @@ class Lifted(torch.optim.Optimizer):
         """Add parameters to train, as in every optimiser of torch."""
         settings = self.defaults | param_group
         for name, least, below in (("lr", 0, math.inf), ("momentum", 0, 1), ("weight_decay", 0, math.inf)):
-            if not least <= settings[name] < below:
+            if settings[name] is not None and not least <= settings[name] < below:
                 raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
-        param_group.setdefault("base_lr", settings["lr"])
+        param_group.setdefault("base_lr", float(settings["lr"]))
         super().add_param_group(param_group)
         self._layers = self._groups = self._stacked = None
 
@@ -121,12 +119,14 @@ class Lifted(torch.optim.Optimizer):
         return int(self.param_groups[0]["steps"])
 
     @property
-    def _due(self) -> bool:
+    def due(self) -> bool:
+        """Whether the next step measures the geometry again. A step that does not may be recorded as a CUDA graph, if `lr` is a tensor;
+        after a replay, add 1 to "steps" of every group."""
         return self.steps in EARLY or self.steps % self.refresh == 0
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
-        if self._due and module.training and torch.is_grad_enabled():
+        if self.due and module.training and torch.is_grad_enabled():
             device, ranks = self.param_groups[0]["params"][0].device, unwrapped(self.module).ranks
             self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call())
 
@@ -146,12 +146,12 @@ class Lifted(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
-        if self._due:
+        if self.due:
             self._measure()
         directions = self._directions()
         for group in self.param_groups:
-            self._move(group, directions)
-            _step_adam(self.state, group, directions)
+            nesterov_step(self.state, group, directions)
+            adam_step(self.state, group, directions)
             group["steps"] += 1
         self._passes.clear()
         return loss
@@ -190,20 +190,23 @@ class Lifted(torch.optim.Optimizer):
         layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
-        trust = trust_of(len(found)) if self.trust is None else self.trust
-        for capture, curvature in found:
-            self._refresh_layer(capture, curvature, trust, ranks)
-        self._layers = self._stacked = None
+        trust = max(_TRUST, trust_of(len(found))) if self.trust is None else self.trust
+        for capture in found:
+            self._refresh_layer(capture, trust, ranks)
+        self._layers, self._refreshed = None, True
 
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
                 return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
-            return random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
+            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
+            for group in self.param_groups:
+                group["loss_size"] = found.share
+            return found
 
         return probes
 
-    def _refresh_layer(self, capture: Capture, curvature: Tensor, trust: float, ranks: Ranks) -> None:
+    def _refresh_layer(self, capture: Capture, trust: float, ranks: Ranks) -> None:
         """Update a layer's geometry; its steps are shortened where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
         state = self.state[layer.weight]
@@ -213,27 +216,30 @@ class Lifted(torch.optim.Optimizer):
         else:
             metric = LayerMetric.of(capture.moments)
         centred, decay = layer.moving[1], self._decay(layer)
-        metric.refresh(curvature, self.damping, decay, centred)
+        fraction = damping_fraction(self.damping, layer.columns, capture.rows, layer.overlapping)
+        metric.refresh(capture.curvature, fraction, decay, centred)
         ((move, shift),) = steps([Stack.of([(layer, metric)], decay)])
-        motion = capture.motion(move, shift, ranks.add_up)
         # All calls of one module move at once.
-        excess = math.sqrt(motion * max(len(capture.calls), 1)) / trust if motion == motion else math.inf
-        if 1 < excess < math.inf:  # infinite where the outputs are all 0
-            metric.shorten(excess)
-        mean_square = float(capture.mean_square / capture.overlap)
-        metric.limit(layer.outputs * (ONE_BATCH * trust) ** 2 * mean_square or math.inf)
+        excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
+        metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0
+        allowed = layer.outputs * (ONE_BATCH * trust) ** 2 * capture.mean_square / capture.overlap
+        metric.limit(allowed.where(allowed > 0, torch.inf))
         state[layer.name] = metric.state()
 
     def _decay(self, layer: Regression) -> float:
-        return float(self._group_of(layer.weight)["weight_decay"])
+        group = self._group_of(layer.weight)
+        given = group["weight_decay"]
+        return _DECAY * float(group["loss_size"]) if given is None else float(given)
 
     def _stacks(self) -> list[Stack]:
         """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
         pairs = [pair for pair in self._found() if any(pair[0].moving)]
         decays = [self._decay(layer) for layer, _ in pairs]
         key = [(id(layer.weight), *layer.moving, decay) for (layer, _), decay in zip(pairs, decays, strict=True)]
-        if self._stacked is None or self._stacked[0] != key:
-            self._stacked = key, stacked(pairs, decays)
+        same = self._stacked is not None and self._stacked[0] == key
+        if self._stacked is None or self._refreshed or not same:
+            self._stacked = key, stacked(pairs, decays, self._stacked[1] if self._stacked and same else None)
+            self._refreshed = False
             for layer, metric in pairs:
                 self.state[layer.weight][layer.name] = metric.state()
         return self._stacked[1]
@@ -251,21 +257,6 @@ class Lifted(torch.optim.Optimizer):
                     parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
         whole = [(parameter, _whole(found)) for parameter, found in parts.items()]
         return {parameter: step.to(parameter) for parameter, step in whole if step.shape == parameter.shape}
-
-    def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
-        """Nesterov's momentum on the directions of the parameters of a group."""
-        params = [p for p in group["params"] if p in directions]
-        if not params:
-            return
-        for p in params:
-            if "velocity" not in self.state[p]:
-                self.state[p]["velocity"] = torch.zeros_like(p)
-        velocities, steps = [self.state[p]["velocity"] for p in params], [directions[p] for p in params]
-        rate, momentum = float(group["lr"]), float(group["momentum"])
-        torch._foreach_mul_(velocities, momentum)
-        torch._foreach_add_(velocities, steps, alpha=-rate)
-        torch._foreach_add_(params, velocities, alpha=momentum)
-        torch._foreach_add_(params, steps, alpha=-rate)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("module", "criterion", "damping", "refresh", "trust")
@@ -300,24 +291,11 @@ def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
     return part.to(like.device, copy=True)
 
 
-def _step_adam(state: Any, group: dict[str, Any], others: Container[Tensor]) -> None:
-    """A step of AdamW, without weight decay, on the parameters of a group that are not among the others."""
-    params = [p for p in group["params"] if p.grad is not None and p not in others]
-    for p in params:
-        if "exp_avg" not in state[p]:
-            state[p] |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    rate = group["adam_lr"] * float(group["lr"]) / (group["base_lr"] or 1.0)
-    first, second, steps = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step"))
-    grads = [p.grad for p in params]
-    if params:
-        adamw(params, grads, first, second, [], steps, lr=rate, **_ADAM)
-
-
 def _check(**given: float | None) -> None:
     if not given["lr"] or given["lr"] < 0:
         raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
-    if given["damping"] is None or given["damping"] < 0:
-        raise ValueError(f"damping must not be negative, got {given['damping']!r}")
+    if given["damping"] is not None and given["damping"] < 0:
+        raise ValueError(f"damping must not be negative, or None, got {given['damping']!r}")
     if not isinstance(given["refresh"], int) or given["refresh"] < 1:
         raise ValueError(f"refresh must be a whole number of at least 1, got {given['refresh']!r}")
     if given["trust"] is not None and given["trust"] <= 0:

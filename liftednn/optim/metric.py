@@ -10,6 +10,7 @@ where c is the curvature of the objective in the layer's outputs, summed over ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,12 @@ from liftednn.optim.moments import BlockMoments
 from liftednn.solvers import Factor
 from liftednn.training.metric import damping_of
 
-__all__ = ["LayerMetric"]
+__all__ = ["LayerMetric", "damping_fraction"]
 
 # The factor on the weight of older rows at each refresh.
 _FORGET = 0.9
+# Of the rule for the damping: the least, that of patches which overlap, so that they are alike, the factor on columns over rows, the most.
+_LEAST, _ALIKE, _PER_ROW, _MOST = 0.3, 1.0, 2.0, 10.0
 _STATE = ("curvature", "centre", "allowed", "inverse")
 
 
@@ -56,30 +59,26 @@ class LayerMetric:
         """Add the moments of new rows, and reduce the weight of older ones."""
         self.moments = _FORGET * self.moments + moments
 
-    def refresh(self, curvature: Tensor, damping: float, weight_decay: float, centred: bool) -> None:
-        """Invert again, for this curvature; `centred` where the intercepts move with the weights."""
-        self.curvature = curvature.to(self.moments.mean)
-        self.centre = self.moments.mean if centred else torch.zeros_like(self.moments.mean)
-        self.limit(torch.inf)
+    def refresh(self, curvature: float, fraction: float, weight_decay: float, centred: bool) -> None:
+        """Invert again, for this curvature and a damping of this fraction of the mean diagonal of all blocks; `centred` where the
+        intercepts move with the weights."""
+        mean = self.moments.mean
+        self.curvature = torch.full_like(self.moments.count, curvature)
+        self.centre = mean if centred else torch.zeros_like(mean)
+        self.limit(torch.full_like(self.moments.count, torch.inf))
         grams = self.moments.grams(centred)
-        if bool(self.curvature.isinf()):
+        if curvature == math.inf:
             self.inverse = [torch.zeros_like(gram) for gram in grams]
             return
-        d = self._damped(grams, damping)
-        self.inverse = [_inverse(gram, float(self.curvature), d, weight_decay) for gram in grams]
-
-    def _damped(self, grams: list[Tensor], damping: float) -> Tensor:
-        """d of every group, (g,): a fraction of the mean diagonal of all blocks, larger where there are fewer rows than columns."""
-        mean = self.moments.mean
-        damping *= max(1.0, mean.shape[1] / float(self.moments.count))
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
-        return damping_of(diagonal, mean, damping, torch.finfo(mean.dtype).eps)
+        d = damping_of(diagonal, mean, fraction, torch.finfo(mean.dtype).eps)
+        self.inverse = [_inverse(gram, curvature, d, weight_decay) for gram in grams]
 
-    def limit(self, allowed: float) -> None:
+    def limit(self, allowed: Tensor) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
-        self.allowed = torch.full_like(self.moments.count, allowed / len(self.moments.mean))
+        self.allowed = allowed / len(self.moments.mean)
 
-    def shorten(self, factor: float) -> None:
+    def shorten(self, factor: Tensor) -> None:
         """Make every step shorter by this factor, until the next refresh."""
         self.inverse = [each / factor for each in self.inverse]
         self.curvature = self.curvature * factor
@@ -101,10 +100,19 @@ def _inverse(gram: Tensor, c: float, d: Tensor, weight_decay: float) -> Tensor:
     matrix = c * gram
     matrix.diagonal(dim1=1, dim2=2).add_(shift[:, None])
     lower, info = torch.linalg.cholesky_ex(matrix)
-    singular = torch.nonzero((info != 0) | (shift == 0))[:, 0]
-    lower[singular] = torch.eye(gram.shape[-1]).to(gram)
+    singular = torch.nonzero((info != 0) | (shift == 0))[:, 0].tolist()
+    if singular:
+        lower[singular] = torch.eye(gram.shape[-1]).to(gram)
     inverse = torch.cholesky_inverse(lower)
-    for group in singular.tolist():
+    for group in singular:
         factor = Factor.of(gram[group].double(), c, float(shift[group]), torch.finfo(gram.dtype).eps)
         inverse[group] = factor.inverse()
     return inverse
+
+
+def damping_fraction(damping: float | None, columns: int, rows: float, alike: bool) -> float:
+    """d as a fraction of the mean diagonal, for so many rows of a batch: what is given, times columns over rows where rows are fewer; or,
+    for None, twice columns over rows, from .3 to 10, and at least 1 for rows that are `alike`, as overlapping patches of an image are."""
+    if damping is not None:
+        return damping * max(1.0, columns / rows)
+    return min(_MOST, max(_ALIKE if alike else _LEAST, _PER_ROW * columns / rows))

@@ -52,7 +52,7 @@ class BlockMoments:
         mean = x.mean(0)
         centred = (x - mean).transpose(0, 1)
         parts = [centred[:, :, block] for block in column_blocks(x.shape[-1])]
-        return cls(x.new_tensor(float(len(x))), mean, [part.mT @ part for part in parts])
+        return cls(x.new_full((), len(x)), mean, [part.mT @ part for part in parts])
 
     def __add__(self, other: BlockMoments) -> BlockMoments:
         """The moments of the rows of both (Chan, Golub and LeVeque)."""

@@ -32,13 +32,15 @@ _ON_CPU = 2**22
 class Probes(NamedTuple):
     """Gradients to be sent backward from some outputs, of mean square 1, and the curvature that belongs to mean square 1.
 
-    unit   for gradients of the batch, the root mean square that they had before; otherwise 0
+    unit    for gradients of the batch, the root mean square that they had before; otherwise 0
+    share   the rows of the outputs times the weight of one term in the loss: 1 for a mean over rows, less if it is over outputs as well
     """
 
     outputs: list[Tensor]
     sent: list[list[Tensor]]
     curvature: float
     unit: float = 0.0
+    share: float = 1.0
 
 
 def check_criterion(criterion: Any) -> nn.Module | None:
@@ -72,7 +74,9 @@ def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
     terms = scores.numel() if criterion.reduction == "mean" else 1
     if isinstance(criterion, nn.CrossEntropyLoss) and criterion.reduction == "mean":
         terms //= scores.shape[1 if scores.ndim > 1 else 0]  # one term for all classes
-    return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], _curvature(criterion) / max(terms, 1))
+    terms, rows = max(terms, 1), len(scores) if scores.ndim > 1 else 1
+    sent = [[each] for each in _signs(scores.detach(), seed)]
+    return Probes([scores], sent, _curvature(criterion) / terms, share=rows / terms)
 
 
 def _scores(outputs: Any) -> Tensor:

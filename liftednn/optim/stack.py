@@ -36,14 +36,25 @@ class Stack:
     def of(cls, pairs: Sequence[tuple[Regression, LayerMetric]], weight_decay: float) -> Stack:
         metrics = [metric for _, metric in pairs]
         inverse = [_joined(blocks) for blocks in zip(*(metric.inverse for metric in metrics), strict=True)]
-        if len(metrics) > 1:  # kept once
-            for metric, *own in zip(metrics, *(_parts(each, metrics) for each in inverse), strict=True):
-                metric.inverse = own
-        curvature = _joined([metric.curvature.expand(len(metric.centre)) for metric in metrics])
-        allowed = _joined([metric.allowed.expand(len(metric.centre)) for metric in metrics])
-        centre = _joined([metric.centre for metric in metrics])
+        curvature = torch.cat([metric.curvature.repeat(len(metric.centre)) for metric in metrics])
+        allowed = torch.cat([metric.allowed.repeat(len(metric.centre)) for metric in metrics])
+        centre = torch.cat([metric.centre for metric in metrics])
         layers = [layer for layer, _ in pairs]
         return cls(layers, weight_decay, inverse, curvature[:, None], centre, allowed * curvature)
+
+    def keep(self, metrics: Sequence[LayerMetric], before: Stack | None) -> Stack:
+        """This stack, in the memory of the one before it, which a recorded step reads. The metrics have its matrices, so that each is
+        kept once."""
+        if before is not None:
+            for own, new in zip(before._tensors(), self._tensors(), strict=True):
+                own.copy_(new)
+        kept = before or self
+        for metric, *own in zip(metrics, *(_parts(each, metrics) for each in kept.inverse), strict=True):
+            metric.inverse = own
+        return kept
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.inverse, self.curvature, self.centre, self.allowed]
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None]:
         """Those in the weights (g, q, p), with that of the weight decay, and in the intercepts (g, q)."""
@@ -82,14 +93,23 @@ class Stack:
         return zip(self.layers, torch.split(step, [layer.groups for layer in self.layers]), strict=True)
 
 
-def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], weight_decays: Sequence[float]) -> list[Stack]:
-    """Layers with one shape, device and weight decay, and with gradients of the same parameters, together."""
+def stacked(
+    pairs: Sequence[tuple[Regression, LayerMetric]], weight_decays: Sequence[float], before: Sequence[Stack] | None
+) -> list[Stack]:
+    """Layers with one shape, device and weight decay, and with gradients of the same parameters, together.
+
+    before   those of an earlier refresh, if all of this was the same
+    """
     found: dict[tuple[object, ...], list[tuple[Regression, LayerMetric]]] = {}
     for (layer, metric), weight_decay in zip(pairs, weight_decays, strict=True):
         mean = metric.centre
         key = (layer.matrix_shape[1:], mean.dtype, mean.device, weight_decay, *layer.moving)
         found.setdefault(key, []).append((layer, metric))
-    return [Stack.of(each, float(key[3])) for key, each in found.items()]  # type: ignore[arg-type]
+    made = [Stack.of(each, float(key[3])) for key, each in found.items()]  # type: ignore[arg-type]
+    return [
+        stack.keep([metric for _, metric in each], old)
+        for stack, each, old in zip(made, found.values(), before or [None] * len(made), strict=True)
+    ]
 
 
 def steps(stacks: Sequence[Stack]) -> list[tuple[Tensor | None, Tensor | None]]:

@@ -1,0 +1,57 @@
+"""How parameters move along their directions: Nesterov's momentum, and AdamW for those without one. Rates may be tensors, which a
+recorded step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+__all__ = ["adam_step", "nesterov_step"]
+
+_ADAM: dict[str, Any] = {
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+}
+
+
+def nesterov_step(state: Any, group: Mapping[str, Any], directions: Mapping[Tensor, Tensor]) -> None:
+    """Nesterov's momentum on the directions of the parameters of a group."""
+    params = [p for p in group["params"] if p in directions]
+    if not params:
+        return
+    for p in params:
+        if "velocity" not in state[p]:
+            state[p]["velocity"] = torch.zeros_like(p)
+    velocities, steps = [state[p]["velocity"] for p in params], [directions[p] for p in params]
+    rate, momentum = group["lr"], float(group["momentum"])
+    if isinstance(rate, Tensor):
+        steps, rate = list(torch._foreach_mul(steps, rate)), 1.0
+    torch._foreach_mul_(velocities, momentum)
+    torch._foreach_add_(velocities, steps, alpha=-rate)
+    torch._foreach_add_(params, velocities, alpha=momentum)
+    torch._foreach_add_(params, steps, alpha=-rate)
+
+
+def adam_step(state: Any, group: Mapping[str, Any], others: Mapping[Tensor, Tensor]) -> None:
+    """A step of AdamW, without weight decay, on the parameters of a group that are not among the others."""
+    params = [p for p in group["params"] if p.grad is not None and p not in others]
+    if not params:
+        return
+    for p in params:
+        if "exp_avg" not in state[p]:
+            state[p] |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        # On its device, where a recorded step counts.
+        state[p]["step"] = state[p]["step"].to(p.device)
+    rate = group["adam_lr"] * group["lr"] / (group["base_lr"] or 1.0)
+    first, second, steps = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step"))
+    grads = [p.grad for p in params]
+    cuda = all(p.is_cuda for p in params)
+    adamw(params, grads, first, second, [], steps, lr=rate, capturable=cuda, fused=cuda, **_ADAM)
