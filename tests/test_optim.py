@@ -15,7 +15,7 @@ import liftednn as lnn
 from liftednn.network import LiftedNetwork
 from liftednn.optim import Lifted, moments
 from liftednn.optim.layers import regressions
-from liftednn.optim.metric import LayerMetric, damping_fraction
+from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.moments import BlockMoments
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
@@ -93,7 +93,7 @@ def test_the_weight_decay_follows_the_size_of_the_loss(kind: type[nn.Module]) ->
 
 def test_damping_is_a_fraction_of_the_mean_diagonal() -> None:
     metric = LayerMetric.of(BlockMoments.of((torch.eye(20).double() * 20**0.5)[:, None]))
-    metric.refresh(2.0, 0.6, 0.1, centred=False)
+    refresh_all([metric], [(2.0, 0.6, 0.1, False)])
     torch.testing.assert_close(metric.inverse[0][0], torch.eye(20).double() / (2 * 1.6 + 0.1))
 
 

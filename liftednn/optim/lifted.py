@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from liftednn.optim.calls import Call, attach
 from liftednn.optim.capture import Capture, measure
 from liftednn.optim.layers import Regression, regressions
-from liftednn.optim.metric import LayerMetric, damping_fraction
+from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, stacked, steps
 from liftednn.optim.updates import adam_step, nesterov_step
@@ -191,8 +191,10 @@ class Lifted(torch.optim.Optimizer):
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
         trust = max(_TRUST, trust_of(len(found))) if self.trust is None else self.trust
-        for capture in found:
-            self._refresh_layer(capture, trust, ranks)
+        metrics = [self._add_rows(capture) for capture in found]
+        refresh_all(metrics, [self._settings(capture) for capture in found])
+        for capture, metric in zip(found, metrics, strict=True):
+            self._limit(capture, metric, trust, ranks)
         self._layers, self._refreshed = None, True
 
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
@@ -206,25 +208,30 @@ class Lifted(torch.optim.Optimizer):
 
         return probes
 
-    def _refresh_layer(self, capture: Capture, trust: float, ranks: Ranks) -> None:
-        """Update a layer's geometry; its steps are shortened where one of rate 1 would move the outputs by more than `trust`."""
+    def _add_rows(self, capture: Capture) -> LayerMetric:
+        state, name = self.state[capture.regression.weight], capture.regression.name
+        if name not in state:
+            return LayerMetric.of(capture.moments)
+        metric = LayerMetric.from_state(state[name])
+        metric.add(capture.moments)
+        return metric
+
+    def _settings(self, capture: Capture) -> tuple[float, float, float, bool]:
+        """Of a layer's refresh: its curvature, damping and weight decay, and whether its intercepts move."""
         layer = capture.regression
-        state = self.state[layer.weight]
-        if layer.name in state:
-            metric = LayerMetric.from_state(state[layer.name])
-            metric.add(capture.moments)
-        else:
-            metric = LayerMetric.of(capture.moments)
-        centred, decay = layer.moving[1], self._decay(layer)
         fraction = damping_fraction(self.damping, layer.columns, capture.rows, layer.overlapping)
-        metric.refresh(capture.curvature, fraction, decay, centred)
-        ((move, shift),) = steps([Stack.of([(layer, metric)], decay)])
+        return capture.curvature, fraction, self._decay(layer), layer.moving[1]
+
+    def _limit(self, capture: Capture, metric: LayerMetric, trust: float, ranks: Ranks) -> None:
+        """Shorten the steps of a layer where one of rate 1 would move the outputs by more than `trust`."""
+        layer = capture.regression
+        ((move, shift),) = steps([Stack.of([(layer, metric)], self._decay(layer))])
         # All calls of one module move at once.
         excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
         metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0
         allowed = layer.outputs * (ONE_BATCH * trust) ** 2 * capture.mean_square / capture.overlap
         metric.limit(allowed.where(allowed > 0, torch.inf))
-        state[layer.name] = metric.state()
+        self.state[layer.weight][layer.name] = metric.state()
 
     def _decay(self, layer: Regression) -> float:
         group = self._group_of(layer.weight)

@@ -11,9 +11,10 @@ where c is the curvature of the objective in the layer's outputs, summed over ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from liftednn.optim.moments import BlockMoments
 from liftednn.solvers import Factor
 from liftednn.training.metric import damping_of
 
-__all__ = ["LayerMetric", "damping_fraction"]
+__all__ = ["LayerMetric", "damping_fraction", "refresh_all"]
 
 # The factor on the weight of older rows at each refresh.
 _FORGET = 0.9
@@ -59,9 +60,9 @@ class LayerMetric:
         """Add the moments of new rows, and reduce the weight of older ones."""
         self.moments = _FORGET * self.moments + moments
 
-    def refresh(self, curvature: float, fraction: float, weight_decay: float, centred: bool) -> None:
-        """Invert again, for this curvature and a damping of this fraction of the mean diagonal of all blocks; `centred` where the
-        intercepts move with the weights."""
+    def refresh(self, curvature: float, fraction: float, weight_decay: float, centred: bool) -> list[Regularised]:
+        """The matrices to invert, for this curvature and a damping of this fraction of the mean diagonal of all blocks; `centred` where
+        the intercepts move with the weights."""
         mean = self.moments.mean
         self.curvature = torch.full_like(self.moments.count, curvature)
         self.centre = mean if centred else torch.zeros_like(mean)
@@ -69,10 +70,10 @@ class LayerMetric:
         grams = self.moments.grams(centred)
         if curvature == math.inf:
             self.inverse = [torch.zeros_like(gram) for gram in grams]
-            return
+            return []
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
         d = damping_of(diagonal, mean, fraction, torch.finfo(mean.dtype).eps)
-        self.inverse = [_inverse(gram, curvature, d, weight_decay) for gram in grams]
+        return [Regularised.of(gram, curvature, curvature * d + weight_decay) for gram in grams]
 
     def limit(self, allowed: Tensor) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
@@ -94,20 +95,49 @@ class LayerMetric:
         return cls(moments, **{name: named[name] for name in _STATE})
 
 
-def _inverse(gram: Tensor, c: float, d: Tensor, weight_decay: float) -> Tensor:
-    """(c (gram + d I) + weight_decay I)^-1 of every group, or its pseudo-inverse where that matrix is singular."""
-    shift = c * d + weight_decay
-    matrix = c * gram
-    matrix.diagonal(dim1=1, dim2=2).add_(shift[:, None])
-    lower, info = torch.linalg.cholesky_ex(matrix)
-    singular = torch.nonzero((info != 0) | (shift == 0))[:, 0].tolist()
-    if singular:
-        lower[singular] = torch.eye(gram.shape[-1]).to(gram)
-    inverse = torch.cholesky_inverse(lower)
-    for group in singular:
-        factor = Factor.of(gram[group].double(), c, float(shift[group]), torch.finfo(gram.dtype).eps)
-        inverse[group] = factor.inverse()
-    return inverse
+class Regularised(NamedTuple):
+    """c gram + shift I of every group, with its Cholesky factor as far as that exists.
+
+    gram       (g, p, p)
+    shift      (g,)
+    singular   (g,), whether it does not
+    """
+
+    gram: Tensor
+    c: float
+    shift: Tensor
+    lower: Tensor
+    singular: Tensor
+
+    @classmethod
+    def of(cls, gram: Tensor, c: float, shift: Tensor) -> Regularised:
+        matrix = c * gram
+        matrix.diagonal(dim1=1, dim2=2).add_(shift[:, None])
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        return cls(gram, c, shift, lower, (info != 0) | (shift == 0))
+
+    def inverse(self, singular: Sequence[bool]) -> Tensor:
+        """Of every group; the pseudo-inverse of the singular ones."""
+        groups = [group for group, is_singular in enumerate(singular) if is_singular]
+        if groups:
+            self.lower[groups] = torch.eye(self.gram.shape[-1]).to(self.gram)
+        inverse = torch.cholesky_inverse(self.lower)
+        for group in groups:
+            gram, shift = self.gram[group].double(), float(self.shift[group])
+            inverse[group] = Factor.of(gram, self.c, shift, torch.finfo(self.gram.dtype).eps).inverse()
+        return inverse
+
+
+def refresh_all(metrics: Sequence[LayerMetric], settings: Sequence[tuple[float, float, float, bool]]) -> None:
+    """Refresh every metric with its settings, and invert. Reading which matrices are singular waits for the device: once for all."""
+    matrices = [metric.refresh(*each) for metric, each in zip(metrics, settings, strict=True)]
+    every = [matrix for found in matrices for matrix in found]
+    if not every:
+        return
+    flags = iter(torch.cat([matrix.singular.to(every[0].singular.device) for matrix in every]).tolist())
+    for metric, found in zip(metrics, matrices, strict=True):
+        if found:
+            metric.inverse = [matrix.inverse(list(islice(flags, len(matrix.gram)))) for matrix in found]
 
 
 def damping_fraction(damping: float | None, columns: int, rows: float, alike: bool) -> float:
