@@ -15,7 +15,7 @@ from experiments.optimiser_steps import RECORDED, step_of
 from experiments.optimiser_tasks import METHODS, PICTURED, TASKS, Problem, dataset
 from experiments.store import Fields, Store
 
-__all__ = ["CPU_METHODS", "THREADS", "costs", "measure"]
+__all__ = ["CPU_METHODS", "THREADS", "costs", "measure", "small_settings"]
 
 CPU_METHODS, THREADS = METHODS[:4], 2
 _BASE = "AdamW"
@@ -32,11 +32,11 @@ def measure(
     with kind.layout(device).products():
         for method in methods:
             for recorded in (False, True) if device == "cuda" and method in RECORDED else (False,):
-                work = partial(_measured, method, _settings(grids, method), recorded, device, rows, divide)
+                work = partial(_measured, method, small_settings(grids, method), recorded, device, rows, divide)
                 store(work, part="cost", method=method, recorded=recorded)
 
 
-def _settings(grids: Mapping[str, Any], method: str) -> Fields:
+def small_settings(grids: Mapping[str, Any], method: str) -> Fields:
     """Of a small rate, at which nothing diverges: it does not change the cost."""
     if method not in grids:
         return {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from experiments.image_training import REST_RATE, Step, adamw, cosine, optimiser
 from experiments.optimiser_peers import FOOF, ISAAC, KFAC, Preconditioned
 from experiments.optimiser_tasks import LIFTED, METHODS, Problem, TaskKind, score, worst
 
-__all__ = ["RECORDED", "available", "missing", "step_of", "train"]
+__all__ = ["RECORDED", "available", "missing", "pass_seconds", "step_of", "train"]
 
 RECORDED = (LIFTED, "SGD", "AdamW", "Muon")
 PEERS: dict[str, type[Preconditioned]] = {"K-FAC": KFAC, "FOOF": FOOF, "ISAAC": ISAAC}
 _PACKAGES = {"SOAP": "pytorch_optimizer"}
+# Steps before a pass is timed, and those that are timed: a multiple of the steps between refreshes, 60, 20 or 10.
+_BEFORE, _TURNS = 25, 60
 
 Pairs = Sequence[tuple[torch.optim.Optimizer, float]]
 
@@ -88,25 +91,31 @@ def _pairs(method: str, module: nn.Module, criterion: nn.Module, settings: Mappi
 
 
 def train(method: str, problem: Problem, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores and the seconds spent after each pass; a diverged run has the worst score from there on."""
+    """Scores after each pass; a diverged run has the worst score from there on."""
     source, kind = problem.source, problem.kind
     steps = problem.passes * source.steps(problem.batch)
     share = cosine if method == LIFTED else share_of_rate  # ours needs no warm-up
     scores: list[float] = []
-    seconds: list[float] = []
-    total, started = 0.0, clock(source.x)
     step = step_of(method, kind, problem.module(), settings)
     for number in range(problem.passes):
-        alive = _one_pass(step, problem, number, lambda taken: share(taken, steps))
-        total += clock(source.x) - started
-        seconds.append(total)
-        if not alive or not _finite(step.module):
+        finite = _one_pass(step, problem, number, lambda taken: share(taken, steps))
+        if not finite or not _finite(step.module):
             break
         scores.append(score(kind, step.module, problem.data))
-        started = clock(source.x)
-    seconds += [total * (i + 1) / len(seconds) for i in range(len(seconds), problem.passes)]
     scores += [worst(kind)] * (problem.passes - len(scores))
-    return {"score": scores, "seconds": seconds, "settings": dict(settings)}
+    return {"score": scores, "settings": dict(settings)}
+
+
+def pass_seconds(method: str, problem: Problem, settings: Mapping[str, Any]) -> float:
+    """Of one pass, with its batches and refreshes, from the steps behind the first, which load and record what is needed."""
+    source = problem.source
+    step, started = step_of(method, problem.kind, problem.module(), settings), 0.0
+    passes = (source.batches(problem.batch, problem.seed, number) for number in count())
+    for turn, (x, y, _) in enumerate(islice(chain.from_iterable(passes), _BEFORE + _TURNS)):
+        if turn == _BEFORE:
+            started = clock(source.x)
+        step(x, y, 1.0)
+    return (clock(source.x) - started) / _TURNS * source.steps(problem.batch)
 
 
 def _one_pass(step: Step, problem: Problem, number: int, share: Callable[[int], float]) -> bool:

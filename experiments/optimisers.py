@@ -2,7 +2,7 @@
 
 `python -m experiments optimisers --device cuda` runs all parts, `--only` names some. Rate and weight decay of the others, and the damping
 where there is one, are chosen on training rows that are held back, with one seed and fewer passes; then every seed trains on all rows, for
-the same passes and for as many as take our seconds. Seconds are the method's own, without the evaluations in between.
+the same passes and for as many as take our seconds. Seconds of a pass are measured apart, by itself, without evaluations.
 
     resnet        ResNet-9 on CIFAR-10, crops and flips, 1 and 8 passes      noisy   the same with 40 % random labels, 6 passes
     long          wider at its end, label smoothing, 40 passes               dense   chains on MNIST, Fashion-MNIST and CIFAR-10
@@ -13,20 +13,20 @@ the same passes and for as many as take our seconds. Seconds are the method's ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from experiments import convolution
-from experiments.convolution import lengths
 from experiments.datasets import Dataset
 from experiments.image_bench import TUNING, held_back
 from experiments.markdown import table
-from experiments.optimiser_cost import CPU_METHODS, THREADS, costs, measure
-from experiments.optimiser_steps import available, missing, train
-from experiments.optimiser_tasks import METHODS, PARTS, TASKS, Problem, TaskKind, best, dataset
+from experiments.optimiser_cost import CPU_METHODS, THREADS, costs, measure, small_settings
+from experiments.optimiser_steps import available, missing, pass_seconds, train
+from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, TaskKind, best, dataset
 from experiments.settings import Settings, threads
 from experiments.store import Fields, Store
 
@@ -85,13 +85,12 @@ QUICK = Scale(seeds=1, rows=20, passes=1, divide=16)
 
 @dataclass(frozen=True)
 class Bench:
-    """A task with its data on the device; `warm` names the methods whose kernels are loaded."""
+    """A task with its data on the device."""
 
     store: Store
     name: str
     scale: Scale
     data: Dataset
-    warm: set[str] = field(default_factory=set)
 
     @property
     def kind(self) -> TaskKind:
@@ -105,15 +104,18 @@ class Bench:
     def methods(self) -> list[str]:
         return available(self.kind.methods)
 
+    def problem(self, data: Dataset, passes: int, seed: int) -> Problem:
+        return Problem(self.kind, data, passes, seed, self.scale.batch(self.kind), self.scale.divide)
+
     def train(self, method: str, data: Dataset, passes: int, seed: int, settings: Mapping[str, Any]) -> Fields:
-        """A first call loads libraries and kernels, and is not part of the time of any method."""
-        batch = self.scale.batch(self.kind)
-        problem = Problem(self.kind, data, passes, seed, batch, self.scale.divide)
-        if method not in self.warm and not self.scale.quick:
-            few = Dataset(data.x[: 5 * batch], data.y[: 5 * batch], data.x_test, data.y_test)
-            train(method, replace(problem, data=few, passes=1), settings)
-            self.warm.add(method)
-        return train(method, problem, settings)
+        return train(method, self.problem(data, passes, seed), settings)
+
+    def pass_seconds(self, method: str) -> float:
+        """On all rows."""
+        return float(self.store(partial(self._timed, method), part=self.name, stage="time", method=method)["seconds"])
+
+    def _timed(self, method: str) -> Fields:
+        return {"seconds": pass_seconds(method, self.problem(self.data, 1, 0), small_settings(GRIDS, method))}
 
     def best_of(self, method: str, options: Sequence[Fields]) -> Fields:
         """The settings that score best on the training rows held back."""
@@ -128,9 +130,14 @@ class Bench:
 
     def test(self, method: str, passes: int, seeds: int, settings: Fields) -> None:
         """Every seed on all rows."""
+        each = self.pass_seconds(method)
         for seed in range(seeds):
-            work = partial(self.train, method, self.data, passes, seed, settings)
-            self.store(work, part=self.name, stage="test", method=method, passes=passes, seed=seed)
+            fields = {"part": self.name, "stage": "test", "method": method, "passes": passes, "seed": seed}
+            self.store(partial(self._tested, method, passes, seed, settings, each), **fields)
+
+    def _tested(self, method: str, passes: int, seed: int, settings: Fields, each: float) -> Fields:
+        found = self.train(method, self.data, passes, seed, settings)
+        return found | {"seconds": [each * (number + 1) for number in range(passes)]}
 
 
 def chosen(bench: Bench, method: str) -> Fields:
@@ -166,12 +173,20 @@ def _units(kind: TaskKind, method: str) -> float:
 
 def compare(bench: Bench, seeds: int) -> None:
     """Every method for the same passes, then each for as many as take our seconds, with the same choices."""
+    for method in bench.methods:
+        bench.pass_seconds(method)
     settings = {method: chosen(bench, method) for method in bench.methods}
     for equal_seconds in (False, True):
         for method in bench.methods:
-            length = lengths(bench.store, bench.name, method, bench.passes)[-1] if equal_seconds else bench.passes
+            length = equal_length(bench, method) if equal_seconds else bench.passes
             if not (equal_seconds and bench.scale.quick):
                 bench.test(method, length, seeds, settings[method])
+
+
+def equal_length(bench: Bench, method: str) -> int:
+    """As many passes as take at least the seconds of ours."""
+    ours, own = (bench.pass_seconds(name) for name in (LIFTED, method))
+    return max(1, math.ceil(bench.passes * ours / own - 1e-9))
 
 
 def summary(store: Store, name: str, passes: int | None = None) -> list[dict[str, Any]]:
