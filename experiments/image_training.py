@@ -247,10 +247,8 @@ class Step:
         """At this share of the largest rates. What measures before some of its steps takes those as plain ones."""
         for optimiser, rate in self.optimisers:
             for group in optimiser.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate * share)
-                else:
-                    group["lr"] = rate * share
+                now, next_rate = group["lr"], rate * share
+                group["lr"] = now.fill_(next_rate) if isinstance(now, Tensor) else next_rate
         due = any(getattr(optimiser, "due", False) for optimiser, _ in self.optimisers)
         (self._plain if due else self.step)(x, y)
         self.taken += 1

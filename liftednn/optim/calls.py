@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from liftednn.optim.wrappers import Ranks
 
@@ -52,6 +52,12 @@ class Call:
         self.random = torch.get_rng_state()
         self.device_random = torch.cuda.get_rng_state(device) if kind == "cuda" else None
         self.gradients: dict[int, Tensor] = {}
+
+    @property
+    def rows(self) -> int:
+        """The length of the first tensor among its arguments; 1 where there is none."""
+        found = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor) and each.ndim]
+        return max(len(found[0]), 1) if found else 1
 
     def watch(self, outputs: Any, passes: list[None]) -> None:
         """Keep the gradients that will arrive at the outputs; `passes` grows by one when the first of them does."""

@@ -15,14 +15,14 @@ from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, stacked, steps
-from liftednn.optim.updates import adam_step, nesterov_step
+from liftednn.optim.updates import adam_step, decay_step, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
 __all__ = ["Lifted"]
 
-# Of the rules for the weight decay, for a loss that is a mean over rows, and for the trust, at the least.
-_DECAY, _TRUST = 2e-4, 0.1
+# Of the rules for the weight decay, where a row has one term in the loss, and for the trust, at the least.
+_DECAY, _TRUST = 0.06, 0.1
 
 
 class Lifted(torch.optim.Optimizer):
@@ -42,8 +42,9 @@ class Lifted(torch.optim.Optimizer):
                     optimisers of torch; None for all parameters of the module
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
-    weight_decay    is added to the gradient times the weight, as in torch.optim.SGD, and not for biases; None for 2e-4 times the size of
-                    the criterion: 1 for a mean over rows, less for one that is over the outputs of a row as well
+    weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
+                    that they start with, and not biases; None for .06 over the terms of the criterion in a row if it is the
+                    cross-entropy of classes or of bits, otherwise 0
     damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
@@ -77,13 +78,13 @@ class Lifted(torch.optim.Optimizer):
         damping: float | None = None,
         refresh: int = 60,
         trust: float | None = None,
-        adam_lr: float = 1e-3,
+        adam_lr: float = 3e-3,
     ) -> None:
         check_module(module)
         _check(lr=lr, damping=damping, refresh=refresh, trust=trust)
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
-        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "loss_size": 1.0}
+        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0}
         defaults = {"lr": lr, "momentum": momentum} | own
         super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
         self._begin()
@@ -95,7 +96,6 @@ class Lifted(torch.optim.Optimizer):
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
         self._stacked: tuple[list[Any], list[Stack]] | None = None
         self._refreshed = False  # whether metrics are newer than stacks
-        self._groups: dict[Tensor, dict[str, Any]] | None = None
         self._detach = attach(unwrapped(self.module).called, self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class Lifted(torch.optim.Optimizer):
                 raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
         param_group.setdefault("base_lr", float(settings["lr"]))
         super().add_param_group(param_group)
-        self._layers = self._groups = self._stacked = None
+        self._layers = self._stacked = None
 
     def close(self) -> None:
         """Remove the hooks from the module, which also happens when the optimiser is deleted; it cannot be refreshed after that."""
@@ -149,7 +149,9 @@ class Lifted(torch.optim.Optimizer):
         if self.due:
             self._measure()
         directions = self._directions()
+        weights = {layer.weight for layer, _ in self._found()} & set(directions)
         for group in self.param_groups:
+            decay_step(self.state, group, weights, self._decay(group))
             nesterov_step(self.state, group, directions)
             adam_step(self.state, group, directions)
             group["steps"] += 1
@@ -175,11 +177,6 @@ class Lifted(torch.optim.Optimizer):
             self._layers = [(layer, LayerMetric.from_state(named)) for layer, named in pairs if named is not None]
         return self._layers
 
-    def _group_of(self, parameter: Tensor) -> dict[str, Any]:
-        if self._groups is None:
-            self._groups = {p: group for group in self.param_groups for p in group["params"]}
-        return self._groups[parameter]
-
     def _measure(self) -> None:
         """Refresh the geometry of every layer that has a gradient."""
         if self._call is None:
@@ -201,9 +198,9 @@ class Lifted(torch.optim.Optimizer):
         def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
                 return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
-            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
+            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own, call.rows)
             for group in self.param_groups:
-                group["loss_size"] = found.share
+                group["terms"] = found.terms
             return found
 
         return probes
@@ -216,16 +213,16 @@ class Lifted(torch.optim.Optimizer):
         metric.add(capture.moments)
         return metric
 
-    def _settings(self, capture: Capture) -> tuple[float, float, float, bool]:
-        """Of a layer's refresh: its curvature, damping and weight decay, and whether its intercepts move."""
+    def _settings(self, capture: Capture) -> tuple[float, float, bool]:
+        """Of a layer's refresh: its curvature and damping, and whether its intercepts move."""
         layer = capture.regression
         fraction = damping_fraction(self.damping, layer.columns, capture.rows, layer.overlapping)
-        return capture.curvature, fraction, self._decay(layer), layer.moving[1]
+        return capture.curvature, fraction, layer.moving[1]
 
     def _limit(self, capture: Capture, metric: LayerMetric, trust: float, ranks: Ranks) -> None:
         """Shorten the steps of a layer where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
-        ((move, shift),) = steps([Stack.of([(layer, metric)], self._decay(layer))])
+        ((move, shift),) = steps([Stack.of([(layer, metric)])])
         # All calls of one module move at once.
         excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
         metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0
@@ -233,19 +230,20 @@ class Lifted(torch.optim.Optimizer):
         metric.limit(allowed.where(allowed > 0, torch.inf))
         self.state[layer.weight][layer.name] = metric.state()
 
-    def _decay(self, layer: Regression) -> float:
-        group = self._group_of(layer.weight)
-        given = group["weight_decay"]
-        return _DECAY * float(group["loss_size"]) if given is None else float(given)
+    def _decay(self, group: dict[str, Any]) -> float:
+        """What is given, or by the rule: of responses without noise it would leave a bias."""
+        if group["weight_decay"] is not None:
+            return float(group["weight_decay"])
+        by_rule = isinstance(self.criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss)
+        return _DECAY / max(float(group["terms"]), 1.0) if by_rule else 0.0
 
     def _stacks(self) -> list[Stack]:
         """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
         pairs = [pair for pair in self._found() if any(pair[0].moving)]
-        decays = [self._decay(layer) for layer, _ in pairs]
-        key = [(id(layer.weight), *layer.moving, decay) for (layer, _), decay in zip(pairs, decays, strict=True)]
+        key = [(id(layer.weight), *layer.moving) for layer, _ in pairs]
         same = self._stacked is not None and self._stacked[0] == key
         if self._stacked is None or self._refreshed or not same:
-            self._stacked = key, stacked(pairs, decays, self._stacked[1] if self._stacked and same else None)
+            self._stacked = key, stacked(pairs, self._stacked[1] if self._stacked and same else None)
             self._refreshed = False
             for layer, metric in pairs:
                 self.state[layer.weight][layer.name] = metric.state()
@@ -271,7 +269,7 @@ class Lifted(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layers = self._groups = self._stacked = None
+        self._layers = self._stacked = None
         if "_detach" not in self.__dict__:
             self._begin()
 

@@ -3,9 +3,9 @@
 With G the gradient of the objective in w (g, q, p), b that in the intercepts (g, q), and the moments of the layer's rows, a step of
 rate 1 subtracts
 
-    (G + wd w - b mean') (c (gram + d I) + wd I)^-1   from w,    b / c - (what is subtracted from w) mean   from the intercepts,
+    (G - b mean') (c (gram + d I))^-1   from w,    b / c - (what is subtracted from w) mean   from the intercepts,
 
-where c is the curvature of the objective in the layer's outputs, summed over rows, d the damping and wd the weight decay (see stack.py).
+where c is the curvature of the objective in the layer's outputs, summed over rows, and d the damping (see stack.py).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LayerMetric:
         """Add the moments of new rows, and reduce the weight of older ones."""
         self.moments = _FORGET * self.moments + moments
 
-    def refresh(self, curvature: float, fraction: float, weight_decay: float, centred: bool) -> list[Regularised]:
+    def refresh(self, curvature: float, fraction: float, centred: bool) -> list[Regularised]:
         """The matrices to invert, for this curvature and a damping of this fraction of the mean diagonal of all blocks; `centred` where
         the intercepts move with the weights."""
         mean = self.moments.mean
@@ -73,7 +73,7 @@ class LayerMetric:
             return []
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
         d = damping_of(diagonal, mean, fraction, torch.finfo(mean.dtype).eps)
-        return [Regularised.of(gram, curvature, curvature * d + weight_decay) for gram in grams]
+        return [Regularised.of(gram, curvature, curvature * d) for gram in grams]
 
     def limit(self, allowed: Tensor) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
@@ -128,7 +128,7 @@ class Regularised(NamedTuple):
         return inverse
 
 
-def refresh_all(metrics: Sequence[LayerMetric], settings: Sequence[tuple[float, float, float, bool]]) -> None:
+def refresh_all(metrics: Sequence[LayerMetric], settings: Sequence[tuple[float, float, bool]]) -> None:
     """Refresh every metric with its settings, and invert. Reading which matrices are singular waits for the device: once for all."""
     matrices = [metric.refresh(*each) for metric, each in zip(metrics, settings, strict=True)]
     every = [matrix for found in matrices for matrix in found]

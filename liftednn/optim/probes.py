@@ -33,14 +33,14 @@ class Probes(NamedTuple):
     """Gradients to be sent backward from some outputs, of mean square 1, and the curvature that belongs to mean square 1.
 
     unit    for gradients of the batch, the root mean square that they had before; otherwise 0
-    share   the rows of the outputs times the weight of one term in the loss: 1 for a mean over rows, less if it is over outputs as well
+    terms   how many terms of the loss a row has: 1 for a label, as many as outputs for responses, or as tokens for a text
     """
 
     outputs: list[Tensor]
     sent: list[list[Tensor]]
     curvature: float
     unit: float = 0.0
-    share: float = 1.0
+    terms: float = 1.0
 
 
 def check_criterion(criterion: Any) -> nn.Module | None:
@@ -68,15 +68,14 @@ def _curvature(criterion: nn.Module) -> float:
     return 2.0 if isinstance(criterion, nn.MSELoss) else 0.25
 
 
-def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
-    """Random signs, and the curvature of a known criterion in each entry of the scores."""
+def random_probes(criterion: nn.Module, outputs: Any, seed: int, rows: int) -> Probes:
+    """Random signs, and the curvature of a known criterion in each entry of the scores, of so many rows."""
     scores = _scores(outputs)
-    terms = scores.numel() if criterion.reduction == "mean" else 1
-    if isinstance(criterion, nn.CrossEntropyLoss) and criterion.reduction == "mean":
+    terms = max(scores.numel(), 1)
+    if isinstance(criterion, nn.CrossEntropyLoss):
         terms //= scores.shape[1 if scores.ndim > 1 else 0]  # one term for all classes
-    terms, rows = max(terms, 1), len(scores) if scores.ndim > 1 else 1
-    sent = [[each] for each in _signs(scores.detach(), seed)]
-    return Probes([scores], sent, _curvature(criterion) / terms, share=rows / terms)
+    curvature = _curvature(criterion) / (terms if criterion.reduction == "mean" else 1)
+    return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], curvature, terms=terms / rows)
 
 
 def _scores(outputs: Any) -> Tensor:

@@ -26,21 +26,20 @@ class Stack:
     """
 
     layers: list[Regression]
-    weight_decay: float
     inverse: list[Tensor]
     curvature: Tensor
     centre: Tensor
     allowed: Tensor
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Regression, LayerMetric]], weight_decay: float) -> Stack:
+    def of(cls, pairs: Sequence[tuple[Regression, LayerMetric]]) -> Stack:
         metrics = [metric for _, metric in pairs]
         inverse = [_joined(blocks) for blocks in zip(*(metric.inverse for metric in metrics), strict=True)]
         curvature = torch.cat([metric.curvature.repeat(len(metric.centre)) for metric in metrics])
         allowed = torch.cat([metric.allowed.repeat(len(metric.centre)) for metric in metrics])
         centre = torch.cat([metric.centre for metric in metrics])
         layers = [layer for layer, _ in pairs]
-        return cls(layers, weight_decay, inverse, curvature[:, None], centre, allowed * curvature)
+        return cls(layers, inverse, curvature[:, None], centre, allowed * curvature)
 
     def keep(self, metrics: Sequence[LayerMetric], before: Stack | None) -> Stack:
         """This stack, in the memory of the one before it, which a recorded step reads. The metrics have its matrices, so that each is
@@ -57,18 +56,15 @@ class Stack:
         return [*self.inverse, self.curvature, self.centre, self.allowed]
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None]:
-        """Those in the weights (g, q, p), with that of the weight decay, and in the intercepts (g, q)."""
+        """Those in the weights (g, q, p) and in the intercepts (g, q)."""
         weights, biases = [layer.weight for layer in self.layers], [layer.bias for layer in self.layers]
         g = b = None
         if weights[0].grad is not None:
-            own = [layer.matrix(w.grad) for layer, w in zip(self.layers, weights, strict=True) if w.grad is not None]
-            if self.weight_decay:
-                matrices = [layer.matrix(layer.weight) for layer in self.layers]
-                own = list(torch._foreach_add(own, matrices, alpha=self.weight_decay))
-            g = _joined(own)
-        pairs = [(layer, bias.grad) for layer, bias in zip(self.layers, biases, strict=True) if bias is not None]
-        if pairs and pairs[0][1] is not None:
-            b = _joined([layer.intercepts(gradient) for layer, gradient in pairs if gradient is not None])
+            pairs = zip(self.layers, weights, strict=True)
+            g = _joined([layer.matrix(w.grad) for layer, w in pairs if w.grad is not None])
+        given = [(layer, bias.grad) for layer, bias in zip(self.layers, biases, strict=True) if bias is not None]
+        if given and given[0][1] is not None:
+            b = _joined([layer.intercepts(gradient) for layer, gradient in given if gradient is not None])
         return g, b
 
     def step(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
@@ -93,19 +89,17 @@ class Stack:
         return zip(self.layers, torch.split(step, [layer.groups for layer in self.layers]), strict=True)
 
 
-def stacked(
-    pairs: Sequence[tuple[Regression, LayerMetric]], weight_decays: Sequence[float], before: Sequence[Stack] | None
-) -> list[Stack]:
-    """Layers with one shape, device and weight decay, and with gradients of the same parameters, together.
+def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[Stack] | None) -> list[Stack]:
+    """Layers with one shape and device, and with gradients of the same parameters, together.
 
     before   those of an earlier refresh, if all of this was the same
     """
     found: dict[tuple[object, ...], list[tuple[Regression, LayerMetric]]] = {}
-    for (layer, metric), weight_decay in zip(pairs, weight_decays, strict=True):
+    for layer, metric in pairs:
         mean = metric.centre
-        key = (layer.matrix_shape[1:], mean.dtype, mean.device, weight_decay, *layer.moving)
+        key = (layer.matrix_shape[1:], mean.dtype, mean.device, *layer.moving)
         found.setdefault(key, []).append((layer, metric))
-    made = [Stack.of(each, float(key[3])) for key, each in found.items()]  # type: ignore[arg-type]
+    made = [Stack.of(each) for each in found.values()]
     return [
         stack.keep([metric for _, metric in each], old)
         for stack, each, old in zip(made, found.values(), before or [None] * len(made), strict=True)

@@ -1,17 +1,19 @@
-"""How parameters move along their directions: Nesterov's momentum, and AdamW for those without one. Rates may be tensors, which a
-recorded step reads."""
+"""How parameters move: along their directions with Nesterov's momentum, by AdamW where they have none, and by weight decay. Rates may be
+tensors, which a recorded step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-__all__ = ["adam_step", "nesterov_step"]
+__all__ = ["adam_step", "decay_step", "nesterov_step"]
 
+# The fraction of its first norm below which a weight does not decay.
+_SMALLEST = 0.1
 _ADAM: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
@@ -20,6 +22,24 @@ _ADAM: dict[str, Any] = {
     "amsgrad": False,
     "maximize": False,
 }
+
+
+def decay_step(state: Any, group: Mapping[str, Any], weights: Container[Tensor], weight_decay: float) -> None:
+    """Multiply weights by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm
+    follows a layer, its steps are proportional to the size of its weights, which would vanish in a long run."""
+    params = [p for p in group["params"] if p in weights]
+    for p in params:
+        if "start_norm" not in state[p]:
+            state[p]["start_norm"] = torch.linalg.vector_norm(p)
+    if not params or not weight_decay:
+        return
+    smallest = [_SMALLEST * state[p]["start_norm"] for p in params]
+    least = torch._foreach_div(smallest, [norm.clamp(min=torch.finfo(norm.dtype).tiny) for norm in _norms(params)])
+    torch._foreach_mul_(params, [each.clamp(max=1).clamp(min=1 - group["lr"] * weight_decay) for each in least])
+
+
+def _norms(params: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch._foreach_norm(list(params))
 
 
 def nesterov_step(state: Any, group: Mapping[str, Any], directions: Mapping[Tensor, Tensor]) -> None:
