@@ -5,6 +5,7 @@
     lam, rho   if not given, those of `choices.automatic`; if given, exactly those, and nothing else changes
     inputs     uncertain as given; if lam is not given, scaled to the weight that the uncertainty would have at the loss
     passes     if not given, by the number of rows; fewer for initial weights
+    batches    if not given, larger ones than those of `MiniBatch` where there are few rows, with a rate in proportion
 
 All units are those of the rows that the trainer sees. Spreads are of all given responses, with the row weights: that of a sample would
 depend on the seed.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -83,7 +84,7 @@ class Recipe:
 
     def trainer(self, rows: int | None, classes: int = 1) -> MiniBatch:
         """The trainer for that many rows of so many classes; None where the number of rows is unknown, as of a stream, and rho stays."""
-        return MiniBatch(
+        trainer = MiniBatch(
             passes=self._passes(rows, classes) if self.passes is None else self.passes,
             batch_size=self.batch_size,
             seed=self.seed,
@@ -92,6 +93,10 @@ class Recipe:
             learn_rho=self.rho is None and rows is not None and not self.initial,
             shorten=self.passes is None and not self.initial,
         )
+        if self.batch_size is not None or rows is None or self.initial:
+            return trainer
+        size = choices.larger_batch_size(rows, classes)
+        return replace(trainer, batch_size=size, step=trainer.step * max(1.0, size / choices.batch_size(rows)))
 
     def _passes(self, rows: int | None, classes: int) -> int:
         if not self.initial:

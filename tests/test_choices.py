@@ -221,6 +221,22 @@ def test_a_batch_is_a_hundredth_of_the_rows_within_bounds(rows: int | None, size
 
 
 @pytest.mark.parametrize(
+    ("rows", "classes", "size"),
+    [(1, 1, 1), (80, 1, 40), (202, 2, 68), (202, 1, 41), (300, 1, 50), (1200, 2, 150), (8000, 1, 80), (50_000, 2, 500)],
+)
+def test_batches_are_larger_where_rows_are_few(rows: int, classes: int, size: int) -> None:
+    assert choices.larger_batch_size(rows, classes) == size
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_the_last_larger_batch_is_about_as_large_as_the_others(classes: int) -> None:
+    for rows in range(100, 20_000, 37):
+        size = choices.larger_batch_size(rows, classes)
+        steps = -(-rows // size)
+        assert size - (rows - (steps - 1) * size) < steps
+
+
+@pytest.mark.parametrize(
     ("rows", "width", "damping"),
     [
         (50_000, 784, 1.568),

@@ -23,6 +23,7 @@ import liftednn as lnn
 from liftednn.cli import commands as cli
 from liftednn.cli import jobs
 from liftednn.data import tables
+from liftednn.defaults import Recipe
 from liftednn.training.choices import passes
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,7 @@ def test_predictions_are_those_of_the_python_interface(run: Any, shelf: Path, tm
     encoding = tables.Encoding.of(table, "label")
     x, y = encoding.inputs(table), encoding.targets(table)
     network = lnn.automatic(lnn.LiftedNetwork.mlp([encoding.width, 20, 3], activation="fenchel_relu"), x, y, 0)
-    fit = lnn.MiniBatch(passes=15, device="cpu", learn_rho=True).run(network, x, y)
+    fit = Recipe(passes=15, device="cpu").trainer(len(x), 3).run(network, x, y)
     scores = lnn.predict.feedforward(network, fit.weights, encoding.inputs(tables.read(shelf / "new.csv")))
     labels = [encoding.classes[place] for place in scores.argmax(1).tolist()]
     assert pd.read_csv(tmp_path / "p.csv")["label"].tolist() == labels

@@ -232,6 +232,19 @@ def test_more_passes_for_more_classes(rows: int, classes: int, passes: int) -> N
     assert Recipe().trainer(rows, classes).passes == passes
 
 
+def test_the_rate_is_in_proportion_to_larger_batches() -> None:
+    larger = Recipe().trainer(1200, 2)
+    assert larger.batch_size == 150
+    assert larger.step == pytest.approx(3 * lnn.MiniBatch().step)
+    assert Recipe().trainer(20).step == lnn.MiniBatch().step  # as for the same rows with weights in place of copies
+    for given in (
+        Recipe(batch_size=50).trainer(1200, 2),
+        Recipe(initial=True).trainer(1200, 2),
+        Recipe().trainer(None),
+    ):
+        assert given.step == lnn.MiniBatch().step
+
+
 @pytest.mark.parametrize("loss", ["huber", "absolute", "squared"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_responses_that_are_not_finite_are_refused_as_such(loss: str, wrong: float) -> None:

@@ -14,9 +14,6 @@ from liftednn.functional import barrier, entropy_prox, log_partition, softmax
 
 __all__ = ["CrossEntropy", "SoftmaxCrossEntropy"]
 
-# Classes up to which a matrix of classes by classes is decomposed for every row.
-_MANY = 64
-
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(Loss):
@@ -47,16 +44,13 @@ class SoftmaxCrossEntropy(Loss):
         )  # Moreau's identity with the entropy of the simplex
 
     def hessian_vectors(self, u: Tensor, z: Tensor) -> Tensor:
-        """The columns of the symmetric square root of the Hessian diag(p) - p p', p the probabilities; of two classes, for which they are
-        parallel, one with the same outer product; for many those of another root, sqrt(p_k) (e_k - p), which costs less."""
+        """sqrt(p_k) (e_k - p) for every class k, p the probabilities: their outer products add up to the Hessian diag(p) - p p'. Of two
+        classes, for which they are parallel, one with the same outer product."""
         if u.shape[1] == 2:
             root = softmax(u).prod(1, keepdim=True).sqrt()
             return torch.cat([root, -root], 1)[None]
         p, identity = softmax(u), torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
-        if u.shape[1] > _MANY:
-            return p.T.sqrt()[:, :, None] * (identity[:, None] - p)
-        values, vectors = torch.linalg.eigh(identity * p[:, None] - p[:, :, None] * p[:, None])
-        return torch.einsum("nij,nj,nkj->kni", vectors, values.clamp(min=0).sqrt(), vectors)
+        return p.T.sqrt()[:, :, None] * (identity[:, None] - p)
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)

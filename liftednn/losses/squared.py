@@ -32,7 +32,7 @@ class SquaredError(Loss):
         return (u - z).square().sum(-1)
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
-        return 2 * (u - z)
+        return (u - z).mul_(2)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
         return (v + 2 * step * z) / (1 + 2 * step)
@@ -58,5 +58,5 @@ def real_responses(y: Tensor, width: int) -> Tensor:
 def r_squared(u: Tensor, y: Tensor) -> float:
     """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
     y = y.double()
-    total = reduce.total((y - reduce.mean(y)).square()).sum()
-    return float(1 - reduce.total((u.double() - y).square()).sum() / total) if total > 0 else 0.0
+    total = float(reduce.total((y - reduce.mean(y)).square()).sum())
+    return 1 - float(reduce.total((u.double() - y).square()).sum()) / total if total > 0 else 0.0

@@ -186,7 +186,7 @@ def _layer_x_step(
     layer, u = network.layers[number], preactivations[number]
     assert isinstance(layer.divergence, Activation)
     assert z_gradient is not None
-    g = z_gradient.div_(layer.lam)
+    g = z_gradient.mul_(1 / layer.lam)  # a division takes several times as long
     term = terms[number] if terms else None
     if term is not None:
         return term.x_step(weights[number].w, u, g)

@@ -21,7 +21,7 @@ from liftednn.network import LiftedNetwork
 __all__ = ["best_biases", "biases_at_quantiles", "cross_validated"]
 
 # Rows that the comparison is made on.
-_ROWS = 2048
+_ROWS = 512
 # Kinks at the data must lower the error to this fraction, or biases stay 0.
 _CLEARLY = 0.95
 # The ridge's strengths, in units of the features' mean variance.

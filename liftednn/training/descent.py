@@ -8,6 +8,7 @@ With c the curvature in u of what comes after a layer, a step on W is one step o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -177,6 +178,11 @@ class Descent:
         u = batch.preactivations[number]
         outputs = self._operator(number).weight_shape[-2]
         return outputs * (ONE_BATCH * self.trust) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights, and the sum of their squares, are finite."""
+        return math.isfinite(float(torch.dot(self.values, self.values)))
 
     def restore(self, values: Tensor) -> None:
         """Set the weights to earlier values, with zero velocity."""

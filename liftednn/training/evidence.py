@@ -44,7 +44,7 @@ _CHANGE = 10.0
 # The trace of K / n up to which float32 is exact enough: eigenvalues of I then change by no more than a tenth, those of K by less.
 _LARGE = 1e6
 # Rows times outputs of the kernel in which outputs are together.
-_TOGETHER = 400
+_TOGETHER = 256
 # The most vectors of the loss's Hessian that are sent backward; random combinations of them if there are more.
 _VECTORS = 16
 
@@ -74,7 +74,7 @@ def rho_factor(
     shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
     degrees = max(1, u.shape[1] - (0 if shifts else 1))
     gradients = _gradients(network, weights, preactivations, _few(vectors))
-    kernel = _kernel(network, states, gradients, row_weights) / degrees
+    kernel = _kernel(network, states, gradients, row_weights).mul_(1 / degrees)
     penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
@@ -103,10 +103,10 @@ def _effective_parameters(kernel: Tensor, rows: int) -> float:
 def _trace(kernel: Tensor, rows: int | None = None) -> float:
     """trace K (K + n I)^-1, n = `rows`, or as many as K has; in float32, which takes half the time, unless K / n is so large that rounding
     it would change I."""
-    size = len(kernel)
-    shifted = kernel / (rows or size)
+    size, n = len(kernel), rows or len(kernel)
+    shifted = (kernel.float() if float(kernel.trace()) < _LARGE * n else kernel) * (1 / n)
     shifted.diagonal().add_(1)
-    factor, failed = torch.linalg.cholesky_ex(shifted.float() if float(shifted.trace()) < _LARGE else shifted)
+    factor, failed = torch.linalg.cholesky_ex(shifted)
     return math.nan if int(failed) else size - float(torch.cholesky_inverse(factor).diagonal().sum())
 
 
@@ -182,7 +182,7 @@ def _kernel(
             rows = layer.operator.rows(network.read(number, states))
             rows = rows - reduce.mean(rows, repeated(row_weights, t)).to(rows) if layer.operator.bias else rows
             targets = torch.cat([layer.operator.targets(g) for g in u_gradients[number]], 0 if joint else 1)
-            kernel += _products(rows, targets, layer.operator, m if joint else 1) / (2 * rho)
+            kernel.add_(_products(rows, targets, layer.operator, m if joint else 1), alpha=1 / (2 * rho))
     if row_weights is None:
         return kernel
     root = (row_weights / row_weights.mean()).sqrt().to(kernel).repeat(m if joint else 1)
@@ -214,5 +214,5 @@ def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int, copies
 def _inner_products(a: Tensor) -> Tensor:
     """a a', multiplied in float32, which takes half the time and is exact enough; in units of the largest entry, so that none overflows."""
     unit = a.abs().max().clamp(min=torch.finfo(a.dtype).tiny)
-    single = (a / unit).float()
-    return (single @ single.T).double() * unit.double().square()
+    single = (a * unit.reciprocal()).float()
+    return (single @ single.T).double().mul_(unit.double().square())

@@ -165,7 +165,7 @@ class Metric:
             return [torch.zeros_like(w), shift], shift.new_full((), 1 / rows)
         g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
-            g.addr_(b, self.mean, alpha=-1)
+            g.addcmul_(b[:, None], self.mean, value=-1)  # addr_ makes a copy
         move = g @ self.inverse if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         product = torch.vdot(move.view(-1), g.view(-1)) + torch.dot(shift, b)

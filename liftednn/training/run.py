@@ -55,7 +55,7 @@ _HALF = 0.5
 _EVALUATED = 60
 # The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
 # and of many.
-_UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (256, 512), 2000
+_UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (192, 384), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
 _COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates", "refreshed")
@@ -188,7 +188,7 @@ class Run:
             raise ValueError(
                 f"pass {len(self.monitor.history) + 1} gave no batches: give an iterable that can be read again"
             )
-        if not bool(self.descent.values.square().sum().isfinite()):
+        if not self.descent.finite:
             self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
@@ -288,7 +288,7 @@ class Run:
 
     def roll_back_if_diverged(self) -> None:
         """Restore the last good weights and activations if the present weights are not finite."""
-        if not bool(self.descent.values.square().sum().isfinite()):
+        if not self.descent.finite:
             self._restore()
 
     def unwhitened_weights(self) -> list[Affine]:
