@@ -3,7 +3,7 @@ tensors, which a recorded step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ def decay_step(state: Any, group: Mapping[str, Any], weights: Container[Tensor],
             state[p]["start_norm"] = torch.linalg.vector_norm(p)
     if not params or not weight_decay:
         return
-    smallest = [_SMALLEST * state[p]["start_norm"] for p in params]
-    least = torch._foreach_div(smallest, [norm.clamp(min=torch.finfo(norm.dtype).tiny) for norm in _norms(params)])
-    torch._foreach_mul_(params, [each.clamp(max=1).clamp(min=1 - group["lr"] * weight_decay) for each in least])
-
-
-def _norms(params: Sequence[Tensor]) -> Sequence[Tensor]:
-    return torch._foreach_norm(list(params))
+    norms = torch._foreach_norm(params)
+    torch._foreach_clamp_min_(norms, torch.finfo(torch.float16).tiny)
+    factors = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), norms)
+    torch._foreach_clamp_max_(factors, 1.0)
+    factor = 1 - group["lr"] * weight_decay
+    torch._foreach_clamp_min_(factors, [factor] * len(factors) if isinstance(factor, Tensor) else factor)
+    torch._foreach_mul_(params, factors)
 
 
 def nesterov_step(state: Any, group: Mapping[str, Any], directions: Mapping[Tensor, Tensor]) -> None:
