@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,18 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.image_training import step_seconds
+from experiments.batched import clock
+from experiments.image_training import Step, step_seconds
 from experiments.optimiser_steps import RECORDED, step_of
 from experiments.optimiser_tasks import METHODS, PICTURED, TASKS, Problem, dataset
 from experiments.store import Fields, Store
 
 __all__ = ["CPU_METHODS", "THREADS", "costs", "measure", "small_settings"]
 
-CPU_METHODS, THREADS = METHODS[:4], 2
+CPU_METHODS, THREADS = METHODS[:3], 2
 _BASE = "AdamW"
 # Refreshes of all methods are counted as often as they occur: every 60, 20 or 10 steps. The first steps, with refreshes of their own,
-# are left out; a CPU takes seconds for a step.
-_BEFORE, _TURNS = {"cuda": 30, "cpu": 22}, {"cuda": 240, "cpu": 60}
+# are left out.
+_BEFORE, _TURNS = 30, 240
+_FIRST, _FEW = 3, 8  # of steps on a CPU, which take seconds
 
 
 def measure(
@@ -60,8 +63,7 @@ def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: 
         torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_allocated()
     step = step_of(method, kind, problem.module(), settings, recorded)
-    before, turns = (2, 2) if rows else (_BEFORE[device], _TURNS[device])
-    seconds = step_seconds(step, x, y, before, turns)
+    seconds = step_seconds(step, x, y, *((2, 2) if rows else (_BEFORE, _TURNS))) if cuda else _from_few(step, x, y)
     held = sum(each.numel() * each.element_size() for pair in step.optimisers for each in _tensors(vars(pair[0])))
     return {
         "milliseconds": 1e3 * seconds,
@@ -69,6 +71,19 @@ def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: 
         "state_MB": held / 1e6,
         "peak_MB": (torch.cuda.max_memory_allocated() - others) / 1e6 if cuda else None,
     }
+
+
+def _from_few(step: Step, x: Tensor, y: Tensor) -> float:
+    """The seconds of a step on a CPU, from few: the median of plain ones, and the share of a refresh."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    ours = step.optimisers[0][0]
+    for turn in range(_FEW):
+        due, started = bool(getattr(ours, "due", False)), clock(x)
+        step(x, y, 1.0)
+        if turn >= _FIRST:
+            found[due].append(clock(x) - started)
+    plain = statistics.median(found[False] or found[True])
+    return plain + sum(each - plain for each in found[True][:1]) / getattr(ours, "refresh", 1)
 
 
 def _tensors(given: Any) -> Iterable[Tensor]:
@@ -90,15 +105,15 @@ def _collect(given: Any, found: dict[int, Tensor]) -> None:
 
 
 def costs(store: Store) -> list[dict[str, Any]]:
-    """One row per method and way to run it; ratios are to Adam's plain step, memory is beyond Adam's."""
-    base = store.get(part="cost", method=_BASE, recorded=False)
+    """One row per method and way to run it; ratios are to Adam's step in the same way, memory is beyond Adam's."""
+    bases = {way: store.get(part="cost", method=_BASE, recorded=way) for way in (False, True)}
     rows = []
     for method in METHODS:
         for record in store.find(part="cost", method=method):
             value, recorded = record.value, bool(record.fields["recorded"])
             row = {"method": method, "steps": "recorded" if recorded else "plain", "ms": value["milliseconds"]}
             row |= {"seconds of a pass": value["pass_seconds"], "state, MB": value["state_MB"]}
-            if base is not None:
+            if (base := bases[recorded]) is not None:
                 row["times Adam"] = value["milliseconds"] / base["milliseconds"]
                 peak = None if value["peak_MB"] is None else value["peak_MB"] - base["peak_MB"]
                 row["peak beyond Adam, MB"] = "" if peak is None else peak

@@ -153,7 +153,8 @@ def chosen(bench: Bench, method: str) -> Fields:
         few = rates[: 2 if method == "SGD" else 1]
         return bench.best_of(method, [{"rate": rate, **first} for rate in few])
     while True:
-        found = bench.best_of(method, [{"rate": rate, **first} for rate in rates])
+        # In this order the smallest rate counts where all diverge.
+        found = bench.best_of(method, [{"rate": rate, **first} for rate in sorted(rates)])
         beyond = {min(rates): min(rates) / _FACTOR, max(rates): max(rates) * _FACTOR}.get(found["rate"])
         if beyond is None or len(rates) == _MOST:
             break

@@ -157,7 +157,7 @@ def test_methods_lower_the_loss(method: str) -> None:
         assert step.loss(step.module, data.x, data.y) < first
 
 
-def test_a_diverged_run_has_the_worst_score_and_its_seconds_go_on() -> None:
+def test_a_diverged_run_has_the_worst_score() -> None:
     kind = TASKS["autoencoder"]
     problem = Problem(kind, dataset(kind, "cpu", 20), 3, 0, 20, 16)
     found = train("SGD", problem, {"rate": 1e30, "decay": 0.0})
@@ -206,13 +206,15 @@ def test_costs_are_times_that_of_adam_and_memory_beyond_it(tmp_path: Path) -> No
     store = Store(tmp_path / "optimisers-cuda.jsonl")
     for method, recorded, milliseconds, peak in (
         (LIFTED, False, 6.0, 500.0),
+        (LIFTED, True, 4.5, 550.0),
         ("AdamW", False, 4.0, 300.0),
         ("AdamW", True, 3.0, 350.0),
     ):
         value = {"milliseconds": milliseconds, "pass_seconds": 1.0, "state_MB": 1.0, "peak_MB": peak}
         store.add(value, part="cost", method=method, recorded=recorded)
     found = [(row["method"], row["steps"], row["times Adam"], row["peak beyond Adam, MB"]) for row in costs(store)]
-    assert found == [(LIFTED, "plain", 1.5, 200.0), ("AdamW", "plain", 1.0, 0.0), ("AdamW", "recorded", 0.75, 50.0)]
+    lifted = [(LIFTED, "plain", 1.5, 200.0), (LIFTED, "recorded", 1.5, 200.0)]
+    assert found == [*lifted, ("AdamW", "plain", 1.0, 0.0), ("AdamW", "recorded", 1.0, 0.0)]
 
 
 def records(folder: Path) -> Store:
