@@ -42,7 +42,7 @@ from experiments.training import NETWORKS, TO_GOAL, seeds_of, summary
 
 ROOT = Path(__file__).parents[1]
 _PAGES = "training initialisation measurements learned-activations convolutions defaults optimiser"
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _PAGES.split()))
+DOCUMENTS = tuple(ROOT / "docs" / f"{name}.md" for name in _PAGES.split())
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 # Markers name them, as the functions below.
 CONVOLUTION = (convolution, convolution_blocks, convolution_cpu, convolution_init, convolution_lam)
