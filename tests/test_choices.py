@@ -264,3 +264,12 @@ def test_signs_are_balanced_independent_and_reproducible() -> None:
     assert float((one * other).mean(0).abs().max()) <= 5 / 4000**0.5
     between = one.T @ one / 4000 - torch.eye(3)
     assert float(between.abs().max()) <= 5 / 4000**0.5
+
+
+@pytest.mark.parametrize(("rows", "fitted"), [(60, True), (None, True), (61, False)])
+def test_a_head_on_convolutions_is_fitted_to_all_rows_or_to_none(rows: int | None, fitted: bool) -> None:
+    x = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
+    network = lnn.LiftedNetwork.cnn((1, 4, 4), [2, "avgpool"], 2, "fenchel_relu")
+    y = torch.nn.functional.one_hot((x[:, 0] > 0).long(), 2).float()
+    weights = choices.random_features(network, 0, x, y, None, [(None, None)] * 2, rows)
+    assert bool(weights[-1].w.any()) is fitted

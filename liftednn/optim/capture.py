@@ -93,7 +93,8 @@ class Capture:
         moved = moved if shift is None else moved + shift
         number = moved.new_full((), len(rows) * self.regression.outputs)
         squares, number = add_up(torch.stack([self.overlap * moved.square().sum(), number]))
-        return squares / number / self.mean_square
+        relative: Tensor = squares / number / self.mean_square
+        return relative
 
 
 def measure(

@@ -45,8 +45,8 @@ class Stack:
         """This stack, in the memory of the one before it, which a recorded step reads. The metrics have its matrices, so that each is
         kept once."""
         if before is not None:
-            for own, new in zip(before._tensors(), self._tensors(), strict=True):
-                own.copy_(new)
+            for old, new in zip(before._tensors(), self._tensors(), strict=True):
+                old.copy_(new)
         kept = before or self
         for metric, *own in zip(metrics, *(_parts(each, metrics) for each in kept.inverse), strict=True):
             metric.inverse = own
@@ -100,9 +100,10 @@ def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[St
         key = (layer.matrix_shape[1:], mean.dtype, mean.device, *layer.moving)
         found.setdefault(key, []).append((layer, metric))
     made = [Stack.of(each) for each in found.values()]
+    earlier: Sequence[Stack | None] = before or [None] * len(made)
     return [
         stack.keep([metric for _, metric in each], old)
-        for stack, each, old in zip(made, found.values(), before or [None] * len(made), strict=True)
+        for stack, each, old in zip(made, found.values(), earlier, strict=True)
     ]
 
 

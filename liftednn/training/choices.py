@@ -252,13 +252,17 @@ def random_features(
     y: Tensor,
     row_weights: Tensor | None,
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
+    rows: int | None,
 ) -> list[Affine]:
-    """Initial weights: random hidden layers, and a head fitted to a sample unless some of it is fixed. In a network with convolutions the
-    head starts at the mean response: fitted to random features of images it would have to be unlearned."""
+    """Initial weights: random hidden layers, and a head fitted to the sample x of so many rows, unless some of it is fixed. In a network
+    with convolutions the head starts at the mean response if the sample is small for it, or not all rows: what it fits closely in them
+    would have to be unlearned."""
     start = random_weights(network, seed, x, y, row_weights, unit_of(network, x, row_weights))
     start = with_fixed(best_biases(network, start, seed, x, y, row_weights), fixed)
     weights = given_weights(network, start, x, [number for number, (w, _) in enumerate(fixed) if w is not None])
-    if _multiplications(network) is not None or any(part is not None for part in fixed[-1]):
+    small = len(x) < 2 * network.layers[-1].operator.weight_shape[-1]
+    unlike = _multiplications(network) is not None and (small or len(x) < (rows or 0))
+    if unlike or any(part is not None for part in fixed[-1]):
         return weights
     few = None if row_weights is None else row_weights[:_ROWS]
     return fitted_head(network, weights, x[:_ROWS], y[:_ROWS], few)

@@ -140,7 +140,9 @@ class Run:
         count = choices.sample_rows(self.network, _FEW)
         few = None if row_weights is None else row_weights[:count]
         if given is None:
-            weights = choices.random_features(self.network, self.settings.seed, x, y, row_weights, self.fixed)
+            weights = choices.random_features(
+                self.network, self.settings.seed, x, y, row_weights, self.fixed, self.rows
+            )
         else:
             weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
