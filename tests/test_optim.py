@@ -95,6 +95,29 @@ def test_the_weight_decay_is_for_classes_and_less_where_a_row_has_many_terms(
     assert optimiser._decay(optimiser.param_groups[0]) == pytest.approx(decay)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.head = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def test_a_layer_that_is_not_called_and_has_a_gradient_of_zeros_does_not_stop_the_others() -> None:
+    """As with zero_grad(set_to_none=False)."""
+    module = TwoHeads().double()
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    kept = [module.head.weight.detach().clone(), module.other.weight.detach().clone()]
+    optimiser = Lifted(module, nn.MSELoss(), weight_decay=0.0)
+    nn.MSELoss()(module(draw(24, 6)), draw(24, 3, seed=1)).backward()
+    optimiser.step()
+    assert not torch.equal(module.head.weight, kept[0])
+    assert torch.equal(module.other.weight, kept[1])
+
+
 @pytest.mark.parametrize(("start", "factor"), [(5.0, 0.98), (9.9, 0.99), (20.0, 1.0)])
 def test_weights_decay_by_the_rate_but_not_below_a_tenth_of_their_first_norm(start: float, factor: float) -> None:
     """Weights that started with `start` times their present norm."""

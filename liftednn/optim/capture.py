@@ -119,17 +119,18 @@ def measure(
     for capture in captures:
         capture.summed(add_up)
     _read_numbers(captures)
-    largest = max((each.curvature for each in captures), default=0.0)
-    for capture in captures:
+    called = [capture for capture in captures if capture.rows]
+    largest = max((each.curvature for each in called), default=0.0)
+    for capture in called:
         capture.curvature = capture.curvature if capture.curvature > _NEGLIGIBLE * largest else math.inf
-    return [capture for capture in captures if capture.rows]
+    return called
 
 
 def _read_numbers(captures: Sequence[Capture]) -> None:
     """Rows and curvatures as numbers. Reading them waits for the device: once for all layers."""
     if captures:
-        device = captures[0].size.device
-        found = [torch.stack([each.moments.count, each.mean_curvature()]).double().to(device) for each in captures]
+        like = captures[0].size
+        found = [torch.stack([each.moments.count, each.mean_curvature()]).to(like) for each in captures]
         for capture, (rows, curvature) in zip(captures, torch.stack(found).tolist(), strict=True):
             capture.rows, capture.curvature = rows, curvature
 
