@@ -53,6 +53,9 @@ OLDER = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
+# Below those that were made with the defaults before the last change of them.
+EARLIER_DEFAULTS = "*Older figures of lifted: made before its batches were larger for classes, and before rho was learned from fewer rows.*"
+CHANGED = {"estimators", "refit", "regression"}
 _AGAIN = "defaults refit constraints regression robust estimators variants others init growth memory"
 MADE_AGAIN = {*_AGAIN.split(), *(table.__name__ for table in (*CONVOLUTION, *OPTIMISER))}
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -308,7 +311,7 @@ def render(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         names = [name.strip() for name in match[2].split(",")]
         tables = ["\n".join(globals()[name]()) for name in names]
-        older = [OLDER] if set(names) - MADE_AGAIN else []
+        older = [OLDER] if set(names) - MADE_AGAIN else [EARLIER_DEFAULTS] if set(names) & CHANGED else []
         return match[1] + "\n\n".join([*tables, *older]) + "\n" + match[3]
 
     return MARKED.sub(fill, text)
