@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -462,3 +463,103 @@ def test_three_passes_over_the_digits_leave_half_the_loss_of_adam(known: bool) -
         with torch.no_grad():
             losses.append(float(criterion(module.eval()(x[1400:]), y[1400:])))
     assert losses[0] < 0.5 * losses[1]
+
+
+def small_net(*norms: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), *norms, nn.ReLU(), nn.Linear(16, 4))
+
+
+def classes(rows: int = 64) -> tuple[Tensor, Tensor]:
+    x = draw(rows, 6, seed=1).float()
+    return x, x[:, :4].argmax(1)
+
+
+def test_batches_of_one_row_do_not_diverge() -> None:
+    """Their rows have no spread, of which the damping is a fraction."""
+    x, y = classes()
+    module, criterion = small_net(), nn.CrossEntropyLoss()
+    optimiser = Lifted(module, criterion)
+    losses = [take_step(optimiser, module, x[[i % 64]], y[[i % 64]], criterion) for i in range(256)]
+    assert sum(losses[:64]) / 64 < 10
+    assert sum(losses[-64:]) / 64 < 2
+
+
+def test_weights_of_the_last_layer_do_not_decay() -> None:
+    """The gain of a batch norm before it would grow instead."""
+    x, y = classes()
+    module = small_net(nn.BatchNorm1d(16))
+    optimiser = Lifted(module, nn.CrossEntropyLoss())
+    take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
+    assert ["start_norm" in optimiser.state[layer.weight] for layer in (module[0], module[3])] == [True, False]
+
+
+def test_a_measurement_that_is_not_finite_is_left_out_with_a_warning() -> None:
+    x, y = classes()
+    module, criterion = small_net(), nn.CrossEntropyLoss()
+    optimiser = Lifted(module, criterion)
+    for number in range(8):
+        given = x.clone()
+        given[0, 0] = math.nan if number == 2 else x[0, 0]
+        optimiser.zero_grad()
+        criterion(module(given), y).backward()
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.nan_to_num_(0, 0, 0)
+        with pytest.warns(UserWarning, match="not finite in the batch") if number == 2 else nullcontext():
+            optimiser.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in module.parameters())
+
+
+def test_an_empty_batch_changes_nothing_but_by_decay() -> None:
+    x, y = classes()
+    module, criterion = small_net(), nn.CrossEntropyLoss(reduction="sum")
+    before = module[0].weight.detach().clone()
+    take_step(Lifted(module, criterion), module, x[:0], y[:0], criterion)
+    assert torch.equal(module[0].weight.detach(), before)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.embedding(tokens))}
+
+
+def test_logits_have_their_classes_in_the_last_axis() -> None:
+    module, criterion = Named(), nn.CrossEntropyLoss()
+    optimiser, tokens = Lifted(module, criterion), torch.arange(28).view(4, 7)
+    criterion(module(tokens)["logits"].flatten(0, 1), tokens.flatten()).backward()
+    optimiser.step()
+    assert optimiser.param_groups[0]["terms"] == 7.0
+
+
+def test_rows_are_those_of_the_longest_argument() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+            scores: Tensor = self.net(x * mask)
+            return scores
+
+    (x, y), module = classes(), Masked()
+    optimiser = Lifted(module, nn.CrossEntropyLoss())
+    nn.CrossEntropyLoss()(module(torch.ones(1, 6), x), y).backward()
+    optimiser.step()
+    assert optimiser.param_groups[0]["terms"] == 1.0
+
+
+def test_a_group_that_is_added_to_rates_in_a_tensor_has_the_first_rate_as_its_base() -> None:
+    module = small_net(nn.LayerNorm(16))
+    given = [*module[0].parameters(), *module[3].parameters()]
+    rate: Any = torch.tensor(0.05)
+    optimiser = Lifted(module, nn.CrossEntropyLoss(), given, rate)
+    rate.mul_(0.1)
+    optimiser.add_param_group({"params": list(module[1].parameters())})
+    assert [group["base_lr"] for group in optimiser.param_groups] == pytest.approx([0.05, 0.05])
+    with pytest.raises(ValueError, match="a tensor without axes"):
+        Lifted(module, lr=torch.tensor([0.05]))  # type: ignore[arg-type]

@@ -55,9 +55,9 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """The length of the first tensor among its arguments; 1 where there is none."""
-        found = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor) and each.ndim]
-        return max(len(found[0]), 1) if found else 1
+        """The length of the longest tensor among its arguments; 0 where there is none."""
+        given = tree_leaves((self.args, self.kwargs))
+        return max((len(each) for each in given if isinstance(each, Tensor) and each.ndim), default=0)
 
     def watch(self, outputs: Any, passes: list[None]) -> None:
         """Keep the gradients that will arrive at the outputs; `passes` grows by one when the first of them does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -39,6 +40,7 @@ class Capture:
     calls       the module, the layer's columns of its output, and where the gradient of that output arrives
     rows        how many there are
     curvature   in its outputs, summed over rows; infinite where no probe arrives
+    finite      whether all of these are
     """
 
     def __init__(self, regression: Regression) -> None:
@@ -50,7 +52,7 @@ class Capture:
         self.size = like.new_zeros(3)
         self.calls: list[tuple[nn.Module, slice, Any]] = []
         self.numbers, self.number, self.without_graph = 0, -1, False
-        self.rows, self.curvature = 0.0, math.inf
+        self.rows, self.curvature, self.finite = 0.0, math.inf, True
 
     def add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """Add the rows and the outputs of a call."""
@@ -119,7 +121,13 @@ def measure(
     for capture in captures:
         capture.summed(add_up)
     _read_numbers(captures)
-    called = [capture for capture in captures if capture.rows]
+    called = [capture for capture in captures if capture.rows and capture.finite]
+    if not all(capture.finite for capture in captures):
+        warnings.warn(
+            "inputs or outputs of some layers are not finite in the batch that Lifted measures: these layers keep what was measured "
+            "before",
+            stacklevel=4,
+        )
     largest = max((each.curvature for each in called), default=0.0)
     for capture in called:
         capture.curvature = capture.curvature if capture.curvature > _NEGLIGIBLE * largest else math.inf
@@ -130,9 +138,11 @@ def _read_numbers(captures: Sequence[Capture]) -> None:
     """Rows and curvatures as numbers. Reading them waits for the device: once for all layers."""
     if captures:
         like = captures[0].size
-        found = [torch.stack([each.moments.count, each.mean_curvature()]).to(like) for each in captures]
-        for capture, (rows, curvature) in zip(captures, torch.stack(found).tolist(), strict=True):
+        found = [torch.stack([each.moments.count, each.mean_curvature(), each.moments.total()]) for each in captures]
+        numbers = torch.stack([each.to(like) for each in found]).tolist()
+        for capture, (rows, curvature, total) in zip(captures, numbers, strict=True):
             capture.rows, capture.curvature = rows, curvature
+            capture.finite = math.isfinite(total) and (not rows or math.isfinite(curvature))
 
 
 def _rerun(module: nn.Module, call: Call, captures: Sequence[Capture]) -> Any:

@@ -104,6 +104,8 @@ class Regression:
 
     def row_blocks(self, module: nn.Module, x: Tensor) -> Iterator[Tensor]:
         """The rows (r, g, p) that one call of a module multiplies with the weight; some of the first samples' where there are many."""
+        if not x.numel():
+            return
         operator = None
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             x = _padded(module, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,8 +43,8 @@ class Lifted(torch.optim.Optimizer):
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
     weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
-                    that they start with, and not biases; None for .06 over the terms of the criterion in a row if it is the
-                    cross-entropy of classes or of bits, otherwise 0
+                    that they start with, not those of the last layer and not biases; None for .06 over the terms of the criterion
+                    in a row if it is the cross-entropy of classes or of bits, otherwise 0
     damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
@@ -85,7 +85,7 @@ class Lifted(torch.optim.Optimizer):
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
         own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0}
-        defaults = {"lr": lr, "momentum": momentum} | own
+        defaults = {"lr": lr, "base_lr": float(lr), "momentum": momentum} | own
         super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
         self._begin()
 
@@ -104,7 +104,8 @@ class Lifted(torch.optim.Optimizer):
         for name, least, below in (("lr", 0, math.inf), ("momentum", 0, 1), ("weight_decay", 0, math.inf)):
             if settings[name] is not None and not least <= settings[name] < below:
                 raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
-        param_group.setdefault("base_lr", float(settings["lr"]))
+        # A scheduler changes a tensor of rates in place.
+        param_group.setdefault("base_lr", float(param_group["lr"]) if "lr" in param_group else self.defaults["base_lr"])
         super().add_param_group(param_group)
         self._layers = self._stacked = None
 
@@ -149,9 +150,8 @@ class Lifted(torch.optim.Optimizer):
         if self.due:
             self._measure()
         directions = self._directions()
-        weights = {layer.weight for layer, _ in self._found()} & set(directions)
         for group in self.param_groups:
-            decay_step(self.state, group, weights, self._decay(group))
+            decay_step(self.state, group, self._decay(group))
             nesterov_step(self.state, group, directions)
             adam_step(self.state, group, directions)
             group["steps"] += 1
@@ -187,6 +187,7 @@ class Lifted(torch.optim.Optimizer):
         layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
+        self._let_decay(found)
         trust = max(_TRUST, trust_of(len(found))) if self.trust is None else self.trust
         metrics = [self._add_rows(capture) for capture in found]
         refresh_all(metrics, [self._settings(capture) for capture in found])
@@ -194,13 +195,21 @@ class Lifted(torch.optim.Optimizer):
             self._limit(capture, metric, trust, ranks)
         self._layers, self._refreshed = None, True
 
+    def _let_decay(self, found: Sequence[Capture]) -> None:
+        """Weights decay in all layers but the last, whose inputs would grow instead: nothing stops the gain of a batch norm before it."""
+        last = max(found, key=lambda capture: capture.number).regression.weight if found else None
+        for weight in (capture.regression.weight for capture in found):
+            if weight is not last and "start_norm" not in self.state[weight]:
+                self.state[weight]["start_norm"] = torch.linalg.vector_norm(weight)
+
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
                 return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
-            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own, call.rows)
+            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
+            terms, rows = call.ranks.sums([found.terms, float(call.rows or found.rows)], found.outputs[0].device)
             for group in self.param_groups:
-                group["terms"] = found.terms
+                group["terms"] = terms / max(rows, 1.0)
             return found
 
         return probes
@@ -297,6 +306,8 @@ def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
 
 
 def _check(**given: float | None) -> None:
+    if isinstance(given["lr"], Tensor) and given["lr"].ndim:
+        raise ValueError(f"lr must be a number, or a tensor without axes, got one of shape {tuple(given['lr'].shape)}")
     if not given["lr"] or given["lr"] < 0:
         raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
     if given["damping"] is not None and given["damping"] < 0:

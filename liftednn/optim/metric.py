@@ -72,6 +72,8 @@ class LayerMetric:
             self.inverse = [torch.zeros_like(gram) for gram in grams]
             return []
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
+        if centred:  # one row has no spread: the size of its entries takes that place
+            diagonal = diagonal + mean.square() * (2 - self.moments.count).clamp(min=0)
         d = damping_of(diagonal, mean, fraction, torch.finfo(mean.dtype).eps)
         return [Regularised.of(gram, curvature, curvature * d) for gram in grams]
 

@@ -54,6 +54,10 @@ class BlockMoments:
         parts = [centred[:, :, block] for block in column_blocks(x.shape[-1])]
         return cls(x.new_full((), len(x)), mean, [part.mT @ part for part in parts])
 
+    def total(self) -> Tensor:
+        """A number that is finite where all of these are."""
+        return self.mean.sum() + sum(each.diagonal(dim1=1, dim2=2).sum() for each in self.xx)
+
     def __add__(self, other: BlockMoments) -> BlockMoments:
         """The moments of the rows of both (Chan, Golub and LeVeque)."""
         count = self.count + other.count

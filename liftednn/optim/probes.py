@@ -33,7 +33,8 @@ class Probes(NamedTuple):
     """Gradients to be sent backward from some outputs, of mean square 1, and the curvature that belongs to mean square 1.
 
     unit    for gradients of the batch, the root mean square that they had before; otherwise 0
-    terms   how many terms of the loss a row has: 1 for a label, as many as outputs for responses, or as tokens for a text
+    terms   of the loss: one for a label, as many as outputs for responses, or as tokens for a text
+    rows    of the scores
     """
 
     outputs: list[Tensor]
@@ -41,6 +42,7 @@ class Probes(NamedTuple):
     curvature: float
     unit: float = 0.0
     terms: float = 1.0
+    rows: int = 1
 
 
 def check_criterion(criterion: Any) -> nn.Module | None:
@@ -68,14 +70,16 @@ def _curvature(criterion: nn.Module) -> float:
     return 2.0 if isinstance(criterion, nn.MSELoss) else 0.25
 
 
-def random_probes(criterion: nn.Module, outputs: Any, seed: int, rows: int) -> Probes:
-    """Random signs, and the curvature of a known criterion in each entry of the scores, of so many rows."""
-    scores = _scores(outputs)
-    terms = max(scores.numel(), 1)
+def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
+    """Random signs, and the curvature of a known criterion in each entry of the scores."""
+    scores, terms = _scores(outputs), _scores(outputs).numel()
     if isinstance(criterion, nn.CrossEntropyLoss):
-        terms //= scores.shape[1 if scores.ndim > 1 else 0]  # one term for all classes
+        # One term for all classes: they are in axis 1, as the criterion has them, but in the last of the `logits` of a mapping.
+        axis = -1 if isinstance(outputs, Mapping) or scores.ndim == 1 else 1
+        terms //= max(scores.shape[axis], 1)
+    terms, rows = max(terms, 1), len(scores) if scores.ndim > 1 else 1
     curvature = _curvature(criterion) / (terms if criterion.reduction == "mean" else 1)
-    return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], curvature, terms=terms / rows)
+    return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], curvature, terms=terms, rows=rows)
 
 
 def _scores(outputs: Any) -> Tensor:

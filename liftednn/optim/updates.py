@@ -3,7 +3,7 @@ tensors, which a recorded step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,17 +24,14 @@ _ADAM: dict[str, Any] = {
 }
 
 
-def decay_step(state: Any, group: Mapping[str, Any], weights: Container[Tensor], weight_decay: float) -> None:
-    """Multiply weights by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm
-    follows a layer, its steps are proportional to the size of its weights, which would vanish in a long run."""
-    params = [p for p in group["params"] if p in weights]
-    for p in params:
-        if "start_norm" not in state[p]:
-            state[p]["start_norm"] = torch.linalg.vector_norm(p)
+def decay_step(state: Any, group: Mapping[str, Any], weight_decay: float) -> None:
+    """Multiply the weights that have a "start_norm" by 1 - lr weight_decay, as AdamW does, but not below a tenth of that norm: where a
+    batch norm follows a layer, its steps are proportional to the size of its weights, which would vanish in a long run."""
+    params = [p for p in group["params"] if p.grad is not None and "start_norm" in state[p]]
     if not params or not weight_decay:
         return
     norms = torch._foreach_norm(params)
-    torch._foreach_clamp_min_(norms, torch.finfo(torch.float16).tiny)
+    torch._foreach_clamp_min_(norms, max(torch.finfo(p.dtype).tiny for p in params))
     factors = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), norms)
     torch._foreach_clamp_max_(factors, 1.0)
     factor = 1 - group["lr"] * weight_decay

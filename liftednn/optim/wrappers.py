@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -26,6 +27,13 @@ class Ranks:
         part = part.clone()
         dist.all_reduce(part, group=self.group)
         return part
+
+    def sums(self, numbers: list[float], device: torch.device) -> list[float]:
+        """Those of some numbers over all processes."""
+        if self.number == 1:
+            return numbers
+        found: list[float] = self.add_up(torch.tensor(numbers, device=device)).tolist()
+        return found
 
 
 class Unwrapped(NamedTuple):
