@@ -137,19 +137,10 @@ def convolution() -> list[str]:
         }
         if found := convolutional.summary(store, part, setting.passes):
             lines += [*filled(cells, found), ""]
-    return [*lines, _FITTED_HEAD]
+    return lines[:-1]
 
 
 _NOT_MEASURED = "Not measured yet: `python -m experiments optimisers --device cuda` measures it."
-# Below tables until they are made again.
-_FITTED_HEAD = (
-    "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
-    "response now.*"
-)
-_EARLIER_RULES = (
-    "*Older figures of lifted: made with a weight decay of 2e-4 that was added to the gradients, and with AdamW at 1e-3 for the other "
-    "parameters.*"
-)
 
 
 def optimisers() -> list[str]:
@@ -171,7 +162,7 @@ def optimisers() -> list[str]:
             lines += [*filled(cells, found), ""]
     if store.values(part=PICTURED, stage="test"):
         lines += ["![Test accuracy of ResNet-9 against seconds](../results/optimisers.png)", ""]
-    return [*lines, _EARLIER_RULES] if lines else [_NOT_MEASURED]
+    return lines[:-1] or [_NOT_MEASURED]
 
 
 def optimiser_cost() -> list[str]:
@@ -202,7 +193,7 @@ def convolution_init() -> list[str]:
         "test accuracy, mean of seeds": "{mean:.4f} ± {deviation:.4f}",
     }
     found = convolutional.init_summary(open_store(RESULTS, "convolution", "cuda"))
-    return [*filled(cells, found), "", _FITTED_HEAD] if found else _unmeasured("--device cuda --only init")
+    return filled(cells, found) if found else _unmeasured("--device cuda --only init")
 
 
 def _unmeasured(options: str = "") -> list[str]:
@@ -266,5 +257,4 @@ def convolution_lam() -> list[str]:
     if not body:
         return _unmeasured("--device cuda --only lam-mnist --only lam-cifar")
     title = f"test accuracy, mean of seeds; lam in {image_lam.UNIT}"
-    picture = "![Test accuracy against lam](../results/convolution-lam.png)"
-    return [*grid([title, *image_lam.LAMS], body), "", picture, "", _FITTED_HEAD]
+    return [*grid([title, *image_lam.LAMS], body), "", "![Test accuracy against lam](../results/convolution-lam.png)"]
