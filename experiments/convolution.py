@@ -74,7 +74,12 @@ def lengths(store: Store, part: str, method: str, passes: int) -> list[int]:
     if method == LIFTED or not own or not ours:
         return [passes]
     budget, spent = (statistics.median(run["seconds"][-1] for run in found) for found in (ours, own))
-    return list(dict.fromkeys([passes, max(1, math.ceil(passes * budget / spent - 1e-9))]))
+    return list(dict.fromkeys([passes, passes_within(passes * budget, spent)]))
+
+
+def passes_within(budget: float, spent: float) -> int:
+    """As many as take at least the budget, each of them `spent`."""
+    return max(1, math.ceil(budget / spent - 1e-9))
 
 
 def runs(store: Store, part: str, method: str, passes: int | None = None) -> list[Cell]:

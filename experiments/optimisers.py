@@ -13,7 +13,6 @@ the same passes and for as many as take our seconds. Seconds of a pass are measu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -187,7 +186,7 @@ def compare(bench: Bench, seeds: int) -> None:
 def equal_length(bench: Bench, method: str) -> int:
     """As many passes as take at least the seconds of ours."""
     ours, own = (bench.pass_seconds(name) for name in (LIFTED, method))
-    return max(1, math.ceil(bench.passes * ours / own - 1e-9))
+    return convolution.passes_within(bench.passes * ours, own)
 
 
 def summary(store: Store, name: str, passes: int | None = None) -> list[dict[str, Any]]:
