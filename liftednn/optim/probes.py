@@ -72,12 +72,13 @@ def _curvature(criterion: nn.Module) -> float:
 
 def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
     """Random signs, and the curvature of a known criterion in each entry of the scores."""
-    scores, terms = _scores(outputs), _scores(outputs).numel()
+    scores = _scores(outputs)
+    terms, rows = scores.numel(), len(scores) if scores.ndim > 1 else 1
     if isinstance(criterion, nn.CrossEntropyLoss):
         # One term for all classes: they are in axis 1, as the criterion has them, but in the last of the `logits` of a mapping.
         axis = -1 if isinstance(outputs, Mapping) or scores.ndim == 1 else 1
         terms //= max(scores.shape[axis], 1)
-    terms, rows = max(terms, 1), len(scores) if scores.ndim > 1 else 1
+    terms = max(terms, 1)
     curvature = _curvature(criterion) / (terms if criterion.reduction == "mean" else 1)
     return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], curvature, terms=terms, rows=rows)
 
