@@ -325,13 +325,23 @@ def test_a_callback_can_stop_a_run() -> None:
     assert (fit.status, len(fit.history)) == ("stopped", 2)
 
 
+@pytest.mark.parametrize("validation", [None, (X_TEST, LABELS_TEST)], ids=["last pass", "best pass"])
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+def test_weights_given_back_are_copies(penalty: str, validation: tuple[Tensor, Tensor] | None) -> None:
+    """None is part of a larger tensor, such as the vector of all weights that the steps change."""
+    fit = lnn.MiniBatch(passes=2).run(network().with_penalty(penalty), X, LABELS, validation=validation)
+    parts = [part for pair in fit.weights for part in pair]
+    assert [part.untyped_storage().nbytes() for part in parts] == [part.nbytes for part in parts]
+    assert not any(part.is_inference() for part in parts)
+
+
 def test_the_record_of_a_pass_is_the_network_s_evaluation() -> None:
     """One batch per pass: objective, gaps and loss are those of that batch at the weights before its step."""
     net = network()
     records: list[Record] = []
     with torch.no_grad():
         run = Run(lnn.MiniBatch(passes=2, batch_size=len(X), keep=1.0), net, source_of(X, LABELS))
-        before = run.unwhitened_weights()
+        before = monitor.copies(run.unwhitened_weights())
         records.append(next(run.passes()))
     scores = net.scores(before, X)
     y = net.loss.encode(LABELS, 3).to(X)

@@ -259,15 +259,3 @@ def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: ln
         for (w, b), (w2, b2) in zip(there, WEIGHTS, strict=True):
             assert torch.equal(w, w2)
             assert torch.equal(b, b2)
-
-
-@pytest.mark.parametrize("penalty", [lnn.penalties.L2(0.1), lnn.penalties.L1()], ids=repr)
-def test_weights_given_back_are_copies(penalty: lnn.Penalty) -> None:
-    coordinates = Coordinates.of(network(penalty=penalty), X, Moments.of(X, X[:, :0]), 0.1, 1.0)
-    given = [Affine(w.clone(), b.clone()) for w, b in WEIGHTS]
-    for w, b in coordinates.from_whitened(given):
-        w.zero_()
-        b.zero_()
-    assert all(
-        torch.equal(part, kept) for a, b in zip(given, WEIGHTS, strict=True) for part, kept in zip(a, b, strict=True)
-    )

@@ -29,6 +29,7 @@ from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.diagnostics import problems_of
 from liftednn.training.guard import DivergenceError
 from liftednn.training.learning import snapshot
+from liftednn.training.monitor import copies
 from liftednn.training.result import Fit, Record, Status
 from liftednn.training.run import Run
 
@@ -150,7 +151,8 @@ class MiniBatch:
                     run.save()
         ended: Status = "early" if run.out_of_patience else "finished"
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
-        weights, final = run.monitor.best or run.unwhitened_weights(), run.monitor.best_network or snapshot(run.network)
+        weights = copies(run.monitor.best or run.unwhitened_weights())
+        final = snapshot(run.monitor.best_network or run.network)
         result = run.monitor.sentence(status, run.halved, self.patience, run.planned < self.passes)
         wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

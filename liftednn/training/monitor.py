@@ -18,7 +18,7 @@ from liftednn.predict import feedforward
 from liftednn.training.learning import named_parameters, snapshot, with_parameters
 from liftednn.training.result import Record, Status
 
-__all__ = ["Monitor", "Tally"]
+__all__ = ["Monitor", "Tally", "copies"]
 
 # How many scores are collected before they are evaluated.
 _KEPT = 1 << 18
@@ -53,8 +53,8 @@ class Tally:
         if not self.kept:
             return
         scores, y, row_weights = self._together()
-        values, rows = self.loss.value(scores, y), len(scores)
-        total, weight = float(reduce.total(values, row_weights)), float(reduce.count(values, row_weights))
+        total, rows = float(reduce.total(self.loss.value(scores, y), row_weights)), len(scores)
+        weight = rows if row_weights is None else float(reduce.count(scores, row_weights))
         fresh = total, weight, self.loss.score(scores, y) * rows, rows
         a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
         self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
@@ -132,7 +132,7 @@ class Monitor:
         loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
-            self.best, self.best_pass = weights, len(self.history) + 1
+            self.best, self.best_pass = copies(weights), len(self.history) + 1
             self.best_network = snapshot(self.network)
         return loss, score
 
@@ -184,6 +184,11 @@ class Monitor:
             learned = zip(self.network.layers, metadata["best_rho"], strict=True)
             penalties = [layer.penalty if rho is None else L2(rho) for layer, rho in learned]
             self.best_network = with_parameters(self.network, tensors, "best.").with_penalty(penalties)
+
+
+def copies(weights: Sequence[Affine]) -> list[Affine]:
+    """Copies of the weights, that training does not change."""
+    return [Affine(w.clone(), b.clone()) for w, b in weights]
 
 
 def _rho(layer: Layer) -> float | None:

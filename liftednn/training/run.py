@@ -107,6 +107,7 @@ class Run:
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
+        self.train = self._on_cpu() if x.device.type == "cpu" else self._train
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.rho_factor, self.updates, self.refreshed = 1.0, 0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
@@ -158,11 +159,13 @@ class Run:
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
-        if x.device.type == "cpu" and not self.positions:
-            self.step = without_onednn(self.step)
-        if x.device.type == "cpu" and all(map(_own, inner.layers)):
-            self.step = torch.inference_mode()(self.step)  # operations on small tensors take a sixth less time
         self.good = self.descent.values.clone()
+
+    def _on_cpu(self) -> Callable[[Callable[[], None], float], Record]:
+        """`_train` as it is fastest on a CPU."""
+        train = self._train if self.positions else without_onednn(self._train)
+        own = isinstance(self.feed.source, Memory) and all(map(_own, self.descent.network.layers))
+        return torch.inference_mode()(train) if own else train  # operations on small tensors take a sixth less time
 
     @property
     def out_of_patience(self) -> bool:
@@ -173,16 +176,20 @@ class Run:
         """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
         while len(self.monitor.history) < self.planned and not self.out_of_patience:
-            before = self.monitor.steps
-            batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
-            for batch in itertools.islice(batches, self.taken - before, None):
-                self._advance(*batch, self.taken - before)
-                self.seconds = time.perf_counter() - started
-                check_interrupt()
-                if self.checkpoint is not None and self.checkpoint.due:
-                    self.save()
-            yield self._close(self.taken - before, started)
+            yield self.train(check_interrupt, started)
             started = time.perf_counter() - self.seconds  # the caller's own time does not count
+
+    def _train(self, check_interrupt: Callable[[], None], started: float) -> Record:
+        """One pass, or the rest of it."""
+        before = self.monitor.steps
+        batches = self.feed.batches(self.size, self.settings.seed, len(self.monitor.history))
+        for batch in itertools.islice(batches, self.taken - before, None):
+            self._advance(*batch, self.taken - before)
+            self.seconds = time.perf_counter() - started
+            check_interrupt()
+            if self.checkpoint is not None and self.checkpoint.due:
+                self.save()
+        return self._close(self.taken - before, started)
 
     def _close(self, steps: int, started: float) -> Record:
         """End a pass: check that the weights are finite, record it and save."""
@@ -209,7 +216,8 @@ class Run:
     def _advance(self, x: Tensor, y: Tensor, row_weights: Tensor | None, within: int) -> None:
         """One batch, number `within` of its pass: a refresh where it is due, then a step."""
         progress = (len(self.monitor.history) + within / (self.per_pass or math.inf)) / self.planned
-        due = progress >= [*_UPDATES, math.inf][self.updates] and self.taken >= _APART * (self.updates + 1)
+        due = self.updates < len(_UPDATES) and progress >= _UPDATES[self.updates]
+        due = due and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
         # Every so many steps, but not soon after a refresh for another reason.
         every = self.taken % self.settings.refresh == 0 and 2 * (self.taken - self.refreshed) >= self.settings.refresh
@@ -294,7 +302,7 @@ class Run:
             self._restore()
 
     def unwhitened_weights(self) -> list[Affine]:
-        """The present weights, for the inputs as given, not whitened."""
+        """The present weights, for the inputs as given, not whitened; the next step changes them."""
         return with_fixed(self.coordinates.from_whitened(self.descent.weights), self.fixed)
 
     def save(self) -> None:

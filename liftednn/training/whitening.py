@@ -156,9 +156,9 @@ class Coordinates:
         return [first, *weights[1:]]
 
     def from_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
-        """Copies of the weights, for the inputs as they are given."""
+        """The weights, for the inputs as they are given; some may share memory with those given."""
         first = weights[0] if self.whitening is None else self.whitening.from_whitened(weights[0])
-        return [Affine(w.clone(), b.clone()) for w, b in (first, *weights[1:])]
+        return [first, *weights[1:]]
 
 
 def _whitening(
