@@ -58,10 +58,10 @@ class Moments:
         _check_weights(x, sample_weight)
         weight, mean = reduce.count(x, sample_weight), reduce.mean(x, sample_weight)
         shift, rest = _rounded(mean, x)
-        xx = -weight * torch.outer(rest, rest)
+        xx = mean.new_zeros(()) if x.dtype == mean.dtype else -weight * torch.outer(rest, rest)
         for rows, w in _blocks(x, sample_weight):
             centred = rows - shift
-            xx += _weighted(centred, w).T @ centred
+            xx = xx + _weighted(centred, w).T @ centred
         empty = cls(weight, mean, mean[:0], xx, xx[:, :0], xx.new_zeros(()), torch.finfo(x.dtype).eps)
         return empty.retarget(x, z, sample_weight) if z.shape[1] else empty
 
@@ -89,14 +89,15 @@ class Moments:
         fraction = other.weight / weight
         dx, dz = other.mean_x - self.mean_x, other.mean_z - self.mean_z
         mixed = self.weight * fraction
-        return Moments(
-            weight,
-            self.mean_x + fraction * dx,
-            self.mean_z + fraction * dz,
-            self.xx + other.xx + mixed * torch.outer(dx, dx),
-            self.xz + other.xz + mixed * torch.outer(dx, dz),
-            self.zz + other.zz + mixed * dz.square().sum(),
-            max(self.eps, other.eps),
+        mean_x, xx = self.mean_x + fraction * dx, torch.addr(self.xx + other.xx, mixed * dx, dx)
+        of_x = replace(self, weight=weight, mean_x=mean_x, xx=xx, eps=max(self.eps, other.eps))
+        if not dz.numel():
+            return of_x
+        return replace(
+            of_x,
+            mean_z=self.mean_z + fraction * dz,
+            xz=torch.addr(self.xz + other.xz, mixed * dx, dz),
+            zz=self.zz + other.zz + mixed * dz.square().sum(),
         )
 
     def __rmul__(self, forget: float) -> Moments:

@@ -46,6 +46,8 @@ def mean(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
 def mean_and_variance(rows: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The mean of the rows (n, p), and the mean of the squared distances from it, column by column."""
     centre = mean(rows, row_weights)
+    if len(rows) <= _ROWS:
+        return centre, mean((rows.double() - centre).square(), row_weights)
     squares = torch.zeros_like(centre)
     for part, weights in _blocks(rows, row_weights):
         squares += _weighted((part.double() - centre).square(), weights).sum(0)

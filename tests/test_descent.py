@@ -122,7 +122,9 @@ def test_curvatures_are_mean_diagonals_of_the_loss_s_bound_through_the_jacobian(
     for place in (2, 1):
         jacobian = (jacobian @ weights[place].w) * slopes[place - 1][:, None, :]
         truth.insert(0, float(0.5 * jacobian.square().sum(1).mean()))
-    mean = torch.stack(found) * active_fractions(network, weights)  # over all units, including those without a gradient
+    mean = torch.tensor(found) * active_fractions(
+        network, weights
+    )  # over all units, including those without a gradient
     torch.testing.assert_close(mean, torch.tensor(truth).to(mean), rtol=0.05, atol=0)
 
 

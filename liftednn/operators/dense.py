@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from liftednn.base import Affine, Operator, SelfAdjoint
 
@@ -48,7 +49,7 @@ class Dense(Operator):
         return xs[0]
 
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
-        return torch.addmm(weights.b, xs[0], weights.w.T)
+        return linear(xs[0], weights.w, weights.b)
 
     def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
         return u_gradient.T @ xs[0]

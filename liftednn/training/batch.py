@@ -90,8 +90,8 @@ def curvatures(
     probes: Tensor,
     row_weights: Tensor | None = None,
     y: Tensor | None = None,
-) -> list[Tensor]:
-    """c of every layer: the mean over rows, and over units with a gradient, of the curvature in u of what comes after; 0-dim tensors.
+) -> list[float]:
+    """c of every layer: the mean over rows, and over units with a gradient, of the curvature in u of what comes after.
     That of the loss is its bound or, with responses y, its value at the residuals.
 
     Probes (m, n, outputs), random signs say, times the square root of the loss's curvature, are propagated backward in place of its
@@ -108,14 +108,12 @@ def curvatures(
     )
     top = network.layers[-1].lam * loss_curvature
     received = probe_gradients(network, weights, preactivations, probes * top**0.5)
-    found = [
-        torch.stack([reduce.mean_square(g, row_weights) for g in u_gradients]).mean() / _active_fraction(u_gradients)
-        for u_gradients in zip(*received, strict=True)
-    ]
+    found = [_mean_square(u_gradients, row_weights) for u_gradients in list(zip(*received, strict=True))[:-1]]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
-    found = [torch.where(c < _NEGLIGIBLE * top, torch.inf, c) for c in found]
-    bounded = [torch.where(c.isinf(), c, c.clamp(max=limit)) for c, limit in zip(found, limits, strict=True)]
-    return [*bounded[:-1], probes.new_full((), top)]
+    return [
+        *(torch.inf if c < _NEGLIGIBLE * top else min(c, most) for c, most in zip(found, limits, strict=False)),
+        top,
+    ]
 
 
 def probe_gradients(
@@ -130,11 +128,12 @@ def probe_gradients(
     return received
 
 
-def _active_fraction(u_gradients: Sequence[Tensor]) -> Tensor:
-    """The fraction of units that receive a gradient on any row. Units that are constant must not lower the mean curvature: a smaller one
-    gives longer steps, which make more units constant."""
-    squares = torch.stack([reduce.total(g.square()) for g in u_gradients]).sum(0)
-    return torch.where(squares.max() > 0, (squares > _NEGLIGIBLE * squares.max()).to(u_gradients[0]).mean(), 1.0)
+def _mean_square(u_gradients: Sequence[Tensor], row_weights: Tensor | None) -> float:
+    """The mean over rows and units of squared gradients, of each of several probes; without the units that receive none on any row. Units
+    that are constant must not lower the mean curvature: a smaller one gives longer steps, which make more units constant."""
+    squares = torch.stack([reduce.mean(g.square(), row_weights) for g in u_gradients]).mean(0)
+    active = squares >= _NEGLIGIBLE * squares.max()  # all of them where all are 0
+    return float(squares.sum() / active.sum())
 
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:

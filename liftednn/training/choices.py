@@ -326,8 +326,8 @@ def _lams(
     step = x_step(limit, precise, x, y)
     u, g = step.preactivations, step.u_gradients
     found = curvatures(limit, precise, u, probes(u[-1], seed), row_weights, y)
-    neutral = float(found[-1])  # for a layer that no gradient reaches yet
-    lams = [_LAM_FACTOR * (float(c) if math.isfinite(c) else neutral) for c in found[:-1]]
+    neutral = found[-1]  # for a layer that no gradient reaches yet
+    lams = [_LAM_FACTOR * (c if math.isfinite(c) else neutral) for c in found[:-1]]
     for number, layer in enumerate(hidden):
         size = float(reduce.mean_square(u[number], row_weights))
         if layer.operator.positions > 1 and size > 0:

@@ -107,9 +107,7 @@ class Descent:
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         self.values.sub_(self.velocity.mul_(self.momentum))
         for velocities, (moves, length) in zip(self.velocities, found, strict=True):
-            rate = self.rate * length
-            for velocity, move in zip(velocities, moves, strict=True):
-                velocity.addcmul_(move, rate, value=-1)
+            torch._foreach_addcmul_(velocities, moves, [self.rate * length] * len(moves), value=-1)
         self.values.add_(self.velocity, alpha=1 + self.momentum)
         for at in self.proxed:
             self._prox(at, before[at])
@@ -154,30 +152,24 @@ class Descent:
             geometry.limit(torch.inf)
             moves, length = self._direction(at, batch)
             w, *intercepts = (length * move for move in moves)
-            excess = max(
-                self._excess(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)
-            )
-            if 1 < excess < torch.inf:  # infinite where the pre-activations are all 0
-                geometry.shorten(excess)
-            geometry.limit(self._allowed(layers[0], batch, row_weights))
+            sizes = [float(reduce.mean_square(batch.preactivations[each], row_weights)) for each in layers]
+            motions = [self._motion(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)]
+            excess = [motion / size for motion, size in zip(motions, sizes, strict=True) if size > 0]
+            if 1 < (factor := math.sqrt(max(excess, default=0.0)) / self.trust) < torch.inf:
+                geometry.shorten(factor)
+            # A batch with a rare row, which this one may lack, has a far larger gradient.
+            outputs = self._operator(layers[0]).weight_shape[-2]
+            geometry.limit(outputs * (ONE_BATCH * self.trust) ** 2 * sizes[0] or torch.inf)
 
     def _operator(self, number: int) -> Operator:
         return self.network.layers[number].operator
 
-    def _excess(self, number: int, w: Tensor, b: Tensor, batch: BatchGradients, row_weights: Tensor | None) -> float:
-        """By how much a move of (w, b) moves a layer's pre-activations, in units of what is allowed."""
+    def _motion(self, number: int, w: Tensor, b: Tensor, batch: BatchGradients, row_weights: Tensor | None) -> float:
+        """The mean square by which a move of (w, b) moves a layer's pre-activations."""
         w = w.T if self.network.layers[number].transposed else w
         operator, xs = self._operator(number), batch.inputs[number]
         moved = operator.forward(xs, Affine(w, b))
-        motion = reduce.mean_square(moved - operator.offset(xs) if operator.skips else moved, row_weights)
-        return float((motion / reduce.mean_square(batch.preactivations[number], row_weights)).sqrt()) / self.trust
-
-    def _allowed(self, number: int, batch: BatchGradients, row_weights: Tensor | None) -> float:
-        """The mean square, summed over outputs, by which one batch may move a layer's pre-activations: a batch with a rare row, which this
-        one may lack, has a far larger gradient."""
-        u = batch.preactivations[number]
-        outputs = self._operator(number).weight_shape[-2]
-        return outputs * (ONE_BATCH * self.trust) ** 2 * float(reduce.mean_square(u, row_weights)) or torch.inf
+        return float(reduce.mean_square(moved - operator.offset(xs) if operator.skips else moved, row_weights))
 
     @property
     def finite(self) -> bool:

@@ -34,7 +34,7 @@ class Geometry(Protocol):
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
 
-    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+    def refresh(self, curvatures: Sequence[float], extra: Tensor | None = None) -> None:
         """Factor again, for the curvature of every layer and, if given, an extra curvature (p, p) in w."""
 
     def set_rho_factor(self, factor: float) -> None:
@@ -134,7 +134,7 @@ class Grouped:
         for group, part in zip(self.groups, self._cut(rows, self.shape[-1]), strict=True):
             group.add_rows(part, row_weights)
 
-    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+    def refresh(self, curvatures: Sequence[float], extra: Tensor | None = None) -> None:
         for group in self.groups:
             group.refresh(curvatures)
 
@@ -199,10 +199,10 @@ class SharedMetric:
         for metric, x, weights in zip(self.metrics, rows, row_weights, strict=True):
             metric.add_rows([x], [weights])
 
-    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+    def refresh(self, curvatures: Sequence[float], extra: Tensor | None = None) -> None:
         """A layer that no gradient reaches adds no curvature; where none is reached, w stays."""
         for metric, curvature in zip(self.metrics, curvatures, strict=True):
-            metric.curvature.copy_(curvature)
+            metric.curvature.fill_(curvature)
         sides = [self._side(flip) for flip in (False, True)]
         if sides[0] is None and sides[1] is None:
             self.inverse.zero_()

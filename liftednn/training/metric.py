@@ -84,12 +84,12 @@ class Metric:
         self.moments = fresh if self.moments is None else self.forget * self.moments + fresh
         self.mean.copy_(self.moments.mean_x)
 
-    def refresh(self, curvatures: Sequence[Tensor], extra: Tensor | None = None) -> None:
+    def refresh(self, curvatures: Sequence[float], extra: Tensor | None = None) -> None:
         """Factor again, for this curvature and what an uncertainty adds to it (p, p); in place, so that a recorded step uses it."""
-        (curvature,) = curvatures
+        (c,) = curvatures
         extra = None if extra is None else extra / self.layer.operator.positions  # like `shrinkage`
-        self.curvature.copy_(curvature)
-        if bool(self.curvature.isinf()):
+        self.curvature.fill_(c)
+        if c == torch.inf:
             self.inverse.zero_()
             return
         if self.moments is None:
@@ -100,7 +100,7 @@ class Metric:
                 whole = torch.diag(diagonal.expand(len(extra))).double() + extra.double()
                 self.inverse.copy_(Factor.of(whole, 1.0, 0.0, 0.0).inverse())
             return
-        gram, c = self.moments.gram, float(curvature)
+        gram = self.moments.gram
         gram = gram if extra is None else gram + extra.double() / c
         damping = self.damped(gram)
         if self.inverse.ndim < 2:
@@ -165,9 +165,9 @@ class Metric:
             return [torch.zeros_like(w), shift], shift.new_full((), 1 / rows)
         g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
-            g.addcmul_(b[:, None], self.mean, value=-1)  # addr_ makes a copy
+            g = torch.addr(g, b, self.mean, alpha=-1)
         move = g @ self.inverse if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        product = torch.vdot(move.view(-1), g.view(-1)) + torch.dot(shift, b)
+        product = (move * g).sum() + torch.dot(shift, b)
         length = (self.allowed / product).sqrt_().clamp_(max=1 / rows)
         return [move, shift if self.white or not self.free[1] else shift.addmv_(move, self.mean, alpha=-1)], length

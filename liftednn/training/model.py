@@ -42,7 +42,7 @@ class Model(Protocol):
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
-    ) -> tuple[list[Tensor], list[Tensor | None]]:
+    ) -> tuple[list[float], list[Tensor | None]]:
         """The curvature, in each pre-activation, of all that comes after it, from probes (m, n, outputs) that are sent backward from the
         scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
         current weights may be updated."""
@@ -92,14 +92,16 @@ class LiftedModel:
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None = None
-    ) -> tuple[list[Tensor], list[Tensor | None]]:
+    ) -> tuple[list[float], list[Tensor | None]]:
         found = curvatures(self.network, weights, batch.preactivations, probes, row_weights, y)
         for number, term in enumerate(self.terms):
             if term is not None and batch.x_step is not None:
                 z, radius_gradient = [*batch.x_step.states, y][number], batch.x_step.radius_gradients[number]
                 term.update(weights[number].w, batch.preactivations[number], z, radius_gradient, row_weights)
         if self.terms[-1] is not None:
-            found = [c / self.terms[-1].fraction for c in found]  # the loss has the factor 1 / fraction, for all layers
+            found = [
+                c / float(self.terms[-1].fraction) for c in found
+            ]  # the loss has the factor 1 / fraction, for all layers
         return found, [None if term is None else term.added_curvature() for term in self.terms]
 
     def state(self) -> dict[str, Tensor]:
