@@ -255,4 +255,5 @@ def test_effective_parameters_are_exact_enough_for_kernels_of_all_sizes(size: fl
 @pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
 def test_products_in_float32_do_not_overflow(unit: float) -> None:
     a = draw(5, 7)
-    torch.testing.assert_close(_inner_products(unit * a), unit**2 * (a @ a.T), rtol=1e-5, atol=1e-6 * unit**2)
+    products, square = _inner_products(unit * a)
+    torch.testing.assert_close(square * products.double(), unit**2 * (a @ a.T), rtol=1e-5, atol=1e-6 * unit**2)

@@ -60,13 +60,11 @@ def cross_validated(x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None 
     moments = Moments.of(x, y, row_weights)
     values, vectors = torch.linalg.eigh(moments.gram)
     values, inner = values.clamp(min=0), (vectors.T @ moments.cross).square().sum(1)
-    whole, least = float(moments.zz / moments.weight), torch.inf
-    for strength in _STRENGTHS:
-        inverse = 1 / (values + strength * float(values.mean()) + torch.finfo(values.dtype).tiny)
-        left = 1 - (1 + float((values * inverse).sum())) / rows
-        if left > 0:
-            least = min(least, (whole - float((inner * inverse * (2 - values * inverse)).sum())) / left**2)
-    return least
+    strengths = values.new_tensor(_STRENGTHS)[:, None] * values.mean()
+    inverse = 1 / (values + strengths + torch.finfo(values.dtype).tiny)  # a row for every strength
+    left = 1 - (1 + (values * inverse).sum(1)) / rows
+    errors = (moments.zz / moments.weight - (inner * inverse * (2 - values * inverse)).sum(1)) / left.square()
+    return float(torch.where(left > 0, errors, torch.inf).min())
 
 
 def _generator(seed: int) -> torch.Generator:

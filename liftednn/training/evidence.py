@@ -202,17 +202,20 @@ def _products(rows: Tensor, targets: Tensor, operator: Operator, copies: int) ->
 
 def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int, copies: int) -> Tensor:
     if positions == 1:
-        return _inner_products(targets) * _inner_products(rows).repeat(copies, copies)
+        (of_targets, first), (of_rows, second) = _inner_products(targets), _inner_products(rows)
+        return of_targets.mul_(of_rows if copies == 1 else of_rows.repeat(copies, copies)).double().mul_(first * second)
     x = rows.reshape(-1, positions, rows.shape[1]).repeat(copies, 1, 1)
     total = rows.new_zeros(len(x), len(x), dtype=torch.float64)
     for each in torch.split(targets, q, 1):
         gradients = torch.einsum("ntq,ntp->nqp", each.reshape(len(x), positions, q), x).flatten(1)
-        total += _inner_products(gradients)
+        products, unit = _inner_products(gradients)
+        total.add_(products, alpha=unit)
     return total
 
 
-def _inner_products(a: Tensor) -> Tensor:
-    """a a', multiplied in float32, which takes half the time and is exact enough; in units of the largest entry, so that none overflows."""
-    unit = a.abs().max().clamp(min=torch.finfo(a.dtype).tiny)
-    single = (a * unit.reciprocal()).float()
-    return (single @ single.T).double().mul_(unit.double().square())
+def _inner_products(a: Tensor) -> tuple[Tensor, float]:
+    """a a' in float32, which takes half the time and is exact enough, and the unit that it is in: the square of the largest entry, so that
+    none overflows."""
+    unit = max(float(a.abs().max()), torch.finfo(a.dtype).tiny)
+    single = (a * (1 / unit)).float()
+    return single @ single.T, unit**2
