@@ -56,7 +56,9 @@ def mean_and_variance(rows: Tensor, row_weights: Tensor | None = None) -> tuple[
 
 def mean_square(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
     """The mean square of all entries of rows (n, p), rows weighted by `row_weights`; in their own precision."""
-    return rows.square().mean() if row_weights is None else (row_weights @ rows.square().mean(1)) / row_weights.sum()
+    if row_weights is None:
+        return rows.square().sum() / rows.numel()  # mean() takes several times as long
+    return (row_weights @ rows.square().mean(1)) / row_weights.sum()
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:

@@ -87,13 +87,11 @@ class _Permuted(ABC):
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """A batch of all rows keeps their order. Rows are read for several batches at once, which takes less time for small ones."""
-        count = len(self.x)
-        order = torch.arange(count) if size >= count else _permutation(count, seed, number)
-        order, together = order.to(self.y.device), size * max(1, _READ // max(1, size * self.x.shape[-1]))
-        for first in range(0, count, together):
-            x, y, row_weights = self.at(order[first : first + together])
+        order = torch.arange(len(self.x)) if size >= len(self.x) else _permutation(len(self.x), seed, number)
+        for chosen in order.to(self.y.device).split(size * max(1, _READ // max(1, size * self.x.shape[-1]))):
+            x, y, row_weights = self.at(chosen)
             for start in range(0, len(x), size):
-                rows = slice(start, start + size)  # torch.split takes several times as long
+                rows = slice(start, start + size)
                 yield x[rows], y[rows], None if row_weights is None else row_weights[rows]
 
 

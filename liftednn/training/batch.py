@@ -13,15 +13,15 @@ Its curvature in u is at most that of the terms after it, and at most lam curvat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Activation
+from liftednn.base import Activation, Affine
 from liftednn.blocks.robust_term import RobustTerm
-from liftednn.network import LiftedNetwork, Weights
+from liftednn.network import Layer, LiftedNetwork, Weights
 
 __all__ = ["XStep", "curvatures", "probe_gradients", "recursion", "why_not_minibatch", "x_step"]
 
@@ -140,9 +140,10 @@ def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list
     """States (X_0, ..., X_L) and pre-activations (u_0, ..., u_L) of the forward pass."""
     states, preactivations = [x], []
     for number, layer in enumerate(network.layers):
-        preactivations.append(network.preactivation(number, weights, states))
+        u = layer.operator.forward(network.read(number, states), weights[number])
+        preactivations.append(u)
         if number + 1 < len(network.layers):
-            states.append(layer.divergence(preactivations[-1]))
+            states.append(layer.divergence(u))
     return states, preactivations
 
 
@@ -157,37 +158,33 @@ def _backward(
     states: list[Tensor] = []
     radius_gradients: list[Tensor | None] = []
     u_gradients = [u_gradient]
-    z_gradients: list[Tensor | None] = [None] * (last + 1)  # for each state, summed over the layers that read it
-    for number in range(last, -1, -1):
-        if number < last:
-            z_gradient = z_gradients[number + 1]
-            z, u_gradient, radius_gradient = _layer_x_step(network, weights, preactivations, number, z_gradient, terms)
-            states, u_gradients = [z, *states], [u_gradient, *u_gradients]
-            radius_gradients = [radius_gradient, *radius_gradients]
+    z_gradients: dict[int, Tensor] = {}  # for each state, summed over the layers that read it
+    for number in range(last, 0, -1):
         operator = network.layers[number].operator
         for index, state in enumerate(reads[number]):
             if state:
                 part = operator.adjoint(u_gradient, weights[number], index)
-                before = z_gradients[state]
-                z_gradients[state] = part if before is None else before.add_(part)
-    return states, u_gradients, radius_gradients
+                z_gradients[state] = z_gradients[state].add_(part) if state in z_gradients else part
+        z, u_gradient, radius_gradient = _layer_x_step(
+            network.layers[number - 1],
+            weights[number - 1],
+            preactivations[number - 1],
+            z_gradients[number],
+            terms[number - 1] if terms else None,
+        )
+        states.append(z)
+        u_gradients.append(u_gradient)
+        radius_gradients.append(radius_gradient)
+    return states[::-1], u_gradients[::-1], radius_gradients[::-1]
 
 
 def _layer_x_step(
-    network: LiftedNetwork,
-    weights: Weights,
-    preactivations: list[Tensor],
-    number: int,
-    z_gradient: Tensor | None,
-    terms: Sequence[RobustTerm | None],
+    layer: Layer, weights: Affine, u: Tensor, z_gradient: Tensor, term: RobustTerm | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """State, gradient in u and gradient in the radius of layer `number`; `z_gradient` is that of the later layers in its state."""
-    layer, u = network.layers[number], preactivations[number]
-    assert isinstance(layer.divergence, Activation)
-    assert z_gradient is not None
+    """State, gradient in u and gradient in the radius of a layer; `z_gradient` is that of the later layers in its state."""
     g = z_gradient.mul_(1 / layer.lam)  # a division takes several times as long
-    term = terms[number] if terms else None
     if term is not None:
-        return term.x_step(weights[number].w, u, g)
-    z = layer.divergence.argmin(u, g)
-    return z, layer.divergence.grad(u, z).mul_(layer.lam), None
+        return term.x_step(weights.w, u, g)
+    activation = cast(Activation, layer.divergence)
+    z = activation.argmin(u, g)
+    return z, activation.grad(u, z).mul_(layer.lam), None

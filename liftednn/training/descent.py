@@ -45,6 +45,14 @@ def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
     return norm_limit if float(norm_limit) > 0 else None
 
 
+def _subtract(velocities: list[Tensor], moves: list[Tensor], scale: Tensor | float) -> None:
+    """Subtract the moves times a number, or a 0-dim tensor."""
+    if isinstance(scale, Tensor):
+        torch._foreach_addcmul_(velocities, moves, [scale] * len(moves), value=-1)
+    else:
+        torch._foreach_add_(velocities, moves, alpha=-scale)
+
+
 class Descent:
     """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity. A w that
     layers share is in it once.
@@ -106,8 +114,9 @@ class Descent:
         before = [w.clone() for w, *_ in self._parts(self.values)] if self.proxed else []
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         self.values.sub_(self.velocity.mul_(self.momentum))
+        rate = self.rate if self.rate.is_cuda else float(self.rate)
         for velocities, (moves, length) in zip(self.velocities, found, strict=True):
-            torch._foreach_addcmul_(velocities, moves, [self.rate * length] * len(moves), value=-1)
+            _subtract(velocities, moves, rate * length)
         self.values.add_(self.velocity, alpha=1 + self.momentum)
         for at in self.proxed:
             self._prox(at, before[at])
@@ -117,10 +126,13 @@ class Descent:
         """Rows and gradients of every layer on a batch."""
         return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x))
 
-    def _direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor]:
-        layers = self.members[at]
-        w_gradients, b_gradients = ([part[each] for each in layers] for part in (batch.w_gradients, batch.b_gradients))
-        return self.geometries[at].direction(self.weights[layers[0]].w, w_gradients, b_gradients, len(batch.scores))
+    def _direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor | float]:
+        layers, samples = self.members[at], batch.scores.shape[0]  # len() of a tensor takes longer
+        w_gradients, b_gradients = (
+            [batch.w_gradients[each] for each in layers],
+            [batch.b_gradients[each] for each in layers],
+        )
+        return self.geometries[at].direction(self.weights[layers[0]].w, w_gradients, b_gradients, samples)
 
     def _prox(self, at: int, before: Tensor) -> None:
         """The penalty's prox, and the velocity that the weights then have."""

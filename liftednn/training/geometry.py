@@ -51,8 +51,8 @@ class Geometry(Protocol):
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
-    ) -> tuple[list[Tensor], Tensor]:
-        """A direction in w and in the intercept of every layer, and a length, 0-dim: their product is what a step of rate 1 subtracts.
+    ) -> tuple[list[Tensor], Tensor | float]:
+        """A direction in w and in the intercept of every layer, and a length: their product is what a step of rate 1 subtracts.
 
         w_gradients   of every layer, the gradient in its w, summed over the rows of that many samples; they may be overwritten
         b_gradients   of every layer, that in its intercept
@@ -155,13 +155,13 @@ class Grouped:
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[list[Tensor], float]:
         cut = zip(*(torch.split(b, self.shape[-2]) for b in b_gradients), strict=True)
         parts = zip(self.groups, w, zip(*w_gradients, strict=True), cut, strict=True)
         found = [group.direction(own, gw, gb, samples) for group, own, gw, gb in parts]
         moves = [[length * part for part in move] for move, length in found]
         intercepts = [torch.cat(each) for each in list(zip(*moves, strict=True))[1:]]
-        return [torch.stack([move[0] for move in moves]), *intercepts], torch.ones_like(found[0][1])
+        return [torch.stack([move[0] for move in moves]), *intercepts], 1.0
 
     def state(self) -> dict[str, Tensor]:
         groups = enumerate(self.groups)
@@ -250,7 +250,7 @@ class SharedMetric:
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[list[Tensor], float]:
         gradient, intercepts = self.shrinkage * w, []
         for metric, flip, w_sum, b_sum in zip(self.metrics, self.flips, w_gradients, b_gradients, strict=True):
             t = metric.layer.operator.positions
@@ -262,7 +262,7 @@ class SharedMetric:
         turned = [move.T if flip else move for flip in self.flips]
         free = zip(self.metrics, turned, intercepts, strict=True)
         parts = [move, *(b - own @ metric.mean if metric.free[1] else b for metric, own, b in free)]
-        return parts, torch.ones_like(self.metrics[0].curvature)
+        return parts, 1.0
 
     def _solved(self, gradient: Tensor) -> Tensor:
         if self.layer.penalty.ridge is None:

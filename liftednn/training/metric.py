@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -153,8 +154,8 @@ class Metric:
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
-    ) -> tuple[list[Tensor], Tensor]:
-        """A direction in (w, b) and a length, 0-dim: their product is what a step of rate 1 subtracts.
+    ) -> tuple[list[Tensor], Tensor | float]:
+        """A direction in (w, b) and a length: their product is what a step of rate 1 subtracts.
 
         w_gradients, b_gradients   summed over the rows of that many samples; the first are overwritten
         """
@@ -162,12 +163,20 @@ class Metric:
         b = b if self.free[1] else torch.zeros_like(b)
         shift = b / self.curvature
         if not self.free[0]:
-            return [torch.zeros_like(w), shift], shift.new_full((), 1 / rows)
+            return [torch.zeros_like(w), shift], 1 / rows
         g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
             g = torch.addr(g, b, self.mean, alpha=-1)
         move = g @ self.inverse if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        product = (move * g).sum() + torch.dot(shift, b)
-        length = (self.allowed / product).sqrt_().clamp_(max=1 / rows)
+        length = _length(self.allowed, (move * g).sum(), torch.dot(shift, b), 1 / rows)
         return [move, shift if self.white or not self.free[1] else shift.addmv_(move, self.mean, alpha=-1)], length
+
+
+def _length(allowed: Tensor, of_w: Tensor, of_b: Tensor, most: float) -> Tensor | float:
+    """The largest factor, at most `most`, whose square times `of_w + of_b` is no more than `allowed`; 0-dim. On a CPU a number, which takes
+    a fraction of the time; a recorded step on a GPU must not wait for one."""
+    if of_w.is_cuda:
+        return (allowed / (of_w + of_b)).sqrt_().clamp_(max=most)
+    product = float(of_w) + float(of_b)
+    return min(most, math.sqrt(float(allowed) / product)) if product > 0 else most

@@ -78,11 +78,13 @@ class LiftedModel:
             found = found._replace(
                 u_gradients=[g * row_weights[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
             )
-        inputs = [self.network.read(number, found.forward) for number in range(len(weights))]
-        operators = [layer.operator for layer in self.network.layers]
-        parts = zip(operators, inputs, found.u_gradients, strict=True)
-        w_gradients = reduce.sums([operator.weight_gradient(xs, g) for operator, xs, g in parts])
-        b_gradients = reduce.sums([each.bias_gradient(g) for each, g in zip(operators, found.u_gradients, strict=True)])
+        inputs, w_sums, b_sums = [], [], []
+        for number, layer in enumerate(self.network.layers):
+            xs, g = self.network.read(number, found.forward), found.u_gradients[number]
+            inputs.append(xs)
+            w_sums.append(layer.operator.weight_gradient(xs, g))
+            b_sums.append(layer.operator.bias_gradient(g))
+        w_gradients, b_gradients = reduce.sums(w_sums), reduce.sums(b_sums)
         for number, term in enumerate(self.terms):
             if term is not None:  # w has a part in the objective besides the pre-activations
                 further = term.w_gradient(weights[number].w, found.radius_gradients[number])
