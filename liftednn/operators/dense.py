@@ -52,13 +52,13 @@ class Dense(Operator):
         return linear(xs[0], weights.w, weights.b)
 
     def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
-        return u_gradient.T @ xs[0]
+        return u_gradient.t().mm(xs[0])
 
     def bias_gradient(self, u_gradient: Tensor) -> Tensor:
         return u_gradient.sum(0)
 
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
-        return r @ weights.w
+        return r.mm(weights.w)
 
     def normal(self, weights: Affine, index: int = 0) -> SelfAdjoint:
         w = weights.w

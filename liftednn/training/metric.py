@@ -167,7 +167,7 @@ class Metric:
         g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
             g = torch.addr(g, b, self.mean, alpha=-1)
-        move = g @ self.inverse if self.inverse.ndim == 2 else g * self.inverse
+        move = g.mm(self.inverse) if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         length = _length(self.allowed, (move * g).sum(), torch.dot(shift, b), 1 / rows)
         return [move, shift if self.white or not self.free[1] else shift.addmv_(move, self.mean, alpha=-1)], length
