@@ -15,7 +15,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["count", "ends", "largest", "mean", "mean_and_variance", "mean_square", "product", "sums", "total"]
+__all__ = [
+    "count",
+    "distance",
+    "ends",
+    "largest",
+    "mean",
+    "mean_and_variance",
+    "mean_square",
+    "product",
+    "sums",
+    "total",
+]
 
 # Rows that are summed at a time.
 _ROWS = 8192
@@ -59,6 +70,11 @@ def mean_square(rows: Tensor, row_weights: Tensor | None = None) -> Tensor:
     if row_weights is None:
         return rows.square().sum() / rows.numel()  # mean() takes several times as long
     return (row_weights @ rows.square().mean(1)) / row_weights.sum()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The root of the sum of all squared entries of a - b, for rows a (n, p) and b (n, p) or (p,)."""
+    return float(torch.dist(a, b))
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:

@@ -58,5 +58,5 @@ def real_responses(y: Tensor, width: int) -> Tensor:
 def r_squared(u: Tensor, y: Tensor) -> float:
     """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
     y = y.double()
-    total = float(reduce.mean_square(y - reduce.mean(y)))
-    return 1 - float(reduce.mean_square(u.double() - y)) / total if total > 0 else 0.0
+    total = reduce.distance(y, reduce.mean(y))
+    return 1 - (reduce.distance(u.double(), y) / total) ** 2 if total > 0 else 0.0

@@ -93,6 +93,7 @@ class Run:
         self.positions = any(layer.operator.positions > 1 for layer in network.layers)
         self.width = network.layers[0].operator.weight_shape[-1] if self.positions else distinct_columns(x)
         self.damping = self._damping(self.rows)
+        self.free = fixed is None  # all weights may move
         self.fixed = (
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
         )
@@ -303,7 +304,8 @@ class Run:
 
     def unwhitened_weights(self) -> list[Affine]:
         """The present weights, for the inputs as given, not whitened; the next step changes them."""
-        return with_fixed(self.coordinates.from_whitened(self.descent.weights), self.fixed)
+        weights = self.coordinates.from_whitened(self.descent.weights)
+        return weights if self.free else with_fixed(weights, self.fixed)
 
     def save(self) -> None:
         if self.checkpoint is None:
