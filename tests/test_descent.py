@@ -161,7 +161,7 @@ def test_a_whole_batch_is_the_full_batch_step() -> None:
     metrics = []
     for layer, rows in zip(network.layers, step.forward, strict=True):
         metric = Metric.of(layer, rows, 0.0)
-        metric.refresh([torch.tensor(layer.lam * layer.divergence.curvature, dtype=torch.float64)])
+        metric.refresh([layer.lam * layer.divergence.curvature])
         metrics.append(metric)
     descent = Descent(network, weights, metrics, 0.0)
     descent.rate.fill_(1.0)
@@ -180,7 +180,7 @@ def test_batches_merge_into_the_moments_of_all_their_rows() -> None:
     parts.forget = 1.0
     parts.add_rows([X[15:]], [None])
     for metric in (parts, rows):
-        metric.refresh([torch.tensor(0.7, dtype=torch.float64)])
+        metric.refresh([0.7])
     torch.testing.assert_close(parts.inverse, rows.inverse, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(parts.mean, X.mean(0))
     gram, eye = torch.cov(X.T, correction=0), torch.eye(5, dtype=torch.float64)
@@ -192,7 +192,7 @@ def test_the_direction_is_the_preconditioned_gradient() -> None:
     """Against autograd on the layer's term as a function of (w, c), c the intercept at the mean input."""
     network, weights = setup(2.0, "softplus", (6,))
     layer, metric = network.layers[0], Metric.of(network.layers[0], X, 0.2)
-    metric.refresh([torch.tensor(0.9, dtype=torch.float64)])
+    metric.refresh([0.9])
     z = x_step(network, weights, X, Y).states[0]
     u = network.preactivation(0, weights, [X])
     g = layer.lam * layer.divergence.grad(u, z)
@@ -218,7 +218,7 @@ def test_momentum_is_nesterov_s() -> None:
         Metric.of(layer, rows, 0.1) for layer, rows in zip(network.layers, network.propagate(weights, X), strict=True)
     ]
     for metric in metrics:
-        metric.refresh([torch.tensor(1.0, dtype=torch.float64)])
+        metric.refresh([1.0])
     descent = Descent(network, weights, metrics, 0.9)
     descent.rate.fill_(0.01)
     parameters = [torch.nn.Parameter(weights[0].w.clone()), torch.nn.Parameter(weights[0].b.clone())]

@@ -188,7 +188,7 @@ def test_the_metric_of_whitened_rows_is_that_of_the_rows(rho: float) -> None:
     u_gradient, inner = draw(300, 4, seed=8), found.to_whitened(W)
     white, plain = Metric.of(layer, found(X), damping, found.scale), Metric.of(layer, X, damping)
     for metric in (white, plain):
-        metric.refresh([torch.tensor(curvature, dtype=torch.float64)])
+        metric.refresh([curvature])
     (dw, db), length = white.direction(inner.w, [u_gradient.T @ found(X)], [u_gradient.sum(0)], len(X))
     dw, db = length * dw, length * db
     in_white = found.from_whitened(Affine(inner.w - dw, inner.b - db))
