@@ -41,6 +41,7 @@ class Capture:
     rows        how many there are
     curvature   in its outputs, summed over rows; infinite where no probe arrives
     finite      whether all of these are
+    tokens      whether it is called with several rows of each sample, and no convolution
     """
 
     def __init__(self, regression: Regression) -> None:
@@ -52,7 +53,7 @@ class Capture:
         self.size = like.new_zeros(3)
         self.calls: list[tuple[nn.Module, slice, Any]] = []
         self.numbers, self.number, self.without_graph = 0, -1, False
-        self.rows, self.curvature, self.finite = 0.0, math.inf, True
+        self.rows, self.curvature, self.finite, self.tokens = 0.0, math.inf, True, False
 
     def add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """Add the rows and the outputs of a call."""
@@ -65,6 +66,7 @@ class Capture:
         numbers = [squares.new_full((), each) for each in (number, overlap * number)]
         self.size = self.size + torch.stack([squares.sum(), *numbers])
         self.numbers += output.numel()
+        self.tokens |= self.regression.of_tokens(x)
 
     def summed(self, add_up: AddUp) -> None:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
@@ -75,6 +77,11 @@ class Capture:
     def mean_square(self) -> Tensor:
         """Of its outputs."""
         return self.size[0] / self.size[1]
+
+    @property
+    def input_square(self) -> Tensor:
+        """The mean square of its inputs."""
+        return torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in self.moments.grams(centred=False)], 1).mean()
 
     @property
     def overlap(self) -> Tensor:

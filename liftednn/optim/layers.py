@@ -88,6 +88,10 @@ class Regression:
         """That of its moments and inverses."""
         return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
 
+    def of_tokens(self, x: Tensor) -> bool:
+        """Whether inputs of a call have several rows for each sample. Those of the last projection of an attention come flattened."""
+        return self.functional or (self.weight.ndim == 2 and math.prod(x.shape[1:-1]) > 1)
+
     def matrix(self, w: Tensor) -> Tensor:
         """Its rows of a tensor like the weight as (g, q, p)."""
         w = w if self.rows == _ALL else w[self.rows]

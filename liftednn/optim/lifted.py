@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, stacked, steps
-from liftednn.optim.updates import adam_step, decay_step, nesterov_step
+from liftednn.optim.updates import adam_step, averaged, decay_step, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
@@ -23,6 +23,8 @@ __all__ = ["Lifted"]
 
 # Of the rules for the weight decay, where a row has one term in the loss, and for the trust, at the least.
 _DECAY, _TRUST = 0.06, 0.1
+# Of layers that read tokens: the trust, and the least that counts as the size of their outputs, as a fraction of that of their inputs.
+_TOKENS_TRUST, _LEAST_SIZE = 0.04, 0.1
 
 
 class Lifted(torch.optim.Optimizer):
@@ -32,7 +34,8 @@ class Lifted(torch.optim.Optimizer):
     convolution, of the pixels of a transposed one), the curvature c of the criterion in the layer's outputs, and the damping d; then
     Nesterov's momentum. Gram matrices and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running
     the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
-    much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size.
+    much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size. Layers that read tokens, such as
+    those of a transformer, but not the last layer, take steps that move their outputs by such a fraction in every direction (spectral.py).
 
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
@@ -49,7 +52,7 @@ class Lifted(torch.optim.Optimizer):
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
-                    from .1 to .3
+                    from .1 to .3, and for .04 where a layer reads tokens
     adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution or a projection of
                     nn.MultiheadAttention that the module calls; it follows `lr`, when a scheduler changes that
 
@@ -149,10 +152,12 @@ class Lifted(torch.optim.Optimizer):
         self._check_gradients()
         if self.due:
             self._measure()
-        directions = self._directions()
+        stacks = self._stacks()
+        averages = self._averages(stacks)
+        directions = self._directions(stacks, averages)
         for group in self.param_groups:
             decay_step(self.state, group, self._decay(group))
-            nesterov_step(self.state, group, directions)
+            nesterov_step(self.state, group, directions, averages)
             adam_step(self.state, group, directions)
             group["steps"] += 1
         self._passes.clear()
@@ -187,17 +192,22 @@ class Lifted(torch.optim.Optimizer):
         layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
         self._call = None
-        self._let_decay(found)
+        last = max(found, key=lambda capture: capture.number).regression.weight if found else None
+        self._let_decay(found, last)
         trust = max(_TRUST, trust_of(len(found))) if self.trust is None else self.trust
-        metrics = [self._add_rows(capture) for capture in found]
+        spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
+        metrics = [self._add_rows(capture, capture.regression.modules[0] in spectral) for capture in found]
         refresh_all(metrics, [self._settings(capture) for capture in found])
         for capture, metric in zip(found, metrics, strict=True):
-            self._limit(capture, metric, trust, ranks)
+            if metric.spectral:
+                self._allow(capture, metric)
+            else:
+                self._limit(capture, metric, trust, ranks)
+            self.state[capture.regression.weight][capture.regression.name] = metric.state()
         self._layers, self._refreshed = None, True
 
-    def _let_decay(self, found: Sequence[Capture]) -> None:
+    def _let_decay(self, found: Sequence[Capture], last: Tensor | None) -> None:
         """Weights decay in all layers but the last, whose inputs would grow instead: nothing stops the gain of a batch norm before it."""
-        last = max(found, key=lambda capture: capture.number).regression.weight if found else None
         for weight in (capture.regression.weight for capture in found):
             if weight is not last and "start_norm" not in self.state[weight]:
                 self.state[weight]["start_norm"] = torch.linalg.vector_norm(weight)
@@ -214,10 +224,10 @@ class Lifted(torch.optim.Optimizer):
 
         return probes
 
-    def _add_rows(self, capture: Capture) -> LayerMetric:
+    def _add_rows(self, capture: Capture, spectral: bool) -> LayerMetric:
         state, name = self.state[capture.regression.weight], capture.regression.name
         if name not in state:
-            return LayerMetric.of(capture.moments)
+            return LayerMetric.of(capture.moments, spectral)
         metric = LayerMetric.from_state(state[name])
         metric.add(capture.moments)
         return metric
@@ -231,13 +241,18 @@ class Lifted(torch.optim.Optimizer):
     def _limit(self, capture: Capture, metric: LayerMetric, trust: float, ranks: Ranks) -> None:
         """Shorten the steps of a layer where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
-        ((move, shift),) = steps([Stack.of([(layer, metric)])])
+        ((move, shift),) = steps([Stack.of([(layer, metric)])], {})
         # All calls of one module move at once.
         excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
         metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0
         allowed = layer.outputs * (ONE_BATCH * trust) ** 2 * capture.mean_square / capture.overlap
         metric.limit(allowed.where(allowed > 0, torch.inf))
-        self.state[layer.weight][layer.name] = metric.state()
+
+    def _allow(self, capture: Capture, metric: LayerMetric) -> None:
+        """Let every step of rate 1 move the outputs of a spectral layer by the trust; also where its weights start at 0."""
+        trust = _TOKENS_TRUST if self.trust is None else self.trust
+        size = torch.maximum(capture.mean_square, _LEAST_SIZE**2 * capture.input_square)
+        metric.limit(capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1))
 
     def _decay(self, group: dict[str, Any]) -> float:
         """What is given, or by the rule: of responses without noise it would leave a bias."""
@@ -258,12 +273,17 @@ class Lifted(torch.optim.Optimizer):
                 self.state[layer.weight][layer.name] = metric.state()
         return self._stacked[1]
 
-    def _directions(self) -> dict[Tensor, Tensor]:
+    def _averages(self, stacks: Sequence[Stack]) -> dict[Tensor, Tensor]:
+        """Of the gradients of spectral layers over steps: the noise of one batch would be as large in their steps as all else."""
+        spectral = {p for stack in stacks if stack.root for p in stack.parameters}
+        found = [averaged(self.state, group, spectral) for group in self.param_groups]
+        return {p: average for each in found for p, average in each.items()}
+
+    def _directions(self, stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient; not from those of which only
         some rows were measured, such as the bias of an attention whose keys are not trained here."""
-        stacks = self._stacks()
         parts: dict[Tensor, dict[int, Tensor]] = {}
-        for stack, (move, shift) in zip(stacks, steps(stacks), strict=True):
+        for stack, (move, shift) in zip(stacks, steps(stacks, averages), strict=True):
             for layer, step in stack.by_layer(move) if move is not None else ():
                 parts.setdefault(layer.weight, {})[layer.rows.start or 0] = layer.from_matrix(step)
             for layer, step in stack.by_layer(shift) if shift is not None else ():

@@ -11,7 +11,7 @@ where c is the curvature of the objective in the layer's outputs, summed over ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ __all__ = ["LayerMetric", "damping_fraction", "refresh_all"]
 _FORGET = 0.9
 # Of the rule for the damping: the least, that of patches which overlap, so that they are alike, the factor on columns over rows, the most.
 _LEAST, _ALIKE, _PER_ROW, _MOST = 0.3, 1.0, 2.0, 10.0
-_STATE = ("curvature", "centre", "allowed", "inverse")
+_STATE = ("curvature", "centre", "allowed", "inverse", "root")
 
 
 @dataclass
@@ -38,6 +38,7 @@ class LayerMetric:
 
     moments     of its rows, with less weight for older ones
     inverse     for every block of columns, the inverse matrix (g, block, block)
+    root        of a layer with spectral steps, instead of these: matrices r with r' r the inverse, for c = 1
     curvature   c; infinite for a layer that no probe reaches, which takes no step
     centre      the mean of the rows, (g, p), or 0 where the intercepts do not move
     allowed     the most that one batch may move the outputs by at rate 1: the mean square, summed over the outputs of a group
@@ -45,16 +46,23 @@ class LayerMetric:
 
     moments: BlockMoments
     inverse: list[Tensor]
+    root: list[Tensor]
     curvature: Tensor
     centre: Tensor
     allowed: Tensor
 
     @classmethod
-    def of(cls, moments: BlockMoments) -> LayerMetric:
+    def of(cls, moments: BlockMoments, spectral: bool = False) -> LayerMetric:
         """Without any curvature, until `refresh`."""
         infinite = torch.full_like(moments.count, torch.inf)
         zeros = [torch.zeros_like(each) for each in moments.xx]
-        return cls(moments, zeros, infinite, torch.zeros_like(moments.mean), infinite.clone())
+        matrices = ([], zeros) if spectral else (zeros, [])
+        return cls(moments, *matrices, infinite, torch.zeros_like(moments.mean), infinite.clone())
+
+    @property
+    def spectral(self) -> bool:
+        """Whether the layer takes the steps of spectral.py."""
+        return bool(self.root)
 
     def add(self, moments: BlockMoments) -> None:
         """Add the moments of new rows, and reduce the weight of older ones."""
@@ -64,18 +72,32 @@ class LayerMetric:
         """The matrices to invert, for this curvature and a damping of this fraction of the mean diagonal of all blocks; `centred` where
         the intercepts move with the weights."""
         mean = self.moments.mean
+        curvature = 1.0 if self.spectral else curvature  # those steps do not depend on it
         self.curvature = torch.full_like(self.moments.count, curvature)
         self.centre = mean if centred else torch.zeros_like(mean)
         self.limit(torch.full_like(self.moments.count, torch.inf))
         grams = self.moments.grams(centred)
         if curvature == math.inf:
-            self.inverse = [torch.zeros_like(gram) for gram in grams]
+            self.replace([torch.zeros_like(gram) for gram in grams])
             return []
         diagonal = torch.cat([gram.diagonal(dim1=1, dim2=2) for gram in grams], 1)
         if centred:  # one row has no spread: the size of its entries takes that place
             diagonal = diagonal + mean.square() * (2 - self.moments.count).clamp(min=0)
         d = damping_of(diagonal, mean, fraction, torch.finfo(mean.dtype).eps)
         return [Regularised.of(gram, curvature, curvature * d) for gram in grams]
+
+    def invert(self, matrices: Sequence[Regularised], singular: Iterator[bool]) -> None:
+        """Those that `refresh` has returned; `singular` for each group of each."""
+        found = [(matrix, list(islice(singular, len(matrix.gram)))) for matrix in matrices]
+        if found:
+            self.replace([matrix.root(flags) if self.spectral else matrix.inverse(flags) for matrix, flags in found])
+
+    def replace(self, matrices: list[Tensor]) -> None:
+        """Those that a step multiplies with."""
+        if self.spectral:
+            self.root = matrices
+        else:
+            self.inverse = matrices
 
     def limit(self, allowed: Tensor) -> None:
         """Let one batch move the outputs by no more than this: the mean square, summed over all outputs."""
@@ -125,9 +147,24 @@ class Regularised(NamedTuple):
             self.lower[groups] = torch.eye(self.gram.shape[-1]).to(self.gram)
         inverse = torch.cholesky_inverse(self.lower)
         for group in groups:
-            gram, shift = self.gram[group].double(), float(self.shift[group])
-            inverse[group] = Factor.of(gram, self.c, shift, torch.finfo(self.gram.dtype).eps).inverse()
+            inverse[group] = self._pseudo_inverse(group)
         return inverse
+
+    def root(self, singular: Sequence[bool]) -> Tensor:
+        """Matrices r with r' r the inverse, of every group."""
+        identity = torch.eye(self.gram.shape[-1]).to(self.gram)
+        groups = [group for group, is_singular in enumerate(singular) if is_singular]
+        if groups:
+            self.lower[groups] = identity
+        root: Tensor = torch.linalg.solve_triangular(self.lower, identity.expand_as(self.lower), upper=False)
+        for group in groups:
+            values, vectors = torch.linalg.eigh(self._pseudo_inverse(group))
+            root[group] = values.clamp(min=0).sqrt()[:, None] * vectors.mT
+        return root
+
+    def _pseudo_inverse(self, group: int) -> Tensor:
+        gram, shift = self.gram[group].double(), float(self.shift[group])
+        return Factor.of(gram, self.c, shift, torch.finfo(self.gram.dtype).eps).inverse()
 
 
 def refresh_all(metrics: Sequence[LayerMetric], settings: Sequence[tuple[float, float, bool]]) -> None:
@@ -138,8 +175,7 @@ def refresh_all(metrics: Sequence[LayerMetric], settings: Sequence[tuple[float, 
         return
     flags = iter(torch.cat([matrix.singular.to(every[0].singular.device) for matrix in every]).tolist())
     for metric, found in zip(metrics, matrices, strict=True):
-        if found:
-            metric.inverse = [matrix.inverse(list(islice(flags, len(matrix.gram)))) for matrix in found]
+        metric.invert(found, flags)
 
 
 def damping_fraction(damping: float | None, columns: int, rows: float, alike: bool) -> float:

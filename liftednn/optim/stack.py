@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from liftednn.optim.layers import Regression
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import column_blocks
+from liftednn.optim.spectral import polar
 
 __all__ = ["Stack", "stacked", "steps"]
 
@@ -19,7 +20,7 @@ __all__ = ["Stack", "stacked", "steps"]
 class Stack:
     """Layers with matrices of one shape; their groups are in the first axis of all tensors.
 
-    inverse     as in `LayerMetric`, (g, block, block)
+    inverse     as in `LayerMetric`, (g, block, block), and so is root
     curvature   (g, 1)
     centre      (g, p)
     allowed     the most that one batch may move the outputs by at rate 1, times the curvature, (g,)
@@ -27,6 +28,7 @@ class Stack:
 
     layers: list[Regression]
     inverse: list[Tensor]
+    root: list[Tensor]
     curvature: Tensor
     centre: Tensor
     allowed: Tensor
@@ -34,12 +36,15 @@ class Stack:
     @classmethod
     def of(cls, pairs: Sequence[tuple[Regression, LayerMetric]]) -> Stack:
         metrics = [metric for _, metric in pairs]
-        inverse = [_joined(blocks) for blocks in zip(*(metric.inverse for metric in metrics), strict=True)]
+        inverse, root = (
+            [_joined(blocks) for blocks in zip(*matrices, strict=True)]
+            for matrices in ([metric.inverse for metric in metrics], [metric.root for metric in metrics])
+        )
         curvature = torch.cat([metric.curvature.repeat(len(metric.centre)) for metric in metrics])
         allowed = torch.cat([metric.allowed.repeat(len(metric.centre)) for metric in metrics])
         centre = torch.cat([metric.centre for metric in metrics])
         layers = [layer for layer, _ in pairs]
-        return cls(layers, inverse, curvature[:, None], centre, allowed * curvature)
+        return cls(layers, inverse, root, curvature[:, None], centre, allowed * curvature)
 
     def keep(self, metrics: Sequence[LayerMetric], before: Stack | None) -> Stack:
         """This stack, in the memory of the one before it, which a recorded step reads. The metrics have its matrices, so that each is
@@ -48,41 +53,56 @@ class Stack:
             for old, new in zip(before._tensors(), self._tensors(), strict=True):
                 old.copy_(new)
         kept = before or self
-        for metric, *own in zip(metrics, *(_parts(each, metrics) for each in kept.inverse), strict=True):
-            metric.inverse = own
+        for metric, *own in zip(metrics, *(_parts(each, metrics) for each in (kept.inverse or kept.root)), strict=True):
+            metric.replace(own)
         return kept
 
     def _tensors(self) -> list[Tensor]:
-        return [*self.inverse, self.curvature, self.centre, self.allowed]
+        return [*self.inverse, *self.root, self.curvature, self.centre, self.allowed]
 
-    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
-        """Those in the weights (g, q, p) and in the intercepts (g, q)."""
-        weights, biases = [layer.weight for layer in self.layers], [layer.bias for layer in self.layers]
+    def gradients(self, averages: Mapping[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Those in the weights (g, q, p) and in the intercepts (g, q); averages over steps, for parameters that have them."""
+        weights = [_gradient(layer.weight, averages) for layer in self.layers]
+        biases = [_gradient(layer.bias, averages) for layer in self.layers]
         g = b = None
-        if weights[0].grad is not None:
+        if weights[0] is not None:
             pairs = zip(self.layers, weights, strict=True)
-            g = _joined([layer.matrix(w.grad) for layer, w in pairs if w.grad is not None])
-        given = [(layer, bias.grad) for layer, bias in zip(self.layers, biases, strict=True) if bias is not None]
-        if given and given[0][1] is not None:
-            b = _joined([layer.intercepts(gradient) for layer, gradient in given if gradient is not None])
+            g = _joined([layer.matrix(gradient) for layer, gradient in pairs if gradient is not None])
+        if biases[0] is not None:
+            pairs = zip(self.layers, biases, strict=True)
+            b = _joined([layer.intercepts(gradient) for layer, gradient in pairs if gradient is not None])
         return g, b
 
-    def step(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    @property
+    def parameters(self) -> set[Tensor]:
+        """That its steps move."""
+        pairs = [zip((layer.weight, layer.bias), layer.moving, strict=True) for layer in self.layers]
+        return {p for pair in pairs for p, moves in pair if moves and p is not None}
+
+    def step(self, averages: Mapping[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """What a step of rate 1 subtracts from the weights, without the limit for one batch; b / c of the intercepts; and the mean square
         of the motion of the outputs, times the curvature, (g,)."""
-        g, b = self.gradients()
+        g, b = self.gradients(averages)
         shift = None if b is None else b / self.curvature
         if g is None:
             return None, shift, torch.zeros_like(self.allowed)
         if b is not None:
             g = torch.baddbmm(g, b[:, :, None], self.centre[:, None], alpha=-1)
-        moves = [g[..., at] @ inverse for inverse, at in zip(self.inverse, column_blocks(g.shape[-1]), strict=True)]
-        move = moves[0] if len(moves) == 1 else torch.cat(moves, -1)
+        if self.root:
+            return *self._spectral_step(g, b), torch.zeros_like(self.allowed)
+        move = _by_blocks(g, self.inverse)
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         motion = torch.linalg.vecdot(move.flatten(1), g.flatten(1))
         if shift is not None and b is not None:
             motion = motion + torch.linalg.vecdot(shift, b)
         return move, shift, motion
+
+    def _spectral_step(self, g: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The steepest of the steps that move the outputs by `allowed` and by as much in every direction; an intercept has inputs 1."""
+        x = _by_blocks(g, [root.mT for root in self.root])
+        x = x if b is None else torch.cat([x, b[:, :, None]], -1)
+        x = polar(x) * (self.allowed / min(x.shape[1:])).sqrt()[:, None, None]
+        return _by_blocks(x[..., : g.shape[-1]], self.root), None if b is None else x[..., -1]
 
     def by_layer(self, step: Tensor) -> Iterator[tuple[Regression, Tensor]]:
         """A tensor (g, ...) with the part of each layer."""
@@ -97,7 +117,7 @@ def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[St
     found: dict[tuple[object, ...], list[tuple[Regression, LayerMetric]]] = {}
     for layer, metric in pairs:
         mean = metric.centre
-        key = (layer.matrix_shape[1:], mean.dtype, mean.device, *layer.moving)
+        key = (layer.matrix_shape[1:], mean.dtype, mean.device, metric.spectral, *layer.moving)
         found.setdefault(key, []).append((layer, metric))
     made = [Stack.of(each) for each in found.values()]
     earlier: Sequence[Stack | None] = before or [None] * len(made)
@@ -107,10 +127,13 @@ def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[St
     ]
 
 
-def steps(stacks: Sequence[Stack]) -> list[tuple[Tensor | None, Tensor | None]]:
+def steps(stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
     """What a step of rate 1 subtracts from the weights (g, q, p) and from the intercepts (g, q) of each stack; None where they do not move.
-    No operation waits for a device."""
-    found = [stack.step() for stack in stacks]
+    No operation waits for a device.
+
+    averages   of gradients, for the parameters of spectral layers
+    """
+    found = [stack.step(averages) for stack in stacks]
     devices: dict[object, list[int]] = {}
     for at, stack in enumerate(stacks):
         devices.setdefault((stack.allowed.device, stack.allowed.dtype), []).append(at)
@@ -131,6 +154,16 @@ def _limited(
     if shift is not None:
         shift = torch.baddbmm((shift * length)[:, :, None], move, stack.centre[:, :, None], alpha=-1)[:, :, 0]
     return move, shift
+
+
+def _gradient(parameter: Tensor | None, averages: Mapping[Tensor, Tensor]) -> Tensor | None:
+    return None if parameter is None else averages.get(parameter, parameter.grad)
+
+
+def _by_blocks(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """x (g, q, p) times the block-diagonal matrix of these."""
+    parts = [x[..., at] @ each for each, at in zip(matrices, column_blocks(x.shape[-1]), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

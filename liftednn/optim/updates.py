@@ -3,14 +3,14 @@ tensors, which a recorded step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-__all__ = ["adam_step", "decay_step", "nesterov_step"]
+__all__ = ["adam_step", "averaged", "decay_step", "nesterov_step"]
 
 # The fraction of its first norm below which a weight does not decay.
 _SMALLEST = 0.1
@@ -39,22 +39,49 @@ def decay_step(state: Any, group: Mapping[str, Any], weight_decay: float) -> Non
     torch._foreach_mul_(params, factors)
 
 
-def nesterov_step(state: Any, group: Mapping[str, Any], directions: Mapping[Tensor, Tensor]) -> None:
-    """Nesterov's momentum on the directions of the parameters of a group."""
-    params = [p for p in group["params"] if p in directions]
+def averaged(state: Any, group: Mapping[str, Any], params: Set[Tensor]) -> dict[Tensor, Tensor]:
+    """Nesterov's momentum on the gradients of those of these parameters that are in a group."""
+    own = [p for p in group["params"] if p in params and p.grad is not None]
+    if not own:
+        return {}
+    velocities, gradients = _velocities(state, own), [p.grad for p in own if p.grad is not None]
+    torch._foreach_mul_(velocities, float(group["momentum"]))
+    torch._foreach_add_(velocities, gradients)
+    return dict(zip(own, torch._foreach_add(gradients, velocities, alpha=float(group["momentum"])), strict=True))
+
+
+def nesterov_step(
+    state: Any, group: Mapping[str, Any], directions: Mapping[Tensor, Tensor], averages: Mapping[Tensor, Tensor]
+) -> None:
+    """Nesterov's momentum on the directions of the parameters of a group; the gradients of those with averages have it already."""
+    rate, momentum = group["lr"], float(group["momentum"])
+    params = [p for p in group["params"] if p in directions and p in averages]
+    if params:
+        _subtract(params, [directions[p] for p in params], rate / (1 - momentum))
+    params = [p for p in group["params"] if p in directions and p not in averages]
     if not params:
         return
-    for p in params:
-        if "velocity" not in state[p]:
-            state[p]["velocity"] = torch.zeros_like(p)
-    velocities, steps = [state[p]["velocity"] for p in params], [directions[p] for p in params]
-    rate, momentum = group["lr"], float(group["momentum"])
+    velocities, steps = _velocities(state, params), [directions[p] for p in params]
     if isinstance(rate, Tensor):
         steps, rate = list(torch._foreach_mul(steps, rate)), 1.0
     torch._foreach_mul_(velocities, momentum)
     torch._foreach_add_(velocities, steps, alpha=-rate)
     torch._foreach_add_(params, velocities, alpha=momentum)
     torch._foreach_add_(params, steps, alpha=-rate)
+
+
+def _velocities(state: Any, params: Sequence[Tensor]) -> list[Tensor]:
+    for p in params:
+        if "velocity" not in state[p]:
+            state[p]["velocity"] = torch.zeros_like(p)
+    return [state[p]["velocity"] for p in params]
+
+
+def _subtract(params: list[Tensor], steps: list[Tensor], rate: float | Tensor) -> None:
+    if isinstance(rate, Tensor):
+        torch._foreach_sub_(params, torch._foreach_mul(steps, rate))
+    else:
+        torch._foreach_add_(params, steps, alpha=-rate)
 
 
 def adam_step(state: Any, group: Mapping[str, Any], others: Mapping[Tensor, Tensor]) -> None:
