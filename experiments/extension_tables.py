@@ -160,8 +160,11 @@ def optimisers() -> list[str]:
         }
         if found := optimiser_experiment.summary(store, name):
             lines += [*filled(cells, found), ""]
-    if store.values(part=PICTURED, stage="test"):
-        lines += ["![Test accuracy of ResNet-9 against seconds](../results/optimisers.png)", ""]
+    if all(store.values(part=part, stage="test") for part in PICTURED):
+        lines += [
+            "![Test accuracy of ResNet-9 and of a vision transformer against seconds](../results/optimisers.png)",
+            "",
+        ]
     return lines[:-1] or [_NOT_MEASURED]
 
 

@@ -58,10 +58,6 @@ _LENET = (
     "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
     "response now.*"
 )
-_DECAY = (
-    "*Older figures of lifted: made with a weight decay of 2e-4 that was added to the gradients, and with AdamW at 1e-3 for the other "
-    "parameters.*"
-)
 OLDER = {
     name: line
     for line, names in {
@@ -69,7 +65,6 @@ OLDER = {
         "paper_model nnls full_pass time_to_goal",
         _DEFAULTS: "estimators refit regression",
         _LENET: "convolution convolution_init convolution_lam",
-        _DECAY: "optimisers optimiser_cost",
     }.items()
     for name in names.split()
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from experiments.batched import clock
 from experiments.image_training import Step, step_seconds
 from experiments.optimiser_steps import RECORDED, step_of
-from experiments.optimiser_tasks import METHODS, PICTURED, TASKS, Problem, dataset
+from experiments.optimiser_tasks import COSTED, METHODS, TASKS, Problem, dataset
 from experiments.store import Fields, Store
 
 __all__ = ["CPU_METHODS", "THREADS", "costs", "measure", "small_settings"]
@@ -31,7 +31,7 @@ def measure(
     store: Store, device: str, methods: Sequence[str], grids: Mapping[str, Any], rows: int | None, divide: int
 ) -> None:
     """Every method in plain steps and, on a GPU, as the graph that the comparisons use."""
-    kind = TASKS[PICTURED]
+    kind = TASKS[COSTED]
     with kind.layout(device).products():
         for method in methods:
             for recorded in (False, True) if device == "cuda" and method in RECORDED else (False,):
@@ -52,7 +52,7 @@ def small_settings(grids: Mapping[str, Any], method: str) -> Fields:
 
 
 def _measured(method: str, settings: Fields, recorded: bool, device: str, rows: int | None, divide: int) -> Fields:
-    kind = TASKS[PICTURED]
+    kind = TASKS[COSTED]
     data = dataset(kind, device, rows)
     problem = Problem(kind, data, 1, 0, min(kind.batch, len(data.x)), divide)
     x, y, _ = next(problem.source.batches(problem.batch, 0, 0))

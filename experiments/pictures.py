@@ -51,7 +51,7 @@ def draw(results: Path) -> list[Path]:
         if any(image_lam.curves(store, part, noise) for part in convolutional.LAM_PARTS for noise in image_lam.NOISES):
             made.setdefault("convolution-lam", partial(convolution_lam, store))
     for store in existing(results, "optimisers"):
-        if store.values(part=PICTURED, stage="test"):
+        if all(store.values(part=part, stage="test") for part in PICTURED):
             made.setdefault("optimisers", partial(optimisers, store))
     for store in existing(results, "examples"):
         made |= {name: partial(picture, store) for name, picture in EXAMPLES.items()}
@@ -108,12 +108,13 @@ def convolution(store: Store) -> Any:
 
 
 def optimisers(store: Store) -> Any:
-    """Test accuracy of ResNet-9 against wall time, each optimiser for as many passes as take our seconds."""
-    figure, ((panel,),) = drawing.new_figure(8, 4.4)
-    kind = TASKS[PICTURED]
-    _over_seconds(panel, store, PICTURED, OPTIMISERS, kind.passes, "score")
-    panel.set(title=f"{kind.data}, {kind.network}", xlabel="seconds", ylabel=kind.measure)
-    figure.legend(loc="outside right center", frameon=False, handlelength=4)
+    """Test accuracy of two networks against wall time, each optimiser for as many passes as take our seconds."""
+    figure, (panels,) = drawing.new_figure(11, 4.4, 1, len(PICTURED))
+    for panel, part in zip(panels, PICTURED, strict=True):
+        kind = TASKS[part]
+        _over_seconds(panel, store, part, OPTIMISERS, kind.passes, "score")
+        panel.set(title=f"{kind.data}, {kind.network}", xlabel="seconds", ylabel=kind.measure)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, handlelength=4)
     return figure
 
 
