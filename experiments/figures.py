@@ -58,6 +58,7 @@ _LENET = (
     "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
     "response now.*"
 )
+_GATES = "*Older figures of lifted on the LSTM: made when AdamW moved its gates.*"
 OLDER = {
     name: line
     for line, names in {
@@ -65,6 +66,7 @@ OLDER = {
         "paper_model nnls full_pass time_to_goal",
         _DEFAULTS: "estimators refit regression",
         _LENET: "convolution convolution_init convolution_lam",
+        _GATES: "optimisers",
     }.items()
     for name in names.split()
 }

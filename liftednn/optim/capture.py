@@ -176,12 +176,23 @@ def _rerun(module: nn.Module, call: Call, captures: Sequence[Capture]) -> Any:
             handle.remove()
 
 
-def _forward_hook(capture: Capture, numbers: Iterator[int]) -> Callable[..., Tensor]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+def _forward_hook(capture: Capture, numbers: Iterator[int]) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         x = args[0] if args else kwargs["input"]
+        if isinstance(module, nn.RNNBase):
+            return _watch_gate(capture, module, x, args[1] if len(args) > 1 else kwargs.get("hx"), output)
         return _watched([(capture, slice(None))], next(numbers), module, x, output)
 
     return hook
+
+
+def _watch_gate(capture: Capture, module: nn.RNNBase, x: Any, first: Any, output: Any) -> Any:
+    """Add a call to the capture of a gate, without a graph: its steps need no curvature."""
+    with torch.no_grad(), torch.autocast(capture.regression.weight.device.type, enabled=False):
+        found = capture.regression.gate(module, x, first, output[0])
+        if found is not None:
+            capture.add(module, *found)
+    return output
 
 
 def _watch_linear(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as fn
@@ -56,6 +56,11 @@ class Regression:
         return isinstance(self.modules[0], _TRANSPOSED)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it is a gate of a recurrent layer."""
+        return isinstance(self.modules[0], nn.RNNBase)
+
+    @property
     def outputs(self) -> int:
         """Output channels of all groups."""
         return self.groups * self.weight.shape[1] if self.transposed else len(self.weight[self.rows])
@@ -90,7 +95,24 @@ class Regression:
 
     def of_tokens(self, x: Tensor) -> bool:
         """Whether inputs of a call have several rows for each sample. Those of the last projection of an attention come flattened."""
-        return self.functional or (self.weight.ndim == 2 and math.prod(x.shape[1:-1]) > 1)
+        return self.functional or self.recurrent or (self.weight.ndim == 2 and math.prod(x.shape[1:-1]) > 1)
+
+    def gate(self, module: nn.RNNBase, x: Any, first: Any, states: Any) -> tuple[Tensor, Tensor] | None:
+        """What this gate multiplies in a call of its recurrent layer, (n, t, p), and its products; None for packed sequences.
+
+        first, states   the states that were given, if any, and those that the layer returns
+        """
+        if not isinstance(x, Tensor):
+            return None
+        rows = _batch_first(module, x)
+        if self.weight is module.weight_hh_l0:
+            states = _batch_first(module, states)
+            first = first[0] if isinstance(first, tuple) else first
+            given = torch.zeros_like(states[:, :1]) if first is None else first.reshape(len(states), 1, -1).to(states)
+            rows = torch.cat([given, states[:, :-1]], 1)
+        rows = rows.to(self.weight)
+        bias = None if self.bias is None else self.bias[self.bias_rows]
+        return rows, fn.linear(rows, self.weight[self.rows], bias)
 
     def matrix(self, w: Tensor) -> Tensor:
         """Its rows of a tensor like the weight as (g, q, p)."""
@@ -146,6 +168,12 @@ class Regression:
         return terms * math.prod(x.shape[-axes:]) / math.prod(output.shape[-axes:])
 
 
+def _batch_first(module: nn.RNNBase, x: Tensor) -> Tensor:
+    """Inputs or outputs of a recurrent layer as (n, t, columns)."""
+    x = x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)
+    return x.detach()
+
+
 def _batched(module: nn.Module, x: Tensor) -> Tensor:
     """Inputs (n, channels, ...) of a convolution, also where one sample was given."""
     return x if x.ndim == len(module.kernel_size) + 2 else x[None]  # type: ignore[arg-type]
@@ -179,6 +207,8 @@ def _projections(module: nn.Module) -> list[_Projection]:
         return [_Projection(held.get("weight"), None)]  # an intercept belongs to several rows of the matrix
     if isinstance(module, _KINDS):
         return [_Projection(held.get("weight"), held.get("bias"))]
+    if isinstance(module, nn.RNNBase):
+        return _gates(module)
     if not isinstance(module, nn.MultiheadAttention):
         return []
     thirds = [slice(at * module.embed_dim, (at + 1) * module.embed_dim) for at in range(3)]
@@ -187,6 +217,20 @@ def _projections(module: nn.Module) -> list[_Projection]:
         return [_Projection(packed, bias, third, third) for third in thirds]
     names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return [_Projection(held.get(name), bias, bias_rows=third) for name, third in zip(names, thirds, strict=True)]
+
+
+def _gates(module: nn.RNNBase) -> list[_Projection]:
+    """Of a recurrent layer with one direction, alone, which returns all of its states."""
+    if module.num_layers > 1 or module.bidirectional:
+        return []
+    held, h = module._parameters, module.hidden_size
+    sides = [(held[f"weight_{side}_l0"], held.get(f"bias_{side}_l0")) for side in ("ih", "hh")]
+    return [
+        _Projection(weight, bias, gate, gate)
+        for weight, bias in sides
+        if weight is not None
+        for gate in (slice(start, start + h) for start in range(0, len(weight), h))
+    ]
 
 
 def _pointwise(module: nn.Module) -> bool:

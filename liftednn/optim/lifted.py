@@ -28,14 +28,16 @@ _TOKENS_TRUST, _LEAST_SIZE = 0.04, 0.1
 
 
 class Lifted(torch.optim.Optimizer):
-    """A torch optimiser: the step of `MiniBatch` for each Linear, convolution and attention of any module; AdamW moves the rest.
+    """A torch optimiser: the step of `MiniBatch` for each Linear and convolution of any module, and one like it for attention and
+    recurrence; AdamW moves the rest.
 
     A layer's gradient is multiplied by the inverse of c (gram + d I), with the Gram matrix of the layer's inputs (of the patches of a
     convolution, of the pixels of a transposed one), the curvature c of the criterion in the layer's outputs, and the damping d; then
     Nesterov's momentum. Gram matrices and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running
     the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
     much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size. Layers that read tokens, such as
-    those of a transformer, but not the last layer, take steps that move their outputs by such a fraction in every direction (spectral.py).
+    those of a transformer or the gates of an LSTM, but not the last Linear, take steps that move their outputs by such a fraction in every
+    direction (spectral.py).
 
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
@@ -53,8 +55,9 @@ class Lifted(torch.optim.Optimizer):
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
                     from .1 to .3, and for .04 where a layer reads tokens
-    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution or a projection of
-                    nn.MultiheadAttention that the module calls; it follows `lr`, when a scheduler changes that
+    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution, a projection of
+                    nn.MultiheadAttention or a recurrent layer of one direction that the module calls; it follows `lr`, when a scheduler
+                    changes that
 
     >>> _ = torch.manual_seed(0)
     >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
@@ -189,12 +192,13 @@ class Lifted(torch.optim.Optimizer):
                 "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
                 "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
             )
-        layers, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
-        found = measure(unwrapped(self.module).inner, self._call, layers, self._probes(self._call), ranks.add_up)
+        moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
+        found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
         self._call = None
-        last = max(found, key=lambda capture: capture.number).regression.weight if found else None
+        last = _last(found)
         self._let_decay(found, last)
-        trust = max(_TRUST, trust_of(len(found))) if self.trust is None else self.trust
+        layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
+        trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
         spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
         metrics = [self._add_rows(capture, capture.regression.modules[0] in spectral) for capture in found]
         refresh_all(metrics, [self._settings(capture) for capture in found])
@@ -311,6 +315,12 @@ class Lifted(torch.optim.Optimizer):
             for key, metric in state_dict["state"].get(number, {}).items():
                 if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
                     self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
+
+
+def _last(found: Sequence[Capture]) -> Tensor | None:
+    """The weight of the layer that is called last; gates of recurrent layers have no number."""
+    called = [capture for capture in found if capture.number >= 0]
+    return max(called, key=lambda capture: capture.number).regression.weight if called else None
 
 
 def _whole(parts: dict[int, Tensor]) -> Tensor:
