@@ -51,6 +51,12 @@ def test_the_polar_factor_is_about_that_of_the_singular_vectors(shape: tuple[int
     torch.testing.assert_close(turned, turned.mT, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-24, 1e20, 1e30])
+def test_the_polar_factor_does_not_depend_on_the_scale_in_float32(scale: float) -> None:
+    x = draw(2, 6, 4).float()
+    torch.testing.assert_close(polar(scale * x), polar(x), rtol=1e-3, atol=1e-4)
+
+
 def test_the_polar_factor_of_zeros_is_zero() -> None:
     assert torch.equal(polar(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 

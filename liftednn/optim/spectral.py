@@ -26,7 +26,9 @@ def polar(x: Tensor) -> Tensor:
     """
     tall = x.shape[-2] > x.shape[-1]
     z = x.mT if tall else x
-    z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+    # First by the largest entry: squares of entries below 1e-23 or above 1e19 are 0 or infinite in float32.
+    z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+    z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
     z = z.bfloat16() if z.is_cuda else z
     for _ in range(_STEPS):
         square = z @ z.mT
