@@ -166,6 +166,17 @@ def test_a_layer_that_starts_at_zero_moves() -> None:
     assert 0.2 < float(moved) / (0.1 * 0.5 * 0.05 / (1 - 0.9)) < 1.3
 
 
+def test_a_layer_whose_inputs_and_outputs_are_all_0_waits_until_they_are_not() -> None:
+    module, x, y = Tokens(bias=False), draw(30, 4, 5), draw(30, 2, seed=1)
+    optimiser, before = Lifted(module, nn.MSELoss(), weight_decay=0.0), module.first.weight.detach().clone()
+    for _ in range(2):
+        take_step(optimiser, module, 0 * x, y, nn.MSELoss())
+    assert torch.equal(module.first.weight, before)
+    losses = [take_step(optimiser, module, x, y, nn.MSELoss()) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    assert not torch.equal(module.first.weight, before)
+
+
 def test_a_singular_matrix_has_a_root() -> None:
     """A copy of a column and a column of zeros, without damping."""
     x = draw(20, 1, 3)

@@ -256,7 +256,10 @@ class Lifted(torch.optim.Optimizer):
         """Let every step of rate 1 move the outputs of a spectral layer by the trust; also where its weights start at 0."""
         trust = _TOKENS_TRUST if self.trust is None else self.trust
         size = torch.maximum(capture.mean_square, _LEAST_SIZE**2 * capture.input_square)
-        metric.limit(capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1))
+        allowed = capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1)
+        metric.limit(
+            allowed.clamp(min=torch.finfo(allowed.dtype).tiny)
+        )  # where inputs and outputs are all 0, a layer waits
 
     def _decay(self, group: dict[str, Any]) -> float:
         """What is given, or by the rule: of responses without noise it would leave a bias."""
