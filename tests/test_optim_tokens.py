@@ -177,6 +177,17 @@ def test_a_layer_whose_inputs_and_outputs_are_all_0_waits_until_they_are_not() -
     assert not torch.equal(module.first.weight, before)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e3])
+def test_a_bias_alone_moves_the_outputs_by_the_trust(unit: float) -> None:
+    """In the units of the outputs, whatever those of the responses are."""
+    module, x, y = Tokens(), draw(30, 4, 5), unit * draw(30, 2, seed=1)
+    module.first.weight.requires_grad_(False)
+    optimiser, before = Lifted(module, nn.MSELoss(), lr=1.0, momentum=0.0, trust=0.5), module.first(x).detach()
+    take_step(optimiser, module, x, y, nn.MSELoss())
+    moved = (module.first(x).detach() - before).square().mean().sqrt() / before.square().mean().sqrt()
+    assert 0.6 < float(moved) / 0.5 < 1.3
+
+
 def test_a_singular_matrix_has_a_root() -> None:
     """A copy of a column and a column of zeros, without damping."""
     x = draw(20, 1, 3)

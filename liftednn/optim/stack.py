@@ -83,13 +83,13 @@ class Stack:
         """What a step of rate 1 subtracts from the weights, without the limit for one batch; b / c of the intercepts; and the mean square
         of the motion of the outputs, times the curvature, (g,)."""
         g, b = self.gradients(averages)
-        shift = None if b is None else b / self.curvature
-        if g is None:
-            return None, shift, torch.zeros_like(self.allowed)
-        if b is not None:
+        if g is not None and b is not None:
             g = torch.baddbmm(g, b[:, :, None], self.centre[:, None], alpha=-1)
         if self.root:
             return *self._spectral_step(g, b), torch.zeros_like(self.allowed)
+        shift = None if b is None else b / self.curvature
+        if g is None:
+            return None, shift, torch.zeros_like(self.allowed)
         move = _by_blocks(g, self.inverse)
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
         motion = torch.linalg.vecdot(move.flatten(1), g.flatten(1))
@@ -97,12 +97,14 @@ class Stack:
             motion = motion + torch.linalg.vecdot(shift, b)
         return move, shift, motion
 
-    def _spectral_step(self, g: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _spectral_step(self, g: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The steepest of the steps that move the outputs by `allowed` and by as much in every direction; an intercept has inputs 1."""
-        x = _by_blocks(g, [root.mT for root in self.root])
-        x = x if b is None else torch.cat([x, b[:, :, None]], -1)
+        parts = [] if g is None else [_by_blocks(g, [root.mT for root in self.root])]
+        parts += [] if b is None else [b[:, :, None]]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         x = polar(x) * (self.allowed / min(x.shape[1:])).sqrt()[:, None, None]
-        return _by_blocks(x[..., : g.shape[-1]], self.root), None if b is None else x[..., -1]
+        move = None if g is None else _by_blocks(x[..., : g.shape[-1]], self.root)
+        return move, None if b is None else x[..., -1]
 
     def by_layer(self, step: Tensor) -> Iterator[tuple[Regression, Tensor]]:
         """A tensor (g, ...) with the part of each layer."""
