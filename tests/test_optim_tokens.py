@@ -155,6 +155,25 @@ def test_training_goes_on_from_a_saved_state() -> None:
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
 
 
+def test_a_layer_that_reads_one_token_at_first_takes_such_steps_once_it_reads_several() -> None:
+    """Also one from a state that was saved before there were any, without the names of their matrices."""
+    module, x, y = Tokens(), draw(30, 4, 5), draw(30, 2, seed=1)
+    optimiser, criterion = Lifted(module, nn.MSELoss(), refresh=2), nn.MSELoss()
+    for _ in range(2):
+        take_step(optimiser, module, x[:, :1], y, criterion)
+    assert not spectral_layers(module, optimiser)
+    saved, again = copy.deepcopy(optimiser.state_dict()), copy.deepcopy(module)
+    for state in saved["state"].values():
+        state.get("metric", {}).pop("root", None)
+    second = Lifted(again, criterion, refresh=2)
+    second.load_state_dict(saved)
+    for each, one in ((module, optimiser), (again, second)):
+        losses = [take_step(one, each, x, y, criterion) for _ in range(20)]
+        assert spectral_layers(each, one) == {"first.weight"}
+        assert losses[-1] < losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
 def test_a_layer_that_starts_at_zero_moves() -> None:
     module, x, y = Tokens(), draw(30, 4, 5), draw(30, 2, seed=1)
     nn.init.zeros_(module.first.weight)

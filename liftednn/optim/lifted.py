@@ -229,12 +229,18 @@ class Lifted(torch.optim.Optimizer):
         return probes
 
     def _add_rows(self, capture: Capture, spectral: bool) -> LayerMetric:
-        state, name = self.state[capture.regression.weight], capture.regression.name
-        if name not in state:
+        layer = capture.regression
+        named = self.state[layer.weight].get(layer.name)
+        if named is None:
             return LayerMetric.of(capture.moments, spectral)
-        metric = LayerMetric.from_state(state[name])
+        metric = LayerMetric.from_state(named)
         metric.add(capture.moments)
-        return metric
+        if metric.spectral or not spectral:
+            return metric
+        for p in (layer.weight, layer.bias):  # their velocities are of steps, and will be of gradients
+            if p is not None:
+                self.state[p].pop("velocity", None)
+        return LayerMetric.of(metric.moments, spectral)
 
     def _settings(self, capture: Capture) -> tuple[float, float, bool]:
         """Of a layer's refresh: its curvature and damping, and whether its intercepts move."""
@@ -271,7 +277,7 @@ class Lifted(torch.optim.Optimizer):
     def _stacks(self) -> list[Stack]:
         """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
         pairs = [pair for pair in self._found() if any(pair[0].moving)]
-        key = [(id(layer.weight), *layer.moving) for layer, _ in pairs]
+        key = [(id(layer.weight), metric.spectral, *layer.moving) for layer, metric in pairs]
         same = self._stacked is not None and self._stacked[0] == key
         if self._stacked is None or self._refreshed or not same:
             self._stacked = key, stacked(pairs, self._stacked[1] if self._stacked and same else None)

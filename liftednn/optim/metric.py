@@ -116,6 +116,7 @@ class LayerMetric:
     @classmethod
     def from_state(cls, named: Mapping[str, Any]) -> LayerMetric:
         moments = BlockMoments(named["count"], named["mean"], named["xx"])
+        named = {"root": []} | dict(named)  # a state that was saved before layers had roots has none
         return cls(moments, **{name: named[name] for name in _STATE})
 
 
