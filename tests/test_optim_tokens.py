@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
-from liftednn.optim import Lifted, stack
+from liftednn.optim import Lifted, capture, stack
+from liftednn.optim.layers import regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import BlockMoments
 from liftednn.optim.spectral import polar
@@ -172,6 +173,27 @@ def test_a_layer_that_reads_one_token_at_first_takes_such_steps_once_it_reads_se
         assert spectral_layers(each, one) == {"first.weight"}
         assert losses[-1] < losses[0]
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def test_a_layer_reads_tokens_where_it_does_so_in_any_process() -> None:
+    """Processes that took different steps would wait for each other."""
+    module, x = nn.Linear(5, 3).double(), draw(6, 4, 5)
+    (layer,) = regressions(module, set(module.parameters()))
+    own, other = capture.Capture(layer), capture.Capture(layer)
+    own.add(module, x[:, :1], module(x[:, :1]))
+    other.add(module, x, module(x))
+    own.summed(lambda part: part + other.size if part.shape == other.size.shape else part)
+    capture._read_numbers([own])
+    assert own.tokens
+
+
+def test_outputs_that_are_not_finite_are_left_out_with_a_warning() -> None:
+    module, x, y = Tokens(), draw(30, 4, 5), draw(30, 2, seed=1)
+    nn.init.constant_(module.first.weight, 1e200)
+    optimiser = Lifted(module, nn.MSELoss(), weight_decay=0.0)
+    with pytest.warns(UserWarning, match="not finite"):
+        take_step(optimiser, module, x, y, nn.MSELoss())
+    assert all(bool(p.isfinite().all()) for p in module.parameters())
 
 
 def test_a_layer_that_starts_at_zero_moves() -> None:

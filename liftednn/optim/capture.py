@@ -36,7 +36,7 @@ class Capture:
     moments     of its rows
     sample      some of the rows, (r, g, p)
     squares     of the gradients that the probes cause in its outputs, summed over rows, one for each output: the curvature of each
-    size        the squares of its outputs, summed, the number of them, and that times `Regression.overlap`
+    size        the squares of its outputs, summed, the number of them, that times `Regression.overlap`, and how many calls read tokens
     calls       the module, the layer's columns of its output, and where the gradient of that output arrives
     rows        how many there are
     curvature   in its outputs, summed over rows; infinite where no probe arrives
@@ -50,7 +50,7 @@ class Capture:
         self.moments = BlockMoments.zeros(regression.groups, regression.columns, like)
         self.sample: list[Tensor] = []
         self.squares = like.new_zeros(regression.outputs)
-        self.size = like.new_zeros(3)
+        self.size = like.new_zeros(4)
         self.calls: list[tuple[nn.Module, slice, Any]] = []
         self.numbers, self.number, self.without_graph = 0, -1, False
         self.rows, self.curvature, self.finite, self.tokens = 0.0, math.inf, True, False
@@ -63,10 +63,10 @@ class Capture:
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
         number, overlap = float(output.numel()), self.regression.overlap(module, x, output)
-        numbers = [squares.new_full((), each) for each in (number, overlap * number)]
+        of_tokens = float(self.regression.of_tokens(x))
+        numbers = [squares.new_full((), each) for each in (number, overlap * number, of_tokens)]
         self.size = self.size + torch.stack([squares.sum(), *numbers])
         self.numbers += output.numel()
-        self.tokens |= self.regression.of_tokens(x)
 
     def summed(self, add_up: AddUp) -> None:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
@@ -145,10 +145,13 @@ def _read_numbers(captures: Sequence[Capture]) -> None:
     """Rows and curvatures as numbers. Reading them waits for the device: once for all layers."""
     if captures:
         like = captures[0].size
-        found = [torch.stack([each.moments.count, each.mean_curvature(), each.moments.total()]) for each in captures]
+        found = [
+            torch.stack([each.moments.count, each.mean_curvature(), each.moments.total() + each.size[0], each.size[3]])
+            for each in captures
+        ]
         numbers = torch.stack([each.to(like) for each in found]).tolist()
-        for capture, (rows, curvature, total) in zip(captures, numbers, strict=True):
-            capture.rows, capture.curvature = rows, curvature
+        for capture, (rows, curvature, total, tokens) in zip(captures, numbers, strict=True):
+            capture.rows, capture.curvature, capture.tokens = rows, curvature, tokens > 0
             capture.finite = math.isfinite(total) and (not rows or math.isfinite(curvature))
 
 
