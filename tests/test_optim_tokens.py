@@ -229,6 +229,21 @@ def test_a_bias_alone_moves_the_outputs_by_the_trust(unit: float) -> None:
     assert 0.6 < float(moved) / 0.5 < 1.3
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_whose_gradient_is_0_does_not_move(bias: bool) -> None:
+    """In a batch without rows. The average of gradients does not become 0, and its polar factor is as large as before."""
+    module, x, y = Tokens(bias), draw(30, 4, 5), draw(30, 2, seed=1)
+    optimiser = Lifted(module, nn.MSELoss())
+    take_step(optimiser, module, x, y, nn.MSELoss())
+    before = copy.deepcopy(module.first)
+    optimiser.zero_grad()
+    module(x[:0]).sum().backward()
+    optimiser.step()
+    assert all(torch.equal(p, q) for p, q in zip(module.first.parameters(), before.parameters(), strict=True))
+    take_step(optimiser, module, x, y, nn.MSELoss())
+    assert not torch.equal(module.first.weight, before.weight)
+
+
 def test_a_singular_matrix_has_a_root() -> None:
     """A copy of a column and a column of zeros, without damping."""
     x = draw(20, 1, 3)

@@ -102,9 +102,18 @@ class Stack:
         parts = [] if g is None else [_by_blocks(g, [root.mT for root in self.root])]
         parts += [] if b is None else [b[:, :, None]]
         x = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        x = polar(x) * (self.allowed / min(x.shape[1:])).sqrt()[:, None, None]
+        x = polar(x) * (self.allowed * self._reached() / min(x.shape[1:])).sqrt()[:, None, None]
         move = None if g is None else _by_blocks(x[..., : g.shape[-1]], self.root)
         return move, None if b is None else x[..., -1]
+
+    def _reached(self) -> Tensor:
+        """Which layers have a gradient in this batch that is not all 0, (g,). The others would move by old averages, which never end: a
+        polar factor is as large however small they become."""
+        weights = [layer.weight.grad[layer.rows] for layer in self.layers if layer.weight.grad is not None]
+        pairs = [(layer.bias, layer.bias_rows) for layer in self.layers]
+        biases = [bias.grad[rows] for bias, rows in pairs if bias is not None and bias.grad is not None]
+        norms = [torch.stack(torch._foreach_norm(each, torch.inf)) for each in (weights, biases) if each]
+        return torch.stack(norms).amax(0) > 0
 
     def by_layer(self, step: Tensor) -> Iterator[tuple[Regression, Tensor]]:
         """A tensor (g, ...) with the part of each layer."""
