@@ -18,7 +18,7 @@ from liftednn.optim.layers import Regression
 from liftednn.optim.moments import BlockMoments
 from liftednn.optim.probes import Probes
 
-__all__ = ["Capture", "measure"]
+__all__ = ["Capture", "last_weight", "measure"]
 
 # Rows on which the motion of a layer's outputs is measured.
 _MEASURED = 1024
@@ -139,6 +139,12 @@ def measure(
     for capture in called:
         capture.curvature = capture.curvature if capture.curvature > _NEGLIGIBLE * largest else math.inf
     return called
+
+
+def last_weight(found: Sequence[Capture]) -> Tensor | None:
+    """That of the layer that is called last; gates of recurrent layers have no number."""
+    called = [capture for capture in found if capture.number >= 0]
+    return max(called, key=lambda capture: capture.number).regression.weight if called else None
 
 
 def _read_numbers(captures: Sequence[Capture]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from liftednn.optim.calls import Call, attach
-from liftednn.optim.capture import Capture, measure
+from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
@@ -195,7 +195,7 @@ class Lifted(torch.optim.Optimizer):
         moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
         self._call = None
-        last = _last(found)
+        last = last_weight(found)
         self._let_decay(found, last)
         layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
         trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
@@ -264,8 +264,8 @@ class Lifted(torch.optim.Optimizer):
         size = torch.maximum(capture.mean_square, _LEAST_SIZE**2 * capture.input_square)
         allowed = capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1)
         metric.limit(
-            allowed.clamp(min=torch.finfo(allowed.dtype).tiny)
-        )  # where inputs and outputs are all 0, a layer waits
+            allowed.clamp(min=torch.finfo(size.dtype).tiny)
+        )  # a layer waits while all inputs and outputs are 0
 
     def _decay(self, group: dict[str, Any]) -> float:
         """What is given, or by the rule: of responses without noise it would leave a bias."""
@@ -324,12 +324,6 @@ class Lifted(torch.optim.Optimizer):
             for key, metric in state_dict["state"].get(number, {}).items():
                 if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
                     self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
-
-
-def _last(found: Sequence[Capture]) -> Tensor | None:
-    """The weight of the layer that is called last; gates of recurrent layers have no number."""
-    called = [capture for capture in found if capture.number >= 0]
-    return max(called, key=lambda capture: capture.number).regression.weight if called else None
 
 
 def _whole(parts: dict[int, Tensor]) -> Tensor:
