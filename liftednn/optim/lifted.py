@@ -230,8 +230,7 @@ class Lifted(torch.optim.Optimizer):
 
     def _add_rows(self, capture: Capture, spectral: bool) -> LayerMetric:
         layer = capture.regression
-        named = self.state[layer.weight].get(layer.name)
-        if named is None:
+        if (named := self.state[layer.weight].get(layer.name)) is None:
             return LayerMetric.of(capture.moments, spectral)
         metric = LayerMetric.from_state(named)
         metric.add(capture.moments)
