@@ -64,7 +64,7 @@ OLDER = {
     for line, names in {
         _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
         "paper_model nnls full_pass time_to_goal",
-        _DEFAULTS: "estimators regression",
+        _DEFAULTS: "estimators",
         _LENET: "convolution convolution_init convolution_lam",
         _GATES: "optimisers",
     }.items()
