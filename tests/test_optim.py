@@ -93,7 +93,7 @@ def test_the_weight_decay_is_for_classes_and_less_where_a_row_has_many_terms(
     optimiser = Lifted(module, criterion)
     x, y = draw(24, 6), torch.softmax(draw(*outputs, seed=1), 1)
     take_step(optimiser, module, x, y, criterion or nn.MSELoss())
-    assert optimiser._decay(optimiser.param_groups[0]) == pytest.approx(decay)
+    assert optimiser._decays(optimiser.param_groups[0]) == pytest.approx((decay, 0.2 / 0.06 * decay))
 
 
 class TwoHeads(nn.Module):
@@ -485,13 +485,33 @@ def test_batches_of_one_row_do_not_diverge() -> None:
     assert sum(losses[-64:]) / 64 < 2
 
 
-def test_weights_of_the_last_layer_do_not_decay() -> None:
-    """The gain of a batch norm before it would grow instead."""
+def test_the_last_layer_decays_faster_and_norms_return_to_their_start() -> None:
     x, y = classes()
     module = small_net(nn.BatchNorm1d(16))
-    optimiser = Lifted(module, nn.CrossEntropyLoss())
+    first, norm, _, last = module
+    optimiser = Lifted(module, nn.CrossEntropyLoss(), lr=0.1, momentum=0.0)
     take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
-    assert ["start_norm" in optimiser.state[layer.weight] for layer in (module[0], module[3])] == [True, False]
+    moved = [(norm.weight - 1).detach().clone(), norm.bias.detach().clone()]
+    before = [layer.weight.detach().clone() for layer in (first, last)]
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.param_groups[0]["adam_lr"] = 0.0
+    optimiser.step()
+    for layer, w, decay in zip((first, last), before, (0.06, 0.2), strict=True):
+        torch.testing.assert_close(layer.weight.detach(), (1 - 0.1 * decay) * w)
+    torch.testing.assert_close((norm.weight - 1).detach(), 0.994 * moved[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(norm.bias.detach(), 0.994 * moved[1])
+    assert float(moved[0].abs().max()) > 1e-3
+
+
+def test_gains_stay_bounded_in_a_long_run_at_a_constant_rate() -> None:
+    """They pass 4 where norms do not return to their start."""
+    x, y = classes()
+    module, criterion = small_net(nn.BatchNorm1d(16)), nn.CrossEntropyLoss()
+    optimiser = Lifted(module, criterion)
+    losses = [take_step(optimiser, module, x, y, criterion) for _ in range(1500)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert float(module[1].weight.detach().abs().max()) < 4
 
 
 def test_a_measurement_that_is_not_finite_is_left_out_with_a_warning() -> None:

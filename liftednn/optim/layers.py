@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from liftednn.blocks.regressions import POSITIONS, SAMPLES
 from liftednn.operators import Conv1d, Conv2d
 
-__all__ = ["Regression", "regressions"]
+__all__ = ["Regression", "norm_parameters", "regressions"]
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, *_TRANSPOSED)
@@ -262,3 +262,10 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
         if weight is not None and len({isinstance(each, _TRANSPOSED) for each in modules}) == 1:
             made.append(Regression(weight, bias, modules, rows, bias_rows, functional))
     return made
+
+
+def norm_parameters(module: nn.Module, held: set[Tensor]) -> list[Tensor]:
+    """Those of modules with a weight of one axis, such as all norms, that are in `held` and have a gradient."""
+    own = [each._parameters for each in module.modules()]
+    norms = [named for named in own if (gain := named.get("weight")) is not None and gain.ndim == 1]
+    return [p for named in norms for p in named.values() if p is not None and p.grad is not None and p in held]

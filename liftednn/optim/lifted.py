@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from liftednn.optim.calls import Call, attach
 from liftednn.optim.capture import Capture, last_weight, measure
-from liftednn.optim.layers import Regression, regressions
+from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, stacked, steps
-from liftednn.optim.updates import adam_step, averaged, decay_step, nesterov_step
+from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 
 __all__ = ["Lifted"]
 
-# Of the rules for the weight decay, where a row has one term in the loss, and for the trust, at the least.
-_DECAY, _TRUST = 0.06, 0.1
+# Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least.
+_DECAY, _LAST_DECAY, _TRUST = 0.06, 0.2, 0.1
 # Of layers that read tokens: the trust, and the least that counts as the size of their outputs, as a fraction of that of their inputs.
 _TOKENS_TRUST, _LEAST_SIZE = 0.04, 0.1
 
@@ -48,8 +48,8 @@ class Lifted(torch.optim.Optimizer):
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
     weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
-                    that they start with, not those of the last layer and not biases; None for .06 over the terms of the criterion
-                    in a row if it is the cross-entropy of classes or of bits, otherwise 0
+                    that they start with, and not biases; norms return to their start at this rate; None for .06, and .2 for the last
+                    layer, over the terms of the criterion in a row if it is the cross-entropy of classes or of bits, otherwise 0
     damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
@@ -159,7 +159,7 @@ class Lifted(torch.optim.Optimizer):
         averages = self._averages(stacks)
         directions = self._directions(stacks, averages)
         for group in self.param_groups:
-            decay_step(self.state, group, self._decay(group))
+            decay_step(self.state, group, *self._decays(group))
             nesterov_step(self.state, group, directions, averages)
             adam_step(self.state, group, directions)
             group["steps"] += 1
@@ -174,9 +174,12 @@ class Lifted(torch.optim.Optimizer):
                 "of params"
             )
 
+    @property
+    def _held(self) -> set[Tensor]:
+        return {parameter for group in self.param_groups for parameter in group["params"]}
+
     def _regressions(self) -> list[Regression]:
-        held = {parameter for group in self.param_groups for parameter in group["params"]}
-        return regressions(unwrapped(self.module).inner, held)
+        return regressions(unwrapped(self.module).inner, self._held)
 
     def _found(self) -> list[tuple[Regression, LayerMetric]]:
         """The layers that a refresh has measured."""
@@ -196,7 +199,8 @@ class Lifted(torch.optim.Optimizer):
         found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
         self._call = None
         last = last_weight(found)
-        self._let_decay(found, last)
+        norms = norm_parameters(unwrapped(self.module).inner, self._held)
+        let_decay(self.state, [each.regression.weight for each in found], last, norms)
         layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
         trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
         spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
@@ -209,12 +213,6 @@ class Lifted(torch.optim.Optimizer):
                 self._limit(capture, metric, trust, ranks)
             self.state[capture.regression.weight][capture.regression.name] = metric.state()
         self._layers, self._refreshed = None, True
-
-    def _let_decay(self, found: Sequence[Capture], last: Tensor | None) -> None:
-        """Weights decay in all layers but the last, whose inputs would grow instead: nothing stops the gain of a batch norm before it."""
-        for weight in (capture.regression.weight for capture in found):
-            if weight is not last and "start_norm" not in self.state[weight]:
-                self.state[weight]["start_norm"] = torch.linalg.vector_norm(weight)
 
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
@@ -266,12 +264,13 @@ class Lifted(torch.optim.Optimizer):
             allowed.clamp(min=torch.finfo(size.dtype).tiny)
         )  # a layer waits while all inputs and outputs are 0
 
-    def _decay(self, group: dict[str, Any]) -> float:
-        """What is given, or by the rule: of responses without noise it would leave a bias."""
+    def _decays(self, group: dict[str, Any]) -> tuple[float, float]:
+        """That of inner layers and that of the last: what is given, or by the rule: of responses without noise it would leave a bias."""
         if group["weight_decay"] is not None:
-            return float(group["weight_decay"])
+            return float(group["weight_decay"]), float(group["weight_decay"])
         by_rule = isinstance(self.criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss)
-        return _DECAY / max(float(group["terms"]), 1.0) if by_rule else 0.0
+        terms = max(float(group["terms"]), 1.0) if by_rule else math.inf
+        return _DECAY / terms, _LAST_DECAY / terms
 
     def _stacks(self) -> list[Stack]:
         """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""

@@ -3,14 +3,14 @@ tensors, which a recorded step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-__all__ = ["adam_step", "averaged", "decay_step", "nesterov_step"]
+__all__ = ["adam_step", "averaged", "decay_step", "let_decay", "nesterov_step"]
 
 # The fraction of its first norm below which a weight does not decay.
 _SMALLEST = 0.1
@@ -24,18 +24,34 @@ _ADAM: dict[str, Any] = {
 }
 
 
-def decay_step(state: Any, group: Mapping[str, Any], weight_decay: float) -> None:
-    """Multiply the weights that have a "start_norm" by 1 - lr weight_decay, as AdamW does, but not below a tenth of that norm: where a
-    batch norm follows a layer, its steps are proportional to the size of its weights, which would vanish in a long run."""
-    params = [p for p in group["params"] if p.grad is not None and "start_norm" in state[p]]
-    if not params or not weight_decay:
+def let_decay(state: Any, weights: Iterable[Tensor], last: Tensor | None, norms: Iterable[Tensor]) -> None:
+    """Mark in the state what decays: these weights, of which one is the last layer's, and the parameters of norms."""
+    for weight in weights:
+        state[weight].setdefault("start_norm", torch.linalg.vector_norm(weight))
+        state[weight]["last"] = weight is last
+    for p in norms:
+        state[p].setdefault("start", p.detach().clone())
+
+
+def decay_step(state: Any, group: Mapping[str, Any], decay: float, last_decay: float) -> None:
+    """Multiply weights by 1 - lr decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm follows a
+    layer, its steps are proportional to the size of its weights, which would vanish in a long run. The parameters of norms return to their
+    start at the same rate: while the last layer decays, they would grow without end."""
+    if not decay:
         return
-    norms = torch._foreach_norm(params)
-    torch._foreach_clamp_min_(norms, max(torch.finfo(p.dtype).tiny for p in params))
-    factors = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), norms)
+    norms = [p for p in group["params"] if p.grad is not None and "start" in state[p]]
+    if norms:
+        gaps = list(torch._foreach_sub(norms, [state[p]["start"] for p in norms]))
+        _subtract(norms, gaps, group["lr"] * decay)
+    params = [p for p in group["params"] if p.grad is not None and "start_norm" in state[p]]
+    if not params:
+        return
+    sizes = torch._foreach_norm(params)
+    torch._foreach_clamp_min_(sizes, max(torch.finfo(p.dtype).tiny for p in params))
+    factors = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), sizes)
     torch._foreach_clamp_max_(factors, 1.0)
-    factor = 1 - group["lr"] * weight_decay
-    torch._foreach_clamp_min_(factors, [factor] * len(factors) if isinstance(factor, Tensor) else factor)
+    inner, last = 1 - group["lr"] * decay, 1 - group["lr"] * last_decay
+    torch._foreach_clamp_min_(factors, [last if state[p].get("last") else inner for p in params])
     torch._foreach_mul_(params, factors)
 
 
