@@ -53,20 +53,16 @@ _CHAINS = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-_DEFAULTS = "*Older figures of lifted: made before its batches were larger for classes, and before rho was learned from fewer rows.*"
 _LENET = (
     "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
     "response now.*"
 )
-_GATES = "*Older figures of lifted on the LSTM: made when AdamW moved its gates.*"
 OLDER = {
     name: line
     for line, names in {
         _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
-        "paper_model nnls full_pass time_to_goal",
-        _DEFAULTS: "estimators",
-        _LENET: "convolution convolution_init convolution_lam",
-        _GATES: "optimisers",
+        "paper_model full_pass time_to_goal",
+        _LENET: "convolution_init",
     }.items()
     for name in names.split()
 }
