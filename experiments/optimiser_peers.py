@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, unfold
 
-__all__ = ["FOOF", "ISAAC", "KFAC", "Preconditioned", "rows_of", "sampled_loss"]
+__all__ = ["FOOF", "ISAAC", "KFAC", "Preconditioned", "rows_of", "sampled_loss", "terms_of"]
 
 Layer = nn.Linear | nn.Conv2d
 _EARLY = (2, 5, 10)  # steps with a refresh, besides every so many
@@ -99,8 +99,8 @@ class FOOF(Preconditioned):
 class KFAC(FOOF):
     """Also times the inverse of the mean of g g^T from the left, g the gradient in a layer's output at labels that the module predicts.
 
-    Both factors have the square root of the damping; the whole step is shortened as in public implementations, by the change of the
-    predictions that it makes.
+    Both factors have the square root of the damping; the whole step is shortened as in public implementations, by the change of a row's
+    predictions that it makes: a criterion is a mean over the terms of a row.
     """
 
     def __init__(self, layers: Sequence[Layer], decay: float, damping: float, momentum: float = 0.9) -> None:
@@ -110,6 +110,7 @@ class KFAC(FOOF):
         self.generator = torch.Generator(layers[0].weight.device).manual_seed(0)
 
     def _refresh(self, outputs: Tensor, criterion: nn.Module, rows: int) -> None:
+        self.terms = terms_of(outputs, criterion, rows)
         loss = sampled_loss(outputs, criterion, rows, self.generator)
         found = torch.autograd.grad(loss, [output for _, output in self.seen.values()], retain_graph=True)
         super()._refresh(outputs, criterion, rows)
@@ -123,7 +124,7 @@ class KFAC(FOOF):
 
     def _scale(self, directions: dict[Layer, Tensor]) -> None:
         products = [(found * _gradient(layer)).sum() for layer, found in directions.items()]
-        change = torch.stack(products).sum().abs() * self.param_groups[0]["lr"] ** 2
+        change = self.terms * torch.stack(products).sum().abs() * self.param_groups[0]["lr"] ** 2
         for found in directions.values():
             found.mul_((_KL_CLIP / change).sqrt().clamp(max=1.0))
 
@@ -185,6 +186,11 @@ def _inverse(matrix: Tensor, damping: Tensor | float) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(damped))
 
 
+def terms_of(outputs: Tensor, criterion: nn.Module, rows: int) -> float:
+    """How many of the criterion's terms a row has: one for a label, as many as tokens for a text, or as pixels for an image."""
+    return (len(outputs) if isinstance(criterion, nn.CrossEntropyLoss) else outputs.numel()) / rows
+
+
 def sampled_loss(outputs: Tensor, criterion: nn.Module, rows: int, generator: torch.Generator) -> Tensor:
     """A sum over rows, at labels drawn from what the outputs predict; the mean square of its gradients is the Fisher matrix of the loss."""
     scores = outputs.float()
@@ -192,10 +198,10 @@ def sampled_loss(outputs: Tensor, criterion: nn.Module, rows: int, generator: to
     if isinstance(criterion, nn.CrossEntropyLoss):
         # Gumbel's trick, which a diverged run survives.
         labels = (scores.detach() - (-drawn.clamp(1e-20, 1 - 1e-7).log()).log()).argmax(1)
-        loss, terms = cross_entropy(scores, labels, reduction="sum"), len(scores) / rows
+        loss = cross_entropy(scores, labels, reduction="sum")
     else:
         assert isinstance(criterion, nn.BCEWithLogitsLoss)
         targets = (drawn < scores.detach().sigmoid()).float()
-        loss, terms = binary_cross_entropy_with_logits(scores, targets, reduction="sum"), scores.numel() / rows
-    found: Tensor = loss / terms**0.5
+        loss = binary_cross_entropy_with_logits(scores, targets, reduction="sum")
+    found: Tensor = loss / terms_of(outputs, criterion, rows) ** 0.5
     return found

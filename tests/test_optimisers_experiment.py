@@ -78,6 +78,17 @@ def test_kfac_shortens_steps_that_change_predictions_too_much() -> None:
     torch.testing.assert_close(moved[0], moved[1], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("outputs", [1, 50])
+def test_kfac_bounds_the_change_of_all_predictions_of_a_row(outputs: int) -> None:
+    """By half of .001 in the Kullback-Leibler divergence, to second order, however many terms the criterion is a mean of."""
+    layer, x, y = nn.Linear(4, outputs), draw(400, 4), (draw(400, outputs) > 1).float()
+    before = layer(x).detach()
+    one_step(KFAC([layer], 0.0, 1e-8, momentum=0.0), layer, x, y, nn.BCEWithLogitsLoss(), 100.0)
+    p, u, v = before.sigmoid(), before, layer(x).detach()
+    divergence = (p * (u - v) + nn.functional.softplus(v) - nn.functional.softplus(u)).sum(1).mean()
+    assert 0.3e-3 < float(divergence) < 0.7e-3
+
+
 @pytest.mark.parametrize("rows", [6, 60])
 def test_isaac_uses_the_gram_matrix_of_the_batch(rows: int) -> None:
     """By either side: fewer rows than columns, and more."""
