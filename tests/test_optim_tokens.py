@@ -187,6 +187,22 @@ def test_a_layer_reads_tokens_where_it_does_so_in_any_process() -> None:
     assert own.tokens
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_processes_that_call_different_heads_agree_on_the_last_layer(process: int) -> None:
+    """Of two heads, each called by one process, after a body that both call: weights of different decay would drift apart."""
+    module = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)]).double()
+    numbers = [(0, 0), (1, -1), (-1, 2)]  # of the last calls in both processes
+    found = [capture.Capture(layer) for layer in regressions(module, set(module.parameters()))]
+    for each, both in zip(found, numbers, strict=True):
+        each.add(each.regression.modules[0], draw(6, 5), draw(6, 3))
+        each.number, other = both[process], draw(2).new_tensor([both[1 - process] + 1, both[1 - process] >= 0])
+        each.summed(lambda part, other=other: part + other if part.shape == other.shape else part)
+    capture._read_numbers(found)
+    for each in found:
+        each.curvature = 1.0
+    assert capture.last_weight(found) is module[2].weight
+
+
 def test_outputs_that_are_not_finite_are_left_out_with_a_warning() -> None:
     module, x, y = Tokens(), draw(30, 4, 5), draw(30, 2, seed=1)
     nn.init.constant_(module.first.weight, 1e200)

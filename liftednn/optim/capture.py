@@ -38,6 +38,7 @@ class Capture:
     squares     of the gradients that the probes cause in its outputs, summed over rows, one for each output: the curvature of each
     size        the squares of its outputs, summed, the number of them, that times `Regression.overlap`, and how many calls read tokens
     calls       the module, the layer's columns of its output, and where the gradient of that output arrives
+    number      that of its last call among those of all layers, a mean over the processes that call it; -1 where none does
     rows        how many there are
     curvature   in its outputs, summed over rows; infinite where no probe arrives
     finite      whether all of these are
@@ -52,7 +53,8 @@ class Capture:
         self.squares = like.new_zeros(regression.outputs)
         self.size = like.new_zeros(4)
         self.calls: list[tuple[nn.Module, slice, Any]] = []
-        self.numbers, self.number, self.without_graph = 0, -1, False
+        self.order = like.new_zeros(2)
+        self.numbers, self.number, self.without_graph = 0, -1.0, False
         self.rows, self.curvature, self.finite, self.tokens = 0.0, math.inf, True, False
 
     def add(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
@@ -72,6 +74,7 @@ class Capture:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
         self.moments, self.size = self.moments.summed(add_up), add_up(self.size)
         self.squares = add_up(self.squares) / add_up(torch.ones_like(self.size[0]))
+        self.order = add_up(self.size.new_tensor([self.number + 1, self.number >= 0]))
 
     @property
     def mean_square(self) -> Tensor:
@@ -87,6 +90,11 @@ class Capture:
     def overlap(self) -> Tensor:
         """The mean over outputs of `Regression.overlap`."""
         return self.size[2] / self.size[1]
+
+    @property
+    def mean_number(self) -> Tensor:
+        """`number`, of all processes together: they must agree on which layer is the last."""
+        return self.order[0] / self.order[1].clamp(min=1) - 1
 
     def mean_curvature(self) -> Tensor:
         """The mean over outputs that receive a gradient. Outputs without must not lower it: a smaller curvature gives longer steps, which
@@ -152,12 +160,18 @@ def _read_numbers(captures: Sequence[Capture]) -> None:
     if captures:
         like = captures[0].size
         found = [
-            torch.stack([each.moments.count, each.mean_curvature(), each.moments.total() + each.size[0], each.size[3]])
+            (
+                each.moments.count,
+                each.mean_curvature(),
+                each.moments.total() + each.size[0],
+                each.size[3],
+                each.mean_number,
+            )
             for each in captures
         ]
-        numbers = torch.stack([each.to(like) for each in found]).tolist()
-        for capture, (rows, curvature, total, tokens) in zip(captures, numbers, strict=True):
-            capture.rows, capture.curvature, capture.tokens = rows, curvature, tokens > 0
+        numbers = torch.stack([torch.stack(each).to(like) for each in found]).tolist()
+        for capture, (rows, curvature, total, tokens, number) in zip(captures, numbers, strict=True):
+            capture.rows, capture.curvature, capture.tokens, capture.number = rows, curvature, tokens > 0, number
             capture.finite = math.isfinite(total) and (not rows or math.isfinite(curvature))
 
 
