@@ -504,6 +504,31 @@ def test_the_last_layer_decays_faster_and_norms_return_to_their_start() -> None:
     assert float(moved[0].abs().max()) > 1e-3
 
 
+class HeadBesideHead(nn.Module):
+    """The second is not in the scores that a criterion is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(x), self.other(x)
+
+
+def test_a_head_that_takes_no_steps_does_not_decay_and_is_not_the_last_layer() -> None:
+    x, y = classes()
+    module, criterion = HeadBesideHead().to(x), nn.CrossEntropyLoss()
+    kept = module.other.weight.detach().clone()
+    optimiser = Lifted(module, criterion)
+    for _ in range(3):
+        optimiser.zero_grad()
+        scores, others = module(x)
+        (criterion(scores, y) + criterion(others, y)).backward()
+        optimiser.step()
+    assert torch.equal(module.other.weight, kept)
+    assert optimiser.state[module.head.weight]["last"]
+
+
 def test_gains_stay_bounded_in_a_long_run_at_a_constant_rate() -> None:
     """They pass 4 where norms do not return to their start."""
     x, y = classes()

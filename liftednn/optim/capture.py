@@ -96,6 +96,11 @@ class Capture:
         """`number`, of all processes together: they must agree on which layer is the last."""
         return self.order[0] / self.order[1].clamp(min=1) - 1
 
+    @property
+    def steps(self) -> bool:
+        """Whether it takes steps: where no probe arrives, only those of layers on tokens, which need no curvature."""
+        return self.curvature < math.inf or self.tokens
+
     def mean_curvature(self) -> Tensor:
         """The mean over outputs that receive a gradient. Outputs without must not lower it: a smaller curvature gives longer steps, which
         give more outputs without a gradient. Of a transposed convolution, it is that of what is added up in the outputs."""
@@ -150,8 +155,8 @@ def measure(
 
 
 def last_weight(found: Sequence[Capture]) -> Tensor | None:
-    """That of the layer that is called last; gates of recurrent layers have no number."""
-    called = [capture for capture in found if capture.number >= 0]
+    """That of the layer that is called last of those that lead to the criterion; gates of recurrent layers have no number."""
+    called = [capture for capture in found if capture.number >= 0 and capture.curvature < math.inf]
     return max(called, key=lambda capture: capture.number).regression.weight if called else None
 
 

@@ -200,7 +200,7 @@ class Lifted(torch.optim.Optimizer):
         self._call = None
         last = last_weight(found)
         norms = norm_parameters(unwrapped(self.module).inner, self._held)
-        let_decay(self.state, [each.regression.weight for each in found], last, norms)
+        let_decay(self.state, [each.regression.weight for each in found if each.steps], last, norms)
         layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
         trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
         spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
