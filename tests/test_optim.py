@@ -504,6 +504,16 @@ def test_the_last_layer_decays_faster_and_norms_return_to_their_start() -> None:
     assert float(moved[0].abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("rate", [0.05, torch.tensor(0.05)])
+def test_norms_return_to_their_start_and_not_beyond_it_where_the_decay_is_large(rate: Any) -> None:
+    x, y = classes()
+    module = small_net(nn.LayerNorm(16))
+    optimiser = Lifted(module, nn.CrossEntropyLoss(), lr=rate, weight_decay=60.0)
+    for _ in range(12):
+        take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
+    torch.testing.assert_close(module[1].weight.detach(), torch.ones(16), atol=0.01, rtol=0)
+
+
 class HeadBesideHead(nn.Module):
     """The second is not in the scores that a criterion is for."""
 

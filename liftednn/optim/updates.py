@@ -42,7 +42,8 @@ def decay_step(state: Any, group: Mapping[str, Any], decay: float, last_decay: f
     norms = [p for p in group["params"] if p.grad is not None and "start" in state[p]]
     if norms:
         gaps = list(torch._foreach_sub(norms, [state[p]["start"] for p in norms]))
-        _subtract(norms, gaps, group["lr"] * decay)
+        rate = group["lr"] * decay
+        _subtract(norms, gaps, rate.clamp(max=1.0) if isinstance(rate, Tensor) else min(rate, 1.0))
     params = [p for p in group["params"] if p.grad is not None and "start_norm" in state[p]]
     if not params:
         return
