@@ -514,6 +514,30 @@ def test_norms_return_to_their_start_and_not_beyond_it_where_the_decay_is_large(
     torch.testing.assert_close(module[1].weight.detach(), torch.ones(16), atol=0.01, rtol=0)
 
 
+def test_the_decay_of_the_last_layer_leaves_the_mean_of_its_outputs() -> None:
+    x, y = classes()
+    module = nn.Linear(6, 4)
+    optimiser = Lifted(module, nn.CrossEntropyLoss(), lr=0.1, momentum=0.0)
+    take_step(optimiser, module, x + 3, y, nn.CrossEntropyLoss())
+    before, mean = module.weight.detach().clone(), module(x + 3).mean(0)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    torch.testing.assert_close(module.weight.detach(), 0.98 * before)
+    torch.testing.assert_close(module(x + 3).mean(0), mean)
+
+
+def test_the_fit_of_a_last_layer_does_not_depend_on_the_mean_of_its_inputs() -> None:
+    """Where the decay moves the mean of the outputs, intercepts grow without end if that of the inputs is large."""
+    x, y = classes()
+    losses = []
+    for mean in (0.0, 5.0):
+        module, criterion = nn.Linear(6, 4), nn.CrossEntropyLoss()
+        optimiser = Lifted(module, criterion)
+        losses.append([take_step(optimiser, module, x + mean, y, criterion) for _ in range(200)][-1])
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
 class HeadBesideHead(nn.Module):
     """The second is not in the scores that a criterion is for."""
 

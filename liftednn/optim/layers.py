@@ -124,6 +124,10 @@ class Regression:
         """Its rows of a tensor like the bias as (g, q)."""
         return b[self.bias_rows].reshape(self.groups, -1).to(self.dtype)
 
+    def mean_outputs(self, centre: Tensor) -> Tensor:
+        """The products of the weights with the mean of the rows, (g, p), in the order of the intercepts."""
+        return torch.einsum("gqp,gp->gq", self.matrix(self.weight), centre).reshape(-1)
+
     def from_matrix(self, w: Tensor) -> Tensor:
         """The inverse of `matrix`."""
         return (w.mT if self.transposed else w).reshape(-1, *self.weight.shape[1:])

@@ -14,7 +14,7 @@ from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
-from liftednn.optim.stack import Stack, stacked, steps
+from liftednn.optim.stack import Stack, centres, stacked, steps
 from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
@@ -158,8 +158,9 @@ class Lifted(torch.optim.Optimizer):
         stacks = self._stacks()
         averages = self._averages(stacks)
         directions = self._directions(stacks, averages)
+        last = centres(stacks, {weight for weight, held in self.state.items() if held.get("last")})
         for group in self.param_groups:
-            decay_step(self.state, group, *self._decays(group))
+            decay_step(self.state, group, *self._decays(group), last)
             nesterov_step(self.state, group, directions, averages)
             adam_step(self.state, group, directions)
             group["steps"] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import column_blocks
 from liftednn.optim.spectral import polar
 
-__all__ = ["Stack", "stacked", "steps"]
+__all__ = ["Stack", "centres", "stacked", "steps"]
 
 
 @dataclass
@@ -136,6 +136,13 @@ def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[St
         stack.keep([metric for _, metric in each], old)
         for stack, each, old in zip(made, found.values(), earlier, strict=True)
     ]
+
+
+def centres(stacks: Sequence[Stack], weights: Set[Tensor]) -> list[tuple[Regression, Tensor]]:
+    """The layers that have one of these weights and move with their intercepts, and the means of their rows (g, p)."""
+    chosen = [stack for stack in stacks if not weights.isdisjoint(layer.weight for layer in stack.layers)]
+    pairs = [pair for stack in chosen for pair in stack.by_layer(stack.centre)]
+    return [(layer, centre) for layer, centre in pairs if layer.weight in weights and all(layer.moving)]
 
 
 def steps(stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:

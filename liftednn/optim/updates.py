@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from liftednn.optim.layers import Regression
+
 __all__ = ["adam_step", "averaged", "decay_step", "let_decay", "nesterov_step"]
 
 # The fraction of its first norm below which a weight does not decay.
@@ -33,10 +35,20 @@ def let_decay(state: Any, weights: Iterable[Tensor], last: Tensor | None, norms:
         state[p].setdefault("start", p.detach().clone())
 
 
-def decay_step(state: Any, group: Mapping[str, Any], decay: float, last_decay: float) -> None:
+def decay_step(
+    state: Any,
+    group: Mapping[str, Any],
+    decay: float,
+    last_decay: float,
+    centres: Iterable[tuple[Regression, Tensor]] = (),
+) -> None:
     """Multiply weights by 1 - lr decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm follows a
     layer, its steps are proportional to the size of its weights, which would vanish in a long run. The parameters of norms return to their
-    start at the same rate: while the last layer decays, they would grow without end."""
+    start at the same rate: while the last layer decays, they would grow without end.
+
+    centres   the last layers, with the means of their rows: their intercepts keep the mean of the outputs. A mean that the decay moves in
+              every step would have to be moved back by the gradients, which are less than 1 for classes, and a scarce class would be lost
+    """
     if not decay:
         return
     norms = [p for p in group["params"] if p.grad is not None and "start" in state[p]]
@@ -53,6 +65,10 @@ def decay_step(state: Any, group: Mapping[str, Any], decay: float, last_decay: f
     torch._foreach_clamp_max_(factors, 1.0)
     inner, last = 1 - group["lr"] * decay, 1 - group["lr"] * last_decay
     torch._foreach_clamp_min_(factors, [last if state[p].get("last") else inner for p in params])
+    decaying = dict(zip(params, factors, strict=True))
+    for layer, centre in centres:
+        if layer.bias is not None and layer.weight in decaying:
+            layer.bias[layer.bias_rows].add_((1 - decaying[layer.weight]) * layer.mean_outputs(centre))
     torch._foreach_mul_(params, factors)
 
 
