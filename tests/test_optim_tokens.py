@@ -196,7 +196,11 @@ def test_processes_that_call_different_heads_agree_on_the_last_layer(process: in
     for each, both in zip(found, numbers, strict=True):
         each.add(each.regression.modules[0], draw(6, 5), draw(6, 3))
         each.number, other = both[process], draw(2).new_tensor([both[1 - process] + 1, both[1 - process] >= 0])
-        each.summed(lambda part, other=other: part + other if part.shape == other.shape else part)
+
+        def add_up(part: Tensor, other: Tensor = other) -> Tensor:
+            return part + other if part.shape == other.shape else part
+
+        each.summed(add_up)
     capture._read_numbers(found)
     for each in found:
         each.curvature = 1.0
