@@ -18,6 +18,7 @@ from liftednn.optim import Lifted, moments
 from liftednn.optim.layers import regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.moments import BlockMoments
+from liftednn.optim.probes import random_probes
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
@@ -93,7 +94,7 @@ def test_the_weight_decay_is_for_classes_and_less_where_a_row_has_many_terms(
     optimiser = Lifted(module, criterion)
     x, y = draw(24, 6), torch.softmax(draw(*outputs, seed=1), 1)
     take_step(optimiser, module, x, y, criterion or nn.MSELoss())
-    assert optimiser._decays(optimiser.param_groups[0]) == pytest.approx((decay, 0.2 / 0.06 * decay))
+    assert optimiser._decays(optimiser.param_groups[0]) == pytest.approx((decay, 5 * decay))
 
 
 class TwoHeads(nn.Module):
@@ -485,10 +486,16 @@ def test_batches_of_one_row_do_not_diverge() -> None:
     assert sum(losses[-64:]) / 64 < 2
 
 
+def doubt_of(scores: Tensor) -> float:
+    """1 - sum p^2 over its largest value, 3/4 for four classes."""
+    return float((1 - scores.detach().softmax(1).square().sum(1)).mean() / 0.75)
+
+
 def test_the_last_layer_decays_faster_and_norms_return_to_their_start() -> None:
     x, y = classes()
     module = small_net(nn.BatchNorm1d(16))
     first, norm, _, last = module
+    doubt = doubt_of(module(x))
     optimiser = Lifted(module, nn.CrossEntropyLoss(), lr=0.1, momentum=0.0)
     take_step(optimiser, module, x, y, nn.CrossEntropyLoss())
     moved = [(norm.weight - 1).detach().clone(), norm.bias.detach().clone()]
@@ -497,11 +504,45 @@ def test_the_last_layer_decays_faster_and_norms_return_to_their_start() -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimiser.param_groups[0]["adam_lr"] = 0.0
     optimiser.step()
-    for layer, w, decay in zip((first, last), before, (0.06, 0.2), strict=True):
+    for layer, w, decay in zip((first, last), before, (0.06, 0.3 * doubt), strict=True):
         torch.testing.assert_close(layer.weight.detach(), (1 - 0.1 * decay) * w)
     torch.testing.assert_close((norm.weight - 1).detach(), 0.994 * moved[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(norm.bias.detach(), 0.994 * moved[1])
     assert float(moved[0].abs().max()) > 1e-3
+
+
+def test_the_last_layer_decays_less_where_predictions_are_certain() -> None:
+    """The fit of classes that can be told apart would otherwise stay undecided."""
+    x, y = classes()
+    module, criterion = nn.Linear(6, 4), nn.CrossEntropyLoss()
+    optimiser = Lifted(module, criterion)
+    take_step(optimiser, module, x, y, criterion)
+    held = optimiser.state[module.weight]["doubt"]
+    first = float(held)
+    for _ in range(300):
+        take_step(optimiser, module, x, y, criterion)
+    assert optimiser.state[module.weight]["doubt"] is held  # a recorded step reads this memory
+    assert float(held) < 0.5 * first
+    assert float(held) == pytest.approx(doubt_of(module(x)), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "scores", "doubt"),
+    [
+        (nn.CrossEntropyLoss(), torch.zeros(5, 4), 1.0),
+        (nn.CrossEntropyLoss(), torch.tensor([[0.0, 100.0], [0.0, 0.0]]), 0.5),
+        (nn.CrossEntropyLoss(), torch.zeros(5, 4, 3), 1.0),
+        (nn.CrossEntropyLoss(), torch.zeros(0, 4), 1.0),
+        (nn.CrossEntropyLoss(), torch.zeros(5, 1), 0.0),
+        (nn.BCEWithLogitsLoss(), torch.tensor([[0.0, 100.0, math.log(3.0)]]), (1 + 0 + 0.75) / 3),
+        (nn.MSELoss(), torch.zeros(5, 4), None),
+    ],
+)
+def test_doubt_is_0_for_certain_predictions_and_1_where_all_are_alike(
+    criterion: nn.Module, scores: Tensor, doubt: float | None
+) -> None:
+    found = random_probes(criterion, scores.requires_grad_(), 0).doubt
+    assert (None if found is None else float(found)) == (None if doubt is None else pytest.approx(doubt))
 
 
 @pytest.mark.parametrize("rate", [0.05, torch.tensor(0.05)])
@@ -517,13 +558,14 @@ def test_norms_return_to_their_start_and_not_beyond_it_where_the_decay_is_large(
 def test_the_decay_of_the_last_layer_leaves_the_mean_of_its_outputs() -> None:
     x, y = classes()
     module = nn.Linear(6, 4)
+    doubt = doubt_of(module(x + 3))
     optimiser = Lifted(module, nn.CrossEntropyLoss(), lr=0.1, momentum=0.0)
     take_step(optimiser, module, x + 3, y, nn.CrossEntropyLoss())
     before, mean = module.weight.detach().clone(), module(x + 3).mean(0)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
-    torch.testing.assert_close(module.weight.detach(), 0.98 * before)
+    torch.testing.assert_close(module.weight.detach(), (1 - 0.03 * doubt) * before)
     torch.testing.assert_close(module(x + 3).mean(0), mean)
 
 
@@ -532,10 +574,13 @@ def test_the_fit_of_a_last_layer_does_not_depend_on_the_mean_of_its_inputs() -> 
     x, y = classes()
     losses = []
     for mean in (0.0, 5.0):
+        torch.manual_seed(0)
         module, criterion = nn.Linear(6, 4), nn.CrossEntropyLoss()
+        with torch.no_grad():  # the same scores at the start
+            module.bias.sub_(mean * module.weight.sum(1))
         optimiser = Lifted(module, criterion)
         losses.append([take_step(optimiser, module, x + mean, y, criterion) for _ in range(200)][-1])
-    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 class HeadBesideHead(nn.Module):

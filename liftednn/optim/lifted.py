@@ -22,7 +22,7 @@ from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 __all__ = ["Lifted"]
 
 # Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least.
-_DECAY, _LAST_DECAY, _TRUST = 0.06, 0.2, 0.1
+_DECAY, _LAST_DECAY, _TRUST = 0.06, 0.3, 0.1
 # Of layers that read tokens: the trust, and the least that counts as the size of their outputs, as a fraction of that of their inputs.
 _TOKENS_TRUST, _LEAST_SIZE = 0.04, 0.1
 
@@ -48,8 +48,8 @@ class Lifted(torch.optim.Optimizer):
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
     weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
-                    that they start with, and not biases; norms return to their start at this rate; None for .06, and .2 for the last
-                    layer, over the terms of the criterion in a row if it is the cross-entropy of classes or of bits, otherwise 0
+                    that they start with, and norms return to their start at this rate; None for .06, and up to .3 for the last layer,
+                    over the terms of the criterion in a row if it is the cross-entropy of classes or of bits, otherwise 0
     damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
@@ -99,6 +99,7 @@ class Lifted(torch.optim.Optimizer):
         """Attach to the module, without a call of it."""
         self._call: Call | None = None
         self._passes: list[None] = []  # one for each backward pass since the last step
+        self._doubt: Tensor | None = None  # how undecided predictions were at the last refresh
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
         self._stacked: tuple[list[Any], list[Stack]] | None = None
         self._refreshed = False  # whether metrics are newer than stacks
@@ -201,7 +202,7 @@ class Lifted(torch.optim.Optimizer):
         self._call = None
         last = last_weight(found)
         norms = norm_parameters(unwrapped(self.module).inner, self._held)
-        let_decay(self.state, [each.regression.weight for each in found if each.steps], last, norms)
+        let_decay(self.state, [each.regression.weight for each in found if each.steps], last, norms, self._doubt)
         layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
         trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
         spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
@@ -223,6 +224,7 @@ class Lifted(torch.optim.Optimizer):
             terms, rows = call.ranks.sums([found.terms, float(call.rows or found.rows)], found.outputs[0].device)
             for group in self.param_groups:
                 group["terms"] = terms / max(rows, 1.0)
+            self._doubt = None if found.doubt is None else call.ranks.mean(found.doubt, found.terms)
             return found
 
         return probes
@@ -261,14 +263,12 @@ class Lifted(torch.optim.Optimizer):
         trust = _TOKENS_TRUST if self.trust is None else self.trust
         size = torch.maximum(capture.mean_square, _LEAST_SIZE**2 * capture.input_square)
         allowed = capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1)
-        metric.limit(
-            allowed.clamp(min=torch.finfo(size.dtype).tiny)
-        )  # a layer waits while all inputs and outputs are 0
+        metric.limit(allowed.clamp(min=torch.finfo(size.dtype).tiny))  # it waits while inputs and outputs are all 0
 
-    def _decays(self, group: dict[str, Any]) -> tuple[float, float]:
-        """That of inner layers and that of the last: what is given, or by the rule: of responses without noise it would leave a bias."""
+    def _decays(self, group: dict[str, Any]) -> tuple[float, float | None]:
+        """Of inner layers and of the last: what is given, or by the rule: of responses without noise it would leave a bias."""
         if group["weight_decay"] is not None:
-            return float(group["weight_decay"]), float(group["weight_decay"])
+            return float(group["weight_decay"]), None
         by_rule = isinstance(self.criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss)
         terms = max(float(group["terms"]), 1.0) if by_rule else math.inf
         return _DECAY / terms, _LAST_DECAY / terms

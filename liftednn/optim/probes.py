@@ -35,6 +35,7 @@ class Probes(NamedTuple):
     unit    for gradients of the batch, the root mean square that they had before; otherwise 0
     terms   of the loss: one for a label, as many as outputs for responses, or as tokens for a text
     rows    of the scores
+    doubt   how undecided the predicted probabilities are, from 0, all certain, to 1, all alike; None where there are none
     """
 
     outputs: list[Tensor]
@@ -43,6 +44,7 @@ class Probes(NamedTuple):
     unit: float = 0.0
     terms: float = 1.0
     rows: int = 1
+    doubt: Tensor | None = None
 
 
 def check_criterion(criterion: Any) -> nn.Module | None:
@@ -74,13 +76,27 @@ def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
     """Random signs, and the curvature of a known criterion in each entry of the scores."""
     scores = _scores(outputs)
     terms, rows = scores.numel(), len(scores) if scores.ndim > 1 else 1
-    if isinstance(criterion, nn.CrossEntropyLoss):
-        # One term for all classes: they are in axis 1, as the criterion has them, but in the last of the `logits` of a mapping.
-        axis = -1 if isinstance(outputs, Mapping) or scores.ndim == 1 else 1
+    # The classes are in axis 1, as the criterion has them, but in the last of the `logits` of a mapping.
+    axis = -1 if isinstance(outputs, Mapping) or scores.ndim == 1 else 1
+    if isinstance(criterion, nn.CrossEntropyLoss):  # one term for all classes
         terms //= max(scores.shape[axis], 1)
     terms = max(terms, 1)
     curvature = _curvature(criterion) / (terms if criterion.reduction == "mean" else 1)
-    return Probes([scores], [[each] for each in _signs(scores.detach(), seed)], curvature, terms=terms, rows=rows)
+    sent = [[each] for each in _signs(scores.detach(), seed)]
+    return Probes([scores], sent, curvature, terms=terms, rows=rows, doubt=_doubt(criterion, scores.detach(), axis))
+
+
+def _doubt(criterion: nn.Module, scores: Tensor, axis: int) -> Tensor | None:
+    """The mean of 1 - sum p^2 over classes, divided by its largest value; of 4 p (1 - p) for bits. 1 where there is no row."""
+    if isinstance(criterion, nn.CrossEntropyLoss):
+        classes = max(scores.shape[axis], 2)
+        found = (1 - scores.float().softmax(axis).square().sum(axis)).mean() / (1 - 1 / classes)
+    elif isinstance(criterion, nn.BCEWithLogitsLoss):
+        p = scores.float().sigmoid()
+        found = 4 * (p * (1 - p)).mean()
+    else:
+        return None
+    return found.nan_to_num(1.0).clamp(0, 1)
 
 
 def _scores(outputs: Any) -> Tensor:

@@ -26,11 +26,19 @@ _ADAM: dict[str, Any] = {
 }
 
 
-def let_decay(state: Any, weights: Iterable[Tensor], last: Tensor | None, norms: Iterable[Tensor]) -> None:
-    """Mark in the state what decays: these weights, of which one is the last layer's, and the parameters of norms."""
+def let_decay(
+    state: Any, weights: Iterable[Tensor], last: Tensor | None, norms: Iterable[Tensor], doubt: Tensor | None
+) -> None:
+    """Mark in the state what decays: these weights, of which one is the last layer's, and the parameters of norms.
+
+    doubt   how undecided predictions are (probes.py); None for 1
+    """
     for weight in weights:
-        state[weight].setdefault("start_norm", torch.linalg.vector_norm(weight))
+        start = state[weight].setdefault("start_norm", torch.linalg.vector_norm(weight))
         state[weight]["last"] = weight is last
+        if weight is last:
+            held = state[weight].setdefault("doubt", torch.ones_like(start))
+            held.copy_(torch.ones_like(held) if doubt is None else doubt)  # in the memory that a recorded step reads
     for p in norms:
         state[p].setdefault("start", p.detach().clone())
 
@@ -39,37 +47,49 @@ def decay_step(
     state: Any,
     group: Mapping[str, Any],
     decay: float,
-    last_decay: float,
+    last_decay: float | None,
     centres: Iterable[tuple[Regression, Tensor]] = (),
 ) -> None:
     """Multiply weights by 1 - lr decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm follows a
     layer, its steps are proportional to the size of its weights, which would vanish in a long run. The parameters of norms return to their
     start at the same rate: while the last layer decays, they would grow without end.
 
-    centres   the last layers, with the means of their rows: their intercepts keep the mean of the outputs. A mean that the decay moves in
-              every step would have to be moved back by the gradients, which are less than 1 for classes, and a scarce class would be lost
+    last_decay   of the last layer, times how undecided predictions are; None for that of the others
+    centres      the last layers, with the means of their rows: their intercepts keep the mean of the outputs. A mean that the decay moves
+                 in every step would have to be moved back by the gradients, which are less than 1 for classes, and a scarce class would be
+                 lost
     """
     if not decay:
         return
-    norms = [p for p in group["params"] if p.grad is not None and "start" in state[p]]
+    held = [p for p in group["params"] if p.grad is not None]
+    norms = [p for p in held if "start" in state[p]]
     if norms:
         gaps = list(torch._foreach_sub(norms, [state[p]["start"] for p in norms]))
         rate = group["lr"] * decay
         _subtract(norms, gaps, rate.clamp(max=1.0) if isinstance(rate, Tensor) else min(rate, 1.0))
-    params = [p for p in group["params"] if p.grad is not None and "start_norm" in state[p]]
+    weights = [p for p in held if "start_norm" in state[p]]
+    last = [p for p in weights if last_decay is not None and state[p].get("last")]
+    factors = _factors(state, [p for p in weights if not any(p is each for each in last)], 1 - group["lr"] * decay)
+    if last_decay is not None:
+        for p in last:
+            factors |= _factors(state, [p], 1 - group["lr"] * last_decay * state[p]["doubt"])
+    for layer, centre in centres:
+        if layer.bias is not None and layer.weight in factors:
+            layer.bias[layer.bias_rows].add_((1 - factors[layer.weight]) * layer.mean_outputs(centre))
+    if factors:
+        torch._foreach_mul_(list(factors), list(factors.values()))
+
+
+def _factors(state: Any, params: list[Tensor], factor: float | Tensor) -> dict[Tensor, Tensor]:
+    """What weights are multiplied by: the factor, but nothing that would make them smaller than they may become."""
     if not params:
-        return
+        return {}
     sizes = torch._foreach_norm(params)
     torch._foreach_clamp_min_(sizes, max(torch.finfo(p.dtype).tiny for p in params))
-    factors = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), sizes)
-    torch._foreach_clamp_max_(factors, 1.0)
-    inner, last = 1 - group["lr"] * decay, 1 - group["lr"] * last_decay
-    torch._foreach_clamp_min_(factors, [last if state[p].get("last") else inner for p in params])
-    decaying = dict(zip(params, factors, strict=True))
-    for layer, centre in centres:
-        if layer.bias is not None and layer.weight in decaying:
-            layer.bias[layer.bias_rows].add_((1 - decaying[layer.weight]) * layer.mean_outputs(centre))
-    torch._foreach_mul_(params, factors)
+    found = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), sizes)
+    torch._foreach_clamp_max_(found, 1.0)
+    torch._foreach_clamp_min_(found, [factor] * len(found) if isinstance(factor, Tensor) else factor)
+    return dict(zip(params, found, strict=True))
 
 
 def averaged(state: Any, group: Mapping[str, Any], params: Set[Tensor]) -> dict[Tensor, Tensor]:

@@ -28,6 +28,11 @@ class Ranks:
         dist.all_reduce(part, group=self.group)
         return part
 
+    def mean(self, value: Tensor, weight: float) -> Tensor:
+        """That of a number over all processes, each with its weight."""
+        sums: Tensor = self.add_up(torch.stack([value * weight, torch.full_like(value, weight)]))
+        return sums[0] / sums[1]
+
     def sums(self, numbers: list[float], device: torch.device) -> list[float]:
         """Those of some numbers over all processes."""
         if self.number == 1:
