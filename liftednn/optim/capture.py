@@ -148,10 +148,24 @@ def measure(
             "before",
             stacklevel=4,
         )
+    _warn_of_unreached([each.regression for each in called if not each.curvature and not each.tokens])
     largest = max((each.curvature for each in called), default=0.0)
     for capture in called:
         capture.curvature = capture.curvature if capture.curvature > _NEGLIGIBLE * largest else math.inf
     return called
+
+
+def _warn_of_unreached(layers: Sequence[Regression]) -> None:
+    """Layers that no probe has reached take no steps; those with a gradient lead to another part of the loss."""
+    names = [
+        str(each.modules[0]) for each in layers if each.weight.grad is not None and bool((each.weight.grad != 0).any())
+    ]
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} does not lead to the scores that the criterion is for, which are the module's first output or its logits, "
+            "and takes no steps: give Lifted criterion=None, or one tensor with all scores",
+            stacklevel=5,
+        )
 
 
 def last_weight(found: Sequence[Capture]) -> Tensor | None:
