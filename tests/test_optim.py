@@ -606,7 +606,7 @@ def test_a_head_that_takes_no_steps_warns_does_not_decay_and_is_not_the_last_lay
         with pytest.warns(UserWarning, match="does not lead to the scores") if number != 1 else nullcontext():
             optimiser.step()
     assert torch.equal(module.other.weight, kept)
-    assert optimiser.state[module.head.weight]["last"]
+    assert ["doubt" in optimiser.state[each.weight] for each in (module.head, module.other)] == [True, False]
 
 
 def test_gains_stay_bounded_in_a_long_run_at_a_constant_rate() -> None:

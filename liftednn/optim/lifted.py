@@ -159,7 +159,7 @@ class Lifted(torch.optim.Optimizer):
         stacks = self._stacks()
         averages = self._averages(stacks)
         directions = self._directions(stacks, averages)
-        last = centres(stacks, {weight for weight, held in self.state.items() if held.get("last")})
+        last = centres(stacks, {weight for weight, held in self.state.items() if "doubt" in held})
         for group in self.param_groups:
             decay_step(self.state, group, *self._decays(group), last)
             nesterov_step(self.state, group, directions, averages)

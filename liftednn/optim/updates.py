@@ -29,16 +29,18 @@ _ADAM: dict[str, Any] = {
 def let_decay(
     state: Any, weights: Iterable[Tensor], last: Tensor | None, norms: Iterable[Tensor], doubt: Tensor | None
 ) -> None:
-    """Mark in the state what decays: these weights, of which one is the last layer's, and the parameters of norms.
+    """Mark in the state what decays: these weights, and the parameters of norms.
 
+    last    the one of the last layer, whose state holds the doubt
     doubt   how undecided predictions are (probes.py); None for 1
     """
     for weight in weights:
         start = state[weight].setdefault("start_norm", torch.linalg.vector_norm(weight))
-        state[weight]["last"] = weight is last
         if weight is last:
             held = state[weight].setdefault("doubt", torch.ones_like(start))
             held.copy_(torch.ones_like(held) if doubt is None else doubt)  # in the memory that a recorded step reads
+        else:
+            state[weight].pop("doubt", None)
     for p in norms:
         state[p].setdefault("start", p.detach().clone())
 
@@ -48,7 +50,7 @@ def decay_step(
     group: Mapping[str, Any],
     decay: float,
     last_decay: float | None,
-    centres: Iterable[tuple[Regression, Tensor]] = (),
+    centres: Iterable[tuple[Regression, Tensor]],
 ) -> None:
     """Multiply weights by 1 - lr decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm follows a
     layer, its steps are proportional to the size of its weights, which would vanish in a long run. The parameters of norms return to their
@@ -68,10 +70,10 @@ def decay_step(
         rate = group["lr"] * decay
         _subtract(norms, gaps, rate.clamp(max=1.0) if isinstance(rate, Tensor) else min(rate, 1.0))
     weights = [p for p in held if "start_norm" in state[p]]
-    last = [p for p in weights if last_decay is not None and state[p].get("last")]
-    factors = _factors(state, [p for p in weights if not any(p is each for each in last)], 1 - group["lr"] * decay)
-    if last_decay is not None:
-        for p in last:
+    inner = [p for p in weights if last_decay is None or "doubt" not in state[p]]
+    factors = _factors(state, inner, 1 - group["lr"] * decay)
+    for p in weights:
+        if last_decay is not None and "doubt" in state[p]:
             factors |= _factors(state, [p], 1 - group["lr"] * last_decay * state[p]["doubt"])
     for layer, centre in centres:
         if layer.bias is not None and layer.weight in factors:
