@@ -25,13 +25,14 @@ from experiments.image_bench import TUNING, held_back
 from experiments.markdown import table
 from experiments.optimiser_cost import CPU_METHODS, THREADS, costs, measure, small_settings
 from experiments.optimiser_steps import available, missing, pass_seconds, train
-from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, TaskKind, best, dataset
+from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, TaskKind, best, dataset, worst
 from experiments.settings import Settings, threads
 from experiments.store import Fields, Store
 
 TAKES = ("device", "seeds", "only")
 SEEDS = 5
 _FACTOR, _MOST = 3.0, 7  # between two rates, and how many rates there are at most
+_MOST_DAMPING = 1000.0  # times that of the grid
 _AUTOENCODER = 28.0  # its loss is a mean over 784 pixels: its gradients are smaller by about the root of that
 _POSITIONS = 30.0  # FOOF divides by sums over positions, and takes larger rates where there are many
 
@@ -120,12 +121,16 @@ class Bench:
         """The settings that score best on the training rows held back."""
         if len(options) == 1:
             return options[0]
-        kept, passes, scores = held_back(self.data), self.scale.capped(self.kind.choose), list[float]()
-        for option in options:
-            fields = {"part": self.name, "stage": "choose", "method": method, "passes": passes, "settings": option}
-            work = partial(self.train, method, kept, passes, TUNING[0], option)
-            scores.append(self.store(work, **fields, seed=TUNING[0])["score"][-1])
-        return options[best(self.kind, scores)]
+        return options[best(self.kind, [self.held_back_score(method, option) for option in options])]
+
+    def held_back_score(self, method: str, option: Fields) -> float:
+        passes = self.scale.capped(self.kind.choose)
+        fields = {"part": self.name, "stage": "choose", "method": method, "passes": passes, "settings": option}
+        found = self.store(partial(self._tried, method, passes, option), **fields, seed=TUNING[0])
+        return float(found["score"][-1])
+
+    def _tried(self, method: str, passes: int, option: Fields) -> Fields:
+        return self.train(method, held_back(self.data), passes, TUNING[0], option)
 
     def test(self, method: str, passes: int, seeds: int, settings: Fields) -> None:
         """Every seed on all rows."""
@@ -140,17 +145,21 @@ class Bench:
 
 
 def chosen(bench: Bench, method: str) -> Fields:
-    """The best rate, which is searched beyond the ends of its grid, then the best weight decay at it, then the best damping."""
+    """The best rate, which is searched beyond the ends of its grid, then the best weight decay at it, then the best damping; with ten
+    times the dampings where the smallest rate diverges."""
     if method not in GRIDS:
         return {}
     grid = GRIDS[method]
     units = _units(bench.kind, method)
-    named = {"decay": [decay / units for decay in grid.decays], "damping": grid.dampings}
-    first = {name: values[0] for name, values in named.items() if values}
     rates = [units * rate for rate in grid.rates]
+    named = {"decay": [decay / units for decay in grid.decays], "damping": list(grid.dampings)}
+    first = {name: values[0] for name, values in named.items() if values}
     if bench.scale.quick:
         few = rates[: 2 if method == "SGD" else 1]
         return bench.best_of(method, [{"rate": rate, **first} for rate in few])
+    more = _more_damping(bench, method, {"rate": min(rates), **first})
+    named["damping"] = [more * damping for damping in grid.dampings]
+    first = {name: values[0] for name, values in named.items() if values}
     while True:
         # In this order the smallest rate counts where all diverge.
         found = bench.best_of(method, [{"rate": rate, **first} for rate in sorted(rates)])
@@ -162,6 +171,16 @@ def chosen(bench: Bench, method: str) -> Fields:
         if values:
             found = bench.best_of(method, [found | {name: value} for value in values])
     return found
+
+
+def _more_damping(bench: Bench, method: str, smallest: Fields) -> float:
+    """A factor on dampings, for networks on which even the smallest rate diverges."""
+    factor = 1.0
+    while "damping" in smallest and factor < _MOST_DAMPING:
+        if bench.held_back_score(method, smallest | {"damping": factor * smallest["damping"]}) != worst(bench.kind):
+            break
+        factor *= 10
+    return factor
 
 
 def _units(kind: TaskKind, method: str) -> float:

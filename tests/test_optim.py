@@ -124,14 +124,27 @@ def test_a_layer_that_is_not_called_and_has_a_gradient_of_zeros_does_not_stop_th
 def test_weights_decay_by_the_rate_but_not_below_a_tenth_of_their_first_norm(start: float, factor: float) -> None:
     """Weights that started with `start` times their present norm."""
     module = nn.Linear(6, 3).double()
-    optimiser = Lifted(module, nn.MSELoss(), lr=0.1, weight_decay=0.2, momentum=0.0)
+    optimiser = Lifted(module, nn.MSELoss(), lr=0.1, weight_decay=0.2, momentum=0.0, refresh=1)
     take_step(optimiser, module, draw(24, 6), draw(24, 3), nn.MSELoss())
     before = module.weight.detach().clone()
     optimiser.state[module.weight]["start_norm"] = start * before.norm()
+    nn.MSELoss()(module(draw(24, 6)), draw(24, 3)).backward()
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     torch.testing.assert_close(module.weight.detach(), factor * before)
+
+
+def test_no_step_between_two_refreshes_decays_weights_below_a_tenth_of_their_first_norm() -> None:
+    module = nn.Linear(6, 3).double()
+    optimiser = Lifted(module, nn.MSELoss(), lr=0.1, weight_decay=5.0, momentum=0.0)
+    start = float(module.weight.detach().norm())
+    for _ in range(110):
+        nn.MSELoss()(module(draw(24, 6)), draw(24, 3)).backward()
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimiser.step()
+    assert 0.1 * start < float(module.weight.detach().norm()) < 0.2 * start
 
 
 def test_damping_is_a_fraction_of_the_mean_diagonal() -> None:

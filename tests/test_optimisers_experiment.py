@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -176,20 +176,33 @@ def test_a_diverged_run_has_the_worst_score() -> None:
     assert len(found["score"]) == 3
 
 
+def searched(monkeypatch: pytest.MonkeyPatch, folder: Path, score: Callable[[Fields], float]) -> Fields:
+    """What is chosen for K-FAC on a task, where settings have these scores."""
+    monkeypatch.setattr(Bench, "held_back_score", lambda self, method, option: score(option))
+    data = dataset(TASKS["dense mnist"], "cpu", 20)
+    bench = Bench(Store(folder / "optimisers-cpu.jsonl"), "dense mnist", Scale(), data)
+    assert chosen(bench, LIFTED) == {}
+    return chosen(bench, "K-FAC")
+
+
 def test_rates_are_searched_beyond_their_ends_then_decay_and_damping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def best_of(self: Bench, method: str, options: Sequence[Fields]) -> Fields:
-        return min(options, key=lambda option: abs(option["rate"] - 2.0) + option["decay"] + option["damping"])
+    def score(option: Fields) -> float:
+        return 100 - abs(option["rate"] - 2.0) - option["decay"] - float(option["damping"])
 
-    monkeypatch.setattr(Bench, "best_of", best_of)
-    bench = Bench(
-        Store(tmp_path / "optimisers-cpu.jsonl"), "dense mnist", Scale(), dataset(TASKS["dense mnist"], "cpu", 20)
-    )
-    found = chosen(bench, "K-FAC")
+    found = searched(monkeypatch, tmp_path, score)
     assert 1 < found["rate"] < 3.1
     assert (found["decay"], found["damping"]) == (min(GRIDS["K-FAC"].decays), min(GRIDS["K-FAC"].dampings))
-    assert chosen(bench, LIFTED) == {}
+
+
+@pytest.mark.parametrize(("least", "expected"), [(100.0, 300.0), (1e9, 3000.0)])
+def test_dampings_are_larger_where_the_smallest_rate_diverges(
+    least: float, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All settings with a damping of at least `least` score the same, the others diverge; a search has an end."""
+    found = searched(monkeypatch, tmp_path, lambda option: 0.5 if option["damping"] >= least else 0.0)
+    assert found["damping"] == expected
 
 
 def test_the_search_begins_where_the_units_of_a_task_are() -> None:

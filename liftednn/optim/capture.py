@@ -64,10 +64,10 @@ class Capture:
                 self.moments = self.moments + BlockMoments.of(rows)
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
-        number, overlap = float(output.numel()), self.regression.overlap(module, x, output)
-        of_tokens = float(self.regression.of_tokens(x))
-        numbers = [squares.new_full((), each) for each in (number, overlap * number, of_tokens)]
-        self.size = self.size + torch.stack([squares.sum(), *numbers])
+        number, overlap = output.numel(), self.regression.overlap(module, x, output)
+        counts = squares.new_tensor([0.0, number, overlap * number, self.regression.of_tokens(x)])
+        counts[0] += squares.sum()
+        self.size = self.size + counts
         self.numbers += output.numel()
 
     def summed(self, add_up: AddUp) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,11 +48,11 @@ class Regression:
         """That of its geometry in the state of the weight."""
         return "metric" if self.rows == _ALL else f"metric_{self.rows.start}"
 
-    @property
+    @cached_property
     def groups(self) -> int:
         return int(getattr(self.modules[0], "groups", 1))
 
-    @property
+    @cached_property
     def transposed(self) -> bool:
         return isinstance(self.modules[0], _TRANSPOSED)
 
@@ -65,7 +66,7 @@ class Regression:
         """Output channels of all groups."""
         return self.groups * self.weight.shape[1] if self.transposed else len(self.weight[self.rows])
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Entries of a row of one group."""
         return len(self.weight) // self.groups if self.transposed else math.prod(self.weight.shape[1:])
@@ -82,7 +83,7 @@ class Regression:
         """Whether the weight and the intercepts have gradients."""
         return self.weight.grad is not None, self.bias is not None and self.bias.grad is not None
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, int, int]:
         """(g, q, p)."""
         numbers = self.weight.numel() if self.rows == _ALL else self.outputs * self.columns
@@ -117,8 +118,9 @@ class Regression:
     def matrix(self, w: Tensor) -> Tensor:
         """Its rows of a tensor like the weight as (g, q, p)."""
         w = w if self.rows == _ALL else w[self.rows]
-        grouped = w.reshape(self.groups, len(w) // self.groups, -1)
-        return (grouped.mT.contiguous() if self.transposed else grouped).to(self.dtype)
+        if self.transposed:
+            return w.reshape(self.groups, len(w) // self.groups, -1).mT.contiguous().to(self.dtype)
+        return w.reshape(self.matrix_shape).to(self.dtype)
 
     def intercepts(self, b: Tensor) -> Tensor:
         """Its rows of a tensor like the bias as (g, q)."""
@@ -126,7 +128,7 @@ class Regression:
 
     def mean_outputs(self, centre: Tensor) -> Tensor:
         """The products of the weights with the mean of the rows, (g, p), in the order of the intercepts."""
-        return torch.einsum("gqp,gp->gq", self.matrix(self.weight), centre).reshape(-1)
+        return torch.bmm(self.matrix(self.weight), centre[:, :, None]).reshape(-1)
 
     def from_matrix(self, w: Tensor) -> Tensor:
         """The inverse of `matrix`."""

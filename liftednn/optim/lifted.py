@@ -200,9 +200,9 @@ class Lifted(torch.optim.Optimizer):
         moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
         self._call = None
-        last = last_weight(found)
-        norms = norm_parameters(unwrapped(self.module).inner, self._held)
-        let_decay(self.state, [each.regression.weight for each in found if each.steps], last, norms, self._doubt)
+        last, norms = last_weight(found), norm_parameters(unwrapped(self.module).inner, self._held)
+        stepping = [each.regression.weight for each in found if each.steps]
+        let_decay(self.state, stepping, last, norms, self._doubt, self.refresh)
         layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
         trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
         spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
@@ -302,7 +302,7 @@ class Lifted(torch.optim.Optimizer):
                 if layer.bias is not None:
                     parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
         whole = [(parameter, _whole(found)) for parameter, found in parts.items()]
-        return {parameter: step.to(parameter) for parameter, step in whole if step.shape == parameter.shape}
+        return {p: step if step.dtype == p.dtype else step.to(p) for p, step in whole if step.shape == p.shape}
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("module", "criterion", "damping", "refresh", "trust")

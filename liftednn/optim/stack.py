@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -73,6 +74,11 @@ class Stack:
             b = _joined([layer.intercepts(gradient) for layer, gradient in pairs if gradient is not None])
         return g, b
 
+    @cached_property
+    def groups(self) -> list[int]:
+        """Of each layer."""
+        return [layer.groups for layer in self.layers]
+
     @property
     def parameters(self) -> set[Tensor]:
         """That its steps move."""
@@ -92,9 +98,9 @@ class Stack:
             return None, shift, torch.zeros_like(self.allowed)
         move = _by_blocks(g, self.inverse)
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        motion = torch.linalg.vecdot(move.flatten(1), g.flatten(1))
+        motion = (move * g).sum((1, 2))
         if shift is not None and b is not None:
-            motion = motion + torch.linalg.vecdot(shift, b)
+            motion = motion + (shift * b).sum(1)
         return move, shift, motion
 
     def _spectral_step(self, g: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -117,7 +123,7 @@ class Stack:
 
     def by_layer(self, step: Tensor) -> Iterator[tuple[Regression, Tensor]]:
         """A tensor (g, ...) with the part of each layer."""
-        return zip(self.layers, torch.split(step, [layer.groups for layer in self.layers]), strict=True)
+        return zip(self.layers, torch.split(step, self.groups) if len(self.layers) > 1 else [step], strict=True)
 
 
 def stacked(pairs: Sequence[tuple[Regression, LayerMetric]], before: Sequence[Stack] | None) -> list[Stack]:
@@ -158,19 +164,20 @@ def steps(stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> list[tu
     within: dict[int, Tensor] = {}
     for together in devices.values():
         motion, allowed = _joined([found[at][2] for at in together]), _joined([stacks[at].allowed for at in together])
-        lengths = (motion / allowed).clamp_(min=1).rsqrt_()
-        within |= zip(together, torch.split(lengths, [len(stacks[at].allowed) for at in together]), strict=True)
-    return [_limited(stacks[at], move, shift, within[at][:, None]) for at, (move, shift, _) in enumerate(found)]
+        lengths = (motion / allowed).clamp_(min=1).rsqrt_().view(-1, 1, 1)
+        within |= zip(together, torch.split(lengths, [sum(stacks[at].groups) for at in together]), strict=True)
+    return [_limited(stacks[at], move, shift, within[at]) for at, (move, shift, _) in enumerate(found)]
 
 
 def _limited(
     stack: Stack, move: Tensor | None, shift: Tensor | None, length: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
+    """Steps times a length (g, 1, 1) of each group."""
     if move is None:
         return None, shift
-    move = move.mul_(length[:, :, None])
+    move = move.mul_(length)
     if shift is not None:
-        shift = torch.baddbmm((shift * length)[:, :, None], move, stack.centre[:, :, None], alpha=-1)[:, :, 0]
+        shift = torch.baddbmm(shift[:, :, None] * length, move, stack.centre[:, :, None], alpha=-1)[:, :, 0]
     return move, shift
 
 
@@ -180,8 +187,9 @@ def _gradient(parameter: Tensor | None, averages: Mapping[Tensor, Tensor]) -> Te
 
 def _by_blocks(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """x (g, q, p) times the block-diagonal matrix of these."""
-    parts = [x[..., at] @ each for each, at in zip(matrices, column_blocks(x.shape[-1]), strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if len(matrices) == 1:
+        return x @ matrices[0]
+    return torch.cat([x[..., at] @ each for each, at in zip(matrices, column_blocks(x.shape[-1]), strict=True)], -1)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

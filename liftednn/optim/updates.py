@@ -27,22 +27,37 @@ _ADAM: dict[str, Any] = {
 
 
 def let_decay(
-    state: Any, weights: Iterable[Tensor], last: Tensor | None, norms: Iterable[Tensor], doubt: Tensor | None
+    state: Any,
+    weights: Iterable[Tensor],
+    last: Tensor | None,
+    norms: Iterable[Tensor],
+    doubt: Tensor | None,
+    steps: int,
 ) -> None:
-    """Mark in the state what decays: these weights, and the parameters of norms.
+    """Mark in the state what decays in the steps that follow, at most so many: these weights, and the parameters of norms.
+
+    A weight does not decay below a tenth of the norm that it starts with: where a batch norm follows a layer, its steps are proportional
+    to the size of its weights, which would vanish in a long run.
 
     last    the one of the last layer, whose state holds the doubt
     doubt   how undecided predictions are (probes.py); None for 1
     """
     for weight in weights:
-        start = state[weight].setdefault("start_norm", torch.linalg.vector_norm(weight))
+        held, size = state[weight], torch.linalg.vector_norm(weight)
+        start = held.setdefault("start_norm", size)
+        least = (_SMALLEST * start / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1) ** (1 / steps)
+        _keep(held, "least", least)
         if weight is last:
-            held = state[weight].setdefault("doubt", torch.ones_like(start))
-            held.copy_(torch.ones_like(held) if doubt is None else doubt)  # in the memory that a recorded step reads
+            _keep(held, "doubt", torch.ones_like(size) if doubt is None else doubt.to(size))
         else:
-            state[weight].pop("doubt", None)
+            held.pop("doubt", None)
     for p in norms:
         state[p].setdefault("start", p.detach().clone())
+
+
+def _keep(held: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """In the memory that a recorded step reads."""
+    held.setdefault(name, torch.empty_like(value)).copy_(value)
 
 
 def decay_step(
@@ -52,9 +67,8 @@ def decay_step(
     last_decay: float | None,
     centres: Iterable[tuple[Regression, Tensor]],
 ) -> None:
-    """Multiply weights by 1 - lr decay, as AdamW does, but not below a tenth of the norm that they start with: where a batch norm follows a
-    layer, its steps are proportional to the size of its weights, which would vanish in a long run. The parameters of norms return to their
-    start at the same rate: while the last layer decays, they would grow without end.
+    """Multiply weights by 1 - lr decay, as AdamW does, as far as `let_decay` allows. The parameters of norms return to their start at the
+    same rate: while the last layer decays, they would grow without end.
 
     last_decay   of the last layer, times how undecided predictions are; None for that of the others
     centres      the last layers, with the means of their rows: their intercepts keep the mean of the outputs. A mean that the decay moves
@@ -63,18 +77,17 @@ def decay_step(
     """
     if not decay:
         return
-    held = [p for p in group["params"] if p.grad is not None]
-    norms = [p for p in held if "start" in state[p]]
+    held = [(p, state[p]) for p in group["params"] if p.grad is not None]
+    norms = [p for p, own in held if "start" in own]
     if norms:
-        gaps = list(torch._foreach_sub(norms, [state[p]["start"] for p in norms]))
-        rate = group["lr"] * decay
-        _subtract(norms, gaps, rate.clamp(max=1.0) if isinstance(rate, Tensor) else min(rate, 1.0))
-    weights = [p for p in held if "start_norm" in state[p]]
-    inner = [p for p in weights if last_decay is None or "doubt" not in state[p]]
-    factors = _factors(state, inner, 1 - group["lr"] * decay)
-    for p in weights:
-        if last_decay is not None and "doubt" in state[p]:
-            factors |= _factors(state, [p], 1 - group["lr"] * last_decay * state[p]["doubt"])
+        _return(norms, [state[p]["start"] for p in norms], group["lr"] * decay)
+    weights = [(p, own) for p, own in held if "least" in own]
+    inner = [pair for pair in weights if last_decay is None or "doubt" not in pair[1]]
+    factors = _factors(inner, 1 - group["lr"] * decay)
+    if last_decay is not None:
+        for p, own in weights:
+            if "doubt" in own:
+                factors |= _factors([(p, own)], 1 - group["lr"] * last_decay * own["doubt"])
     for layer, centre in centres:
         if layer.bias is not None and layer.weight in factors:
             layer.bias[layer.bias_rows].add_((1 - factors[layer.weight]) * layer.mean_outputs(centre))
@@ -82,16 +95,20 @@ def decay_step(
         torch._foreach_mul_(list(factors), list(factors.values()))
 
 
-def _factors(state: Any, params: list[Tensor], factor: float | Tensor) -> dict[Tensor, Tensor]:
-    """What weights are multiplied by: the factor, but nothing that would make them smaller than they may become."""
-    if not params:
+def _return(params: list[Tensor], starts: list[Tensor], rate: float | Tensor) -> None:
+    if isinstance(rate, Tensor):
+        torch._foreach_lerp_(params, starts, [rate.clamp(max=1.0).to(p.dtype) for p in params])
+    else:
+        torch._foreach_lerp_(params, starts, min(rate, 1.0))
+
+
+def _factors(pairs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], factor: float | Tensor) -> dict[Tensor, Tensor]:
+    """What weights are multiplied by: the factor, or the least that is allowed."""
+    if not pairs:
         return {}
-    sizes = torch._foreach_norm(params)
-    torch._foreach_clamp_min_(sizes, max(torch.finfo(p.dtype).tiny for p in params))
-    found = torch._foreach_div(torch._foreach_mul([state[p]["start_norm"] for p in params], _SMALLEST), sizes)
-    torch._foreach_clamp_max_(found, 1.0)
-    torch._foreach_clamp_min_(found, [factor] * len(found) if isinstance(factor, Tensor) else factor)
-    return dict(zip(params, found, strict=True))
+    least = [own["least"] for _, own in pairs]
+    found = torch._foreach_clamp_min(least, [factor] * len(least) if isinstance(factor, Tensor) else factor)
+    return {p: each for (p, _), each in zip(pairs, found, strict=True)}
 
 
 def averaged(state: Any, group: Mapping[str, Any], params: Set[Tensor]) -> dict[Tensor, Tensor]:
@@ -147,10 +164,11 @@ def adam_step(state: Any, group: Mapping[str, Any], others: Mapping[Tensor, Tens
     for p in params:
         if "exp_avg" not in state[p]:
             state[p] |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        # On its device, where a recorded step counts.
-        state[p]["step"] = state[p]["step"].to(p.device)
+        if state[p]["step"].device != p.device:  # where a recorded step counts
+            state[p]["step"] = state[p]["step"].to(p.device)
     rate = group["adam_lr"] * group["lr"] / (group["base_lr"] or 1.0)
     first, second, steps = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step"))
     grads = [p.grad for p in params]
-    cuda = all(p.is_cuda for p in params)
-    adamw(params, grads, first, second, [], steps, lr=rate, capturable=cuda, fused=cuda, **_ADAM)
+    kinds = {p.device.type for p in params}
+    cuda, fused = kinds == {"cuda"}, kinds in ({"cpu"}, {"cuda"})
+    adamw(params, grads, first, second, [], steps, lr=rate, capturable=cuda, fused=fused, **_ADAM)
