@@ -57,18 +57,17 @@ _LENET = (
     "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
     "response now.*"
 )
-_DOUBT = (
-    "*Older figures of lifted: made when the last layer decayed by .2 however certain predictions were, and the decay moved the mean "
-    "of its outputs.*"
+_TENSORS = (
+    "*Older figures of plain steps: made with rates that are tensors on the GPU, where those of lifted take longer than with numbers, and "
+    "in several sessions.*"
 )
-_KFAC = "*Older figures of K-FAC on text and on the autoencoder: made when a bound on a row's change let its steps be too long.*"
 OLDER = {
     name: line
     for line, names in {
         _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
         "paper_model full_pass time_to_goal",
         _LENET: "convolution_init",
-        _DOUBT + "\n\n" + _KFAC: "optimisers",
+        _TENSORS: "optimiser_cost",
     }.items()
     for name in names.split()
 }

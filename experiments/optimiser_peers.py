@@ -99,8 +99,8 @@ class FOOF(Preconditioned):
 class KFAC(FOOF):
     """Also times the inverse of the mean of g g^T from the left, g the gradient in a layer's output at labels that the module predicts.
 
-    Both factors have the square root of the damping; the whole step is shortened as in public implementations, by the change of a row's
-    predictions that it makes: a criterion is a mean over the terms of a row.
+    Both factors have the square root of the damping; the whole step is shortened as in public implementations, by the change of a label's
+    prediction that it makes, or of all pixels of an image: the criterion is a mean over these.
     """
 
     def __init__(self, layers: Sequence[Layer], decay: float, damping: float, momentum: float = 0.9) -> None:
@@ -110,7 +110,7 @@ class KFAC(FOOF):
         self.generator = torch.Generator(layers[0].weight.device).manual_seed(0)
 
     def _refresh(self, outputs: Tensor, criterion: nn.Module, rows: int) -> None:
-        self.terms = terms_of(outputs, criterion, rows)
+        self.terms = 1.0 if isinstance(criterion, nn.CrossEntropyLoss) else terms_of(outputs, criterion, rows)
         loss = sampled_loss(outputs, criterion, rows, self.generator)
         found = torch.autograd.grad(loss, [output for _, output in self.seen.values()], retain_graph=True)
         super()._refresh(outputs, criterion, rows)

@@ -65,6 +65,9 @@ def step_of(method: str, kind: TaskKind, module: nn.Module, settings: Mapping[st
     criterion = kind.criterion
     pairs = _pairs(method, module, criterion, settings)
     record = record and method in RECORDED and not any(isinstance(each, nn.LSTM) for each in module.modules())
+    if not record:  # rates are numbers, as in most loops
+        for group in (group for optimiser, _ in pairs for group in optimiser.param_groups):
+            group["lr"] = float(group["lr"])
     return Step(module, pairs, _Loss(kind, criterion, pairs), record)
 
 

@@ -89,6 +89,16 @@ def test_kfac_bounds_the_change_of_all_predictions_of_a_row(outputs: int) -> Non
     assert 0.3e-3 < float(divergence) < 0.7e-3
 
 
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_kfac_bounds_the_change_of_a_label_however_many_a_row_has(tokens: int) -> None:
+    layer, x, y = nn.Linear(4, 3), draw(50, tokens, 4), torch.arange(50 * tokens) % 3
+    before = layer(x).detach().flatten(0, 1).log_softmax(1)
+    module = nn.Sequential(layer, nn.Flatten(0, 1))
+    one_step(KFAC([layer], 0.0, 1e-8, momentum=0.0), module, x, y, nn.CrossEntropyLoss(), 100.0)
+    after = layer(x).detach().flatten(0, 1).log_softmax(1)
+    assert 0.3e-3 < float((before.exp() * (before - after)).sum(1).mean()) < 0.7e-3
+
+
 @pytest.mark.parametrize("rows", [6, 60])
 def test_isaac_uses_the_gram_matrix_of_the_batch(rows: int) -> None:
     """By either side: fewer rows than columns, and more."""
