@@ -111,8 +111,8 @@ class Capture:
         """The mean square by which a step moves the outputs, over the mean square of these."""
         move = self.squares.new_zeros(self.regression.matrix_shape) if move is None else move
         rows = torch.cat(self.sample) if self.sample else move.new_zeros(0, *move.shape[::2])
-        moved = torch.einsum("rgp,gqp->rgq", rows, move)
-        moved = moved if shift is None else moved + shift
+        moved = torch.bmm(rows.transpose(0, 1), move.mT)
+        moved = moved if shift is None else moved + shift[:, None]
         number = moved.new_full((), len(rows) * self.regression.outputs)
         squares, number = add_up(torch.stack([self.overlap * moved.square().sum(), number]))
         relative: Tensor = squares / number / self.mean_square

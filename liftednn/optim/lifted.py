@@ -14,7 +14,7 @@ from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
-from liftednn.optim.stack import Stack, centres, stacked, steps
+from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
 from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
@@ -251,7 +251,7 @@ class Lifted(torch.optim.Optimizer):
     def _limit(self, capture: Capture, metric: LayerMetric, trust: float, ranks: Ranks) -> None:
         """Shorten the steps of a layer where one of rate 1 would move the outputs by more than `trust`."""
         layer = capture.regression
-        ((move, shift),) = steps([Stack.of([(layer, metric)])], {})
+        move, shift = unlimited_step(layer, metric)
         # All calls of one module move at once.
         excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
         metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0

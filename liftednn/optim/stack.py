@@ -14,7 +14,7 @@ from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import column_blocks
 from liftednn.optim.spectral import polar
 
-__all__ = ["Stack", "centres", "stacked", "steps"]
+__all__ = ["Stack", "centres", "stacked", "steps", "unlimited_step"]
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Stack:
             [_joined(blocks) for blocks in zip(*matrices, strict=True)]
             for matrices in ([metric.inverse for metric in metrics], [metric.root for metric in metrics])
         )
-        curvature = torch.cat([metric.curvature.repeat(len(metric.centre)) for metric in metrics])
-        allowed = torch.cat([metric.allowed.repeat(len(metric.centre)) for metric in metrics])
-        centre = torch.cat([metric.centre for metric in metrics])
+        curvature = _joined([metric.curvature.repeat(len(metric.centre)) for metric in metrics])
+        allowed = _joined([metric.allowed.repeat(len(metric.centre)) for metric in metrics])
+        centre = _joined([metric.centre for metric in metrics])
         layers = [layer for layer, _ in pairs]
         return cls(layers, inverse, root, curvature[:, None], centre, allowed * curvature)
 
@@ -169,15 +169,26 @@ def steps(stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> list[tu
     return [_limited(stacks[at], move, shift, within[at]) for at, (move, shift, _) in enumerate(found)]
 
 
+def unlimited_step(layer: Regression, metric: LayerMetric) -> tuple[Tensor | None, Tensor | None]:
+    """What a step of rate 1 of one layer would subtract, without the limit for one batch."""
+    stack = Stack.of([(layer, metric)])
+    move, shift, _ = stack.step({})
+    return _with_centre(stack, move, shift)
+
+
 def _limited(
     stack: Stack, move: Tensor | None, shift: Tensor | None, length: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Steps times a length (g, 1, 1) of each group."""
     if move is None:
         return None, shift
-    move = move.mul_(length)
-    if shift is not None:
-        shift = torch.baddbmm(shift[:, :, None] * length, move, stack.centre[:, :, None], alpha=-1)[:, :, 0]
+    return _with_centre(stack, move.mul_(length), None if shift is None else shift * length[:, :, 0])
+
+
+def _with_centre(stack: Stack, move: Tensor | None, shift: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Steps whose intercepts are those of rows about 0."""
+    if move is not None and shift is not None:
+        shift = torch.baddbmm(shift[:, :, None], move, stack.centre[:, :, None], alpha=-1)[:, :, 0]
     return move, shift
 
 
@@ -188,8 +199,10 @@ def _gradient(parameter: Tensor | None, averages: Mapping[Tensor, Tensor]) -> Te
 def _by_blocks(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """x (g, q, p) times the block-diagonal matrix of these."""
     if len(matrices) == 1:
-        return x @ matrices[0]
-    return torch.cat([x[..., at] @ each for each, at in zip(matrices, column_blocks(x.shape[-1]), strict=True)], -1)
+        return torch.bmm(x, matrices[0])
+    return torch.cat(
+        [torch.bmm(x[..., at], each) for each, at in zip(matrices, column_blocks(x.shape[-1]), strict=True)], -1
+    )
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -52,12 +52,16 @@ def let_decay(
         else:
             held.pop("doubt", None)
     for p in norms:
-        state[p].setdefault("start", p.detach().clone())
+        if "start" not in state[p]:
+            state[p]["start"] = p.detach().clone()
 
 
 def _keep(held: dict[str, Tensor], name: str, value: Tensor) -> None:
     """In the memory that a recorded step reads."""
-    held.setdefault(name, torch.empty_like(value)).copy_(value)
+    if name in held:
+        held[name].copy_(value)
+    else:
+        held[name] = value.clone()
 
 
 def decay_step(
