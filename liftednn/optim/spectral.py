@@ -20,7 +20,7 @@ _STEPS = 5
 
 
 def polar(x: Tensor) -> Tensor:
-    """Matrices (..., q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
+    """Matrices (g, q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
 
     By Newton and Schulz: products of matrices alone, in bfloat16 on a GPU.
     """
@@ -31,7 +31,7 @@ def polar(x: Tensor) -> Tensor:
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
     z = z.bfloat16() if z.is_cuda else z
     for _ in range(_STEPS):
-        square = z @ z.mT
+        square = torch.bmm(z, z.mT)
         factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
         z = torch.baddbmm(z, factor, z, beta=_A)
     return (z.mT if tall else z).to(x)
