@@ -22,7 +22,7 @@ from experiments.default_models import DEEP, METHODS, OPTIONAL
 from experiments.estimators import Split, at_hand
 from experiments.markdown import table
 from experiments.settings import Settings, threads
-from experiments.store import Store
+from experiments.store import Record, Store
 from experiments.workers import Job, fill
 
 TAKES = ("only", "seeds", "workers")
@@ -65,14 +65,22 @@ def measure(who: str, name: str, number: int, quick: bool = False) -> Row:
 
 
 def means(store: Store, names: Iterable[str], splits: int) -> Means:
-    """Over the splits, of the sets for which every method that needs no further package is complete."""
+    """Over the splits, of the sets for which every method that needs no further package is complete; seconds of those only that were run
+    on the processor of MLP."""
     found = {}
     for name in names:
         runs = {who: _runs(store, name, who, splits) for who in METHODS}
-        whole = {who: _mean(runs[who]) for who in METHODS if len(runs[who]) == splits}
+        whole = {who: _mean([run.value for run in runs[who]]) for who in METHODS if len(runs[who]) == splits}
         if whole.keys() >= set(METHODS) - set(OPTIONAL):
+            for who, of in whole.items():
+                if _processors(runs[who]) != _processors(runs["MLP"]):
+                    del of["seconds"]
             found[name] = whole
     return found
+
+
+def _processors(runs: Sequence[Record]) -> list[str]:
+    return [run.machine["processor"] for run in runs]
 
 
 def beside_deep(store: Store) -> Means:
@@ -81,9 +89,10 @@ def beside_deep(store: Store) -> Means:
     return {name: of for name, of in found.items() if any(who in of for who in DEEP)}
 
 
-def _runs(store: Store, name: str, who: str, splits: int) -> list[Row]:
-    """Of the first so many splits."""
-    return [each.value for each in store.find(set=name, method=who) if each.fields["split"] < splits]
+def _runs(store: Store, name: str, who: str, splits: int) -> list[Record]:
+    """Of the first so many splits, in their order."""
+    found = [each for each in store.find(set=name, method=who) if each.fields["split"] < splits]
+    return sorted(found, key=lambda each: int(each.fields["split"]))
 
 
 def _mean(runs: Sequence[Row]) -> dict[str, float]:
@@ -100,10 +109,11 @@ def ranks(found: Means, methods: Sequence[str], measured: str, less: bool) -> di
 
 def times_mlp(found: Means, who: str) -> Row:
     """Seconds over those of MLP: the median, and the worst set of many and of few rows."""
-    ratio = {name: of[who]["seconds"] / of["MLP"]["seconds"] for name, of in found.items()}
+    ratio = {name: of[who]["seconds"] / of["MLP"]["seconds"] for name, of in found.items() if "seconds" in of[who]}
     many = {name: value for name, value in ratio.items() if found[name][who]["rows"] > MANY}
     few = {name: value for name, value in ratio.items() if name not in many}
-    return {"median": statistics.median(ratio.values()), "many rows": _worst(many), "few rows": _worst(few)}
+    median = statistics.median(ratio.values()) if ratio else ""
+    return {"median": median, "many rows": _worst(many), "few rows": _worst(few)}
 
 
 def _worst(ratio: Mapping[str, float]) -> str:

@@ -97,6 +97,18 @@ def test_methods_are_ranked_on_complete_sets_and_equal_ones_share_ranks(tmp_path
     assert [rows["lifted"][key] for key in keys] == [1, "1.00 (boston)", "2.00 (heart)"]
 
 
+def test_seconds_are_compared_on_one_processor_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forest, run elsewhere on one set of three; and of the linear model, run elsewhere on all."""
+    store = store_of(tmp_path)
+    again = [r for r in store.records if r.fields["method"] == "linear"] + store.find(set="heart", method="forest")
+    monkeypatch.setattr("experiments.store.machine", lambda device: {"processor": "another"})
+    for record in again:
+        store.add(record.value | {"seconds": 50.0}, **record.fields)
+    rows = {row["method"]: row for row in tables.summary(tables.means(store, tabular.CHOOSING, splits=2))}
+    assert [rows[who]["seconds / MLP, median"] for who in ("lifted", "forest", "linear")] == [1, 1, ""]
+    assert rows["forest"]["accuracy rank"] == 3.5
+
+
 def test_sets_on_which_ours_is_behind_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
