@@ -425,6 +425,22 @@ def test_zero_weights_can_be_left() -> None:
     assert fit.history[-1].loss < fit.history[0].loss - 0.05
 
 
+def test_passes_of_one_step_share_an_objective_and_its_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluated every 60 steps, not in each of 100 passes."""
+    calls, penalties = [], lnn.LiftedNetwork.penalties
+
+    def counted(self: lnn.LiftedNetwork, weights: Any) -> Any:
+        calls.append(weights)
+        return penalties(self, weights)
+
+    monkeypatch.setattr(lnn.LiftedNetwork, "penalties", counted)
+    fit = lnn.MiniBatch(passes=100, batch_size=40).run(network(), X[:40], LABELS[:40])
+    objectives = [record.objective for record in fit.history]
+    assert len(set(objectives)) == 2
+    assert len(calls) < 10
+    assert objectives[60] < objectives[0]
+
+
 def test_a_few_batches_of_a_loader_are_evaluated_in_every_pass() -> None:
     def batches() -> Any:
         class Endless:

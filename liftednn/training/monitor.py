@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ class Monitor:
     """What a run reports.
 
     evaluations          of some batches of the present pass, or of the last one that has any: for its objective and gaps
+    penalty              of the weights at the end of that pass; None before
     best, best_network   the weights and the network of the pass with the best validation score
     """
 
@@ -92,6 +93,7 @@ class Monitor:
     tally: Tally
     history: list[Record] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    penalty: float | None = None
     best: list[Affine] | None = None
     best_pass: int = 0
     best_network: LiftedNetwork | None = None
@@ -101,16 +103,24 @@ class Monitor:
         """Steps in the passes that are complete."""
         return sum(record.steps for record in self.history)
 
-    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
+    def evaluate(self, evaluation: Evaluation, anew: bool) -> None:
+        """Keep the evaluation of a batch: the first of its pass, or one more."""
+        self.evaluations = [evaluation] if anew else [*self.evaluations, evaluation]
+        self.penalty = None
+
+    def record(
+        self, weights: Callable[[], list[Affine]], steps: int, rate: float, halved: int, seconds: float
+    ) -> Record:
         """The record of a pass that ends at `weights`."""
         evaluations = self.evaluations
-        penalty = sum(self.network.penalties(weights))
+        if self.penalty is None:
+            self.penalty = float(sum(self.network.penalties(weights())))
         gaps = tuple(_mean(gap) for gap in zip(*(each.gaps for each in evaluations), strict=True))
         loss, score = self.tally.close()
         validation_loss, validation_score = self._validate(weights)
         closed = Record(
             number=len(self.history) + 1,
-            objective=_mean([sum(each.terms) for each in evaluations]) + penalty,
+            objective=_mean([sum(each.terms) for each in evaluations]) + self.penalty,
             gaps=gaps,
             loss=loss,
             score=score,
@@ -124,10 +134,10 @@ class Monitor:
         self.history.append(closed)
         return closed
 
-    def _validate(self, weights: list[Affine]) -> tuple[float | None, float | None]:
+    def _validate(self, final: Callable[[], list[Affine]]) -> tuple[float | None, float | None]:
         if self.validation is None:
             return None, None
-        x, y = self.validation
+        (x, y), weights = self.validation, final()
         scores = feedforward(self.network, weights, x)
         loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
@@ -157,6 +167,7 @@ class Monitor:
         return {
             "history": [asdict(record) for record in self.history],
             "looks": self.evaluations,
+            "penalty": self.penalty,
             "pass": self.tally.sums,
             "best_pass": self.best_pass,
             "best_rho": [] if self.best_network is None else [_rho(layer) for layer in self.best_network.layers],
@@ -176,6 +187,7 @@ class Monitor:
         self.evaluations = [
             Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in metadata["looks"]
         ]
+        self.penalty = metadata.get("penalty")
         self.tally.load(metadata.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
         self.best_pass = metadata["best_pass"]
