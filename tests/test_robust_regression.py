@@ -52,14 +52,14 @@ def test_outliers_change_only_the_squared_error(loss: str) -> None:
 
 def test_a_quantile_covers_its_fraction_of_new_responses() -> None:
     draws = np.random.default_rng(0)
-    x, new = draws.uniform(0, 1, (4000, 5)), draws.uniform(0, 1, (4000, 5))
+    x, new = draws.uniform(0, 1, (8000, 5)), draws.uniform(0, 1, (20_000, 5))
 
     def noisy(rows: np.ndarray) -> np.ndarray:
         return rows.sum(1) + (0.1 + rows[:, 0]) * draws.standard_normal(len(rows))
 
     y, y_new = noisy(x), noisy(new)
     found = small(loss=Quantile((0.1, 0.5, 0.9)), max_iter=20).fit(x, y).predict(new)
-    np.testing.assert_allclose((y_new[:, None] <= found).mean(0), (0.1, 0.5, 0.9), atol=0.03)
+    np.testing.assert_allclose((y_new[:, None] <= found).mean(0), (0.1, 0.5, 0.9), atol=0.025)
     assert np.corrcoef(found[:, 2] - found[:, 0], new[:, 0])[0, 1] > 0.9, "the band must widen with the noise"
 
 
