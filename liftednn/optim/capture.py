@@ -65,16 +65,16 @@ class Capture:
                 self.sample.append(rows[:: -(-len(rows) // _MEASURED)].clone())
         squares = self.regression.channel_squares(module, output.detach())
         number, overlap = output.numel(), self.regression.overlap(module, x, output)
-        counts = squares.new_tensor([0.0, number, overlap * number, self.regression.of_tokens(x)])
-        counts[0] += squares.sum()
-        self.size = self.size + counts
+        counts = [squares.new_full((), each) for each in (number, overlap * number, self.regression.of_tokens(x))]
+        self.size = self.size + torch.stack([squares.sum(), *counts])
         self.numbers += output.numel()
 
     def summed(self, add_up: AddUp) -> None:
         """Add what the other processes have captured; curvatures are those of a mean over them."""
         self.moments, self.size = self.moments.summed(add_up), add_up(self.size)
         self.squares = add_up(self.squares) / add_up(torch.ones_like(self.size[0]))
-        self.order = add_up(self.size.new_tensor([self.number + 1, self.number >= 0]))
+        # Filled, not copied: a copy from the host would wait for the device.
+        self.order = add_up(torch.stack([self.size.new_full((), each) for each in (self.number + 1, self.number >= 0)]))
 
     @property
     def mean_square(self) -> Tensor:

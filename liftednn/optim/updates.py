@@ -84,7 +84,7 @@ def decay_step(
     held = [(p, state[p]) for p in group["params"] if p.grad is not None]
     norms = [p for p, own in held if "start" in own]
     if norms:
-        _return(norms, [state[p]["start"] for p in norms], group["lr"] * decay)
+        _move_back(norms, [state[p]["start"] for p in norms], group["lr"] * decay)
     weights = [(p, own) for p, own in held if "least" in own]
     inner = [pair for pair in weights if last_decay is None or "doubt" not in pair[1]]
     factors = _factors(inner, 1 - group["lr"] * decay)
@@ -99,7 +99,8 @@ def decay_step(
         torch._foreach_mul_(list(factors), list(factors.values()))
 
 
-def _return(params: list[Tensor], starts: list[Tensor], rate: float | Tensor) -> None:
+def _move_back(params: list[Tensor], starts: list[Tensor], rate: float | Tensor) -> None:
+    """Towards their start by this fraction of the way, at most all of it."""
     if isinstance(rate, Tensor):
         torch._foreach_lerp_(params, starts, [rate.clamp(max=1.0).to(p.dtype) for p in params])
     else:
