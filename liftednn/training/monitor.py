@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -103,18 +103,16 @@ class Monitor:
         """Steps in the passes that are complete."""
         return sum(record.steps for record in self.history)
 
-    def evaluate(self, evaluation: Evaluation, anew: bool) -> None:
-        """Keep the evaluation of a batch: the first of its pass, or one more."""
-        self.evaluations = [evaluation] if anew else [*self.evaluations, evaluation]
+    def add_evaluation(self, evaluation: Evaluation, first: bool) -> None:
+        """Of a batch, the first of its pass or one more."""
+        self.evaluations = [evaluation] if first else [*self.evaluations, evaluation]
         self.penalty = None
 
-    def record(
-        self, weights: Callable[[], list[Affine]], steps: int, rate: float, halved: int, seconds: float
-    ) -> Record:
+    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
         """The record of a pass that ends at `weights`."""
         evaluations = self.evaluations
         if self.penalty is None:
-            self.penalty = float(sum(self.network.penalties(weights())))
+            self.penalty = float(sum(self.network.penalties(weights)))
         gaps = tuple(_mean(gap) for gap in zip(*(each.gaps for each in evaluations), strict=True))
         loss, score = self.tally.close()
         validation_loss, validation_score = self._validate(weights)
@@ -134,10 +132,10 @@ class Monitor:
         self.history.append(closed)
         return closed
 
-    def _validate(self, final: Callable[[], list[Affine]]) -> tuple[float | None, float | None]:
+    def _validate(self, weights: list[Affine]) -> tuple[float | None, float | None]:
         if self.validation is None:
             return None, None
-        (x, y), weights = self.validation, final()
+        x, y = self.validation
         scores = feedforward(self.network, weights, x)
         loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]

@@ -202,7 +202,7 @@ class Run:
             self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
-        record = self.monitor.record(self.unwhitened_weights, steps, rate, self.halved, self.seconds)
+        record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
         self._plan()
         self.save()
         return record
@@ -225,9 +225,9 @@ class Run:
         if updated or every or self.taken in EARLY:
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
-        anew = within == 0 and -self.taken % _EVALUATED < expected
-        if anew or within * number >= len(self.monitor.evaluations) * expected:
-            self.monitor.evaluate(self._evaluation(x, y, row_weights), anew)
+        first = within == 0 and -self.taken % _EVALUATED < expected
+        if first or within * number >= len(self.monitor.evaluations) * expected:
+            self.monitor.add_evaluation(self._evaluation(x, y, row_weights), first)
         self.descent.rate.fill_(
             self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         )
