@@ -152,14 +152,12 @@ def chosen(bench: Bench, method: str) -> Fields:
     grid = GRIDS[method]
     units = _units(bench.kind, method)
     rates = [units * rate for rate in grid.rates]
-    named = {"decay": [decay / units for decay in grid.decays], "damping": list(grid.dampings)}
+    more = 1.0 if bench.scale.quick or not grid.dampings else _more_damping(bench, method, grid, units)
+    named = {"decay": [decay / units for decay in grid.decays], "damping": [more * each for each in grid.dampings]}
     first = {name: values[0] for name, values in named.items() if values}
     if bench.scale.quick:
         few = rates[: 2 if method == "SGD" else 1]
         return bench.best_of(method, [{"rate": rate, **first} for rate in few])
-    more = _more_damping(bench, method, {"rate": min(rates), **first})
-    named["damping"] = [more * damping for damping in grid.dampings]
-    first = {name: values[0] for name, values in named.items() if values}
     while True:
         # In this order the smallest rate counts where all diverge.
         found = bench.best_of(method, [{"rate": rate, **first} for rate in sorted(rates)])
@@ -173,11 +171,11 @@ def chosen(bench: Bench, method: str) -> Fields:
     return found
 
 
-def _more_damping(bench: Bench, method: str, smallest: Fields) -> float:
+def _more_damping(bench: Bench, method: str, grid: Grid, units: float) -> float:
     """A factor on dampings, for networks on which even the smallest rate diverges."""
-    factor = 1.0
-    while "damping" in smallest and factor < _MOST_DAMPING:
-        if bench.held_back_score(method, smallest | {"damping": factor * smallest["damping"]}) != worst(bench.kind):
+    smallest, factor = {"rate": units * min(grid.rates), "decay": grid.decays[0] / units}, 1.0
+    while factor < _MOST_DAMPING:
+        if bench.held_back_score(method, smallest | {"damping": factor * grid.dampings[0]}) != worst(bench.kind):
             break
         factor *= 10
     return factor
