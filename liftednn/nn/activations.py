@@ -105,8 +105,8 @@ def _gradients(layer: LiftedActivation, u: Tensor, slopes: Tensor | None, g: Ten
     if not 0 < float(step) < torch.inf:  # u = 0, where L is infinite; g = 0; or a gradient that is not finite
         return _back_propagated(layer, u, slopes, g)
     activation, u, g = layer.divergence(slopes), layer.rows(u), layer.rows(g)
-    z = activation.argmin(u, step * g)
-    of_u = layer.as_given(activation.grad(u, z) / step)
+    z, gradient = activation.argmin_and_grad(u, step * g)
+    of_u = layer.as_given(gradient / step)
     return of_u, None if slopes is None else _of_slopes(u, z, slopes) / step
 
 

@@ -186,5 +186,5 @@ def _layer_x_step(
     if term is not None:
         return term.x_step(weights.w, u, g)
     activation = cast(Activation, layer.divergence)
-    z = activation.argmin(u, g)
-    return z, activation.grad(u, z).mul_(layer.lam), None
+    z, u_gradient = activation.argmin_and_grad(u, g)
+    return z, u_gradient.mul_(layer.lam), None
