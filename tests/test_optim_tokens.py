@@ -17,7 +17,7 @@ from liftednn.optim import Lifted, capture, stack
 from liftednn.optim.layers import regressions
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import BlockMoments
-from liftednn.optim.spectral import polar
+from liftednn.training.spectral import polar
 from tests.test_optim import draw, take_step
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from liftednn.optim.layers import Regression
 from liftednn.optim.metric import LayerMetric
 from liftednn.optim.moments import column_blocks
-from liftednn.optim.spectral import polar
+from liftednn.training.spectral import polar
 
 __all__ = ["Stack", "centres", "stacked", "steps", "unlimited_step"]
 

@@ -66,6 +66,14 @@ class Factor:
         """The explicit inverse, for preconditioned steps that do not need full precision."""
         return self.lower @ self.lower.T if self.singular else torch.cholesky_inverse(self.lower)
 
+    def root(self) -> Tensor:
+        """A matrix r (p, p), or (r, p) where it is a pseudo-inverse, with r' r the inverse."""
+        if self.singular:
+            return self.lower.T
+        identity = torch.eye(len(self.lower), dtype=self.lower.dtype, device=self.lower.device)
+        root: Tensor = torch.linalg.solve_triangular(self.lower, identity, upper=False)
+        return root
+
 
 def ridge(
     moments: Moments, lam: float, rho: float, anchor: Tensor | None = None, factor: Factor | None = None

@@ -106,8 +106,8 @@ def initialisation_passes(rows: int | None) -> int:
 
 def damping(rows: int | None, width: int, positions: bool = False) -> float:
     """d as a fraction of the mean diagonal of a Gram matrix: larger for few samples and many columns of the first layer's regression. At
-    least 1 where layers have several positions: those of one sample are alike, so that they measure less than as many samples would."""
-    return min(10.0, max(1.0 if positions else 0.01, 100.0 * width / (rows or _MANY)))
+    least 3 where layers have several positions: those of one sample are alike, so that they measure less than as many samples would."""
+    return min(10.0, max(3.0 if positions else 0.01, 100.0 * width / (rows or _MANY)))
 
 
 @plain_arithmetic

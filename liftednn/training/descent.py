@@ -21,6 +21,7 @@ from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
+from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
 
 __all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "trust_of"]
 
@@ -72,16 +73,20 @@ class Descent:
         norm_limit: Tensor | None = None,
         model: Model | None = None,
     ) -> None:
-        self.network, self.geometries, self.momentum, self.norm_limit = network, geometries, momentum, norm_limit
-        owners = network.connections.owners
-        self.members = [network.connections.sharing(owner) for owner in sorted(set(owners))]
+        self.network, self.momentum, self.norm_limit = network, momentum, norm_limit
+        members = [network.connections.sharing(owner) for owner in sorted(set(network.connections.owners))]
+        # Those with spectral steps last, so that the others are one part of the vector.
+        order = sorted(range(len(members)), key=lambda at: geometries[at].spectral)
+        self.geometries, self.members = [geometries[at] for at in order], [members[at] for at in order]
         parts = [
             part for layers in self.members for part in (weights[layers[0]].w, *(weights[each].b for each in layers))
         ]
         self.shapes = [part.shape for part in parts]
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
-        self.velocities = self._parts(self.velocity)
+        self.velocities, self.parts = self._parts(self.velocity), self._parts(self.values)
+        self.plain = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
+        self.plain_size = sum(part.numel() for at in self.plain for part in self.parts[at])
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
@@ -110,17 +115,36 @@ class Descent:
         """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
         before the step."""
         batch = self.gradients(x, y, row_weights)
-        found = [self._direction(at, batch) for at in range(len(self.members))]
-        before = [w.clone() for w, *_ in self._parts(self.values)] if self.proxed else []
-        # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
-        self.values.sub_(self.velocity.mul_(self.momentum))
         rate = self.rate if self.rate.is_cuda else float(self.rate)
-        for velocities, (moves, length) in zip(self.velocities, found, strict=True):
+        found = [self._direction(at, batch) for at in self.plain]
+        averaged = [self._averaged_direction(at, batch) for at in range(len(self.plain), len(self.members))]
+        before = [w.clone() for w, *_ in self.parts] if self.proxed else []
+        # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
+        values, velocity = self.values[: self.plain_size], self.velocity[: self.plain_size]
+        values.sub_(velocity.mul_(self.momentum))
+        for velocities, (moves, length) in zip(self.velocities, found, strict=False):
             _subtract(velocities, moves, rate * length)
-        self.values.add_(self.velocity, alpha=1 + self.momentum)
+        values.add_(velocity, alpha=1 + self.momentum)
+        for at, (moves, length) in enumerate(averaged, start=len(self.plain)):
+            geometry = self.geometries[at]
+            assert isinstance(geometry, SpectralMetric)
+            self.parts[at][0].mul_(1 - rate * geometry.decay)
+            _subtract(self.parts[at], moves, rate * length)
         for at in self.proxed:
             self._prox(at, before[at])
         return batch.scores
+
+    def _averaged_direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor]:
+        """That of a spectral step: Nesterov's momentum on the gradients, which are the velocities here. A layer whose gradient is all 0
+        in this batch stays: old averages would move it as far as new ones, and without end."""
+        (layer,), samples = self.members[at], batch.scores.shape[0]
+        gradients = [batch.w_gradients[layer], batch.b_gradients[layer]]
+        reached = gradients[0].any() | gradients[1].any()
+        for velocity, gradient in zip(self.velocities[at], gradients, strict=True):
+            gradient.add_(velocity.mul_(self.momentum).add_(gradient), alpha=self.momentum)
+        (w,), (b,) = gradients[:1], gradients[1:]
+        moves, length = self.geometries[at].direction(self.parts[at][0], [w], [b], samples)
+        return moves, length * reached / (1 - self.momentum)
 
     def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
         """Rows and gradients of every layer on a batch."""
@@ -161,6 +185,9 @@ class Descent:
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
+            if geometry.spectral:
+                geometry.limit(self._spectral_limit(layers[0], batch, row_weights))
+                continue
             geometry.limit(torch.inf)
             moves, length = self._direction(at, batch)
             w, *intercepts = (length * move for move in moves)
@@ -172,6 +199,12 @@ class Descent:
             # A batch with a rare row, which this one may lack, has a far larger gradient.
             outputs = self._operator(layers[0]).weight_shape[-2]
             geometry.limit(outputs * (ONE_BATCH * self.trust) ** 2 * sizes[0] or torch.inf)
+
+    def _spectral_limit(self, number: int, batch: BatchGradients, row_weights: Tensor | None) -> float:
+        """The mean square by which a spectral step of rate 1 moves the outputs of a layer, summed over outputs."""
+        size = float(reduce.mean_square(batch.preactivations[number], row_weights))
+        least = LEAST_SIZE**2 * float(reduce.mean_square(batch.inputs[number][0], row_weights))
+        return self._operator(number).weight_shape[-2] * SPECTRAL_TRUST**2 * max(size, least)
 
     def _operator(self, number: int) -> Operator:
         return self.network.layers[number].operator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.shared import Sylvester
 from liftednn.network import Layer, LiftedNetwork, States
 from liftednn.training.metric import Metric
+from liftednn.training.spectral import SpectralMetric
 
 __all__ = ["Geometry", "Grouped", "SharedMetric", "geometries_of"]
 
@@ -21,8 +22,9 @@ Free = tuple[bool, bool]
 class Geometry(Protocol):
     """How a gradient in one w, and in the intercepts of the layers that have it, becomes a step; everything is updated in place.
 
-    layer    the one that owns the w
-    proxed   whether a step on w ends with the penalty's prox
+    layer      the one that owns the w
+    proxed     whether a step on w ends with the penalty's prox
+    spectral   whether it takes gradients that are averaged over steps (spectral.py)
     """
 
     @property
@@ -30,6 +32,9 @@ class Geometry(Protocol):
 
     @property
     def proxed(self) -> bool: ...
+
+    @property
+    def spectral(self) -> bool: ...
 
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         """Add the rows of every layer to the running moments, and reduce the weight of older rows."""
@@ -71,11 +76,13 @@ def geometries_of(
     scale: Tensor | None = None,
     row_weights: Tensor | None = None,
     free: Sequence[Free] | None = None,
+    spectral: bool = False,
 ) -> list[Geometry]:
     """One for every w of a network, from the states of some samples.
 
-    layers   with the penalties, in the coordinates that the inputs are given in
-    scale    of the whitened inputs of the first layer; None where they are not whitened
+    layers     with the penalties, in the coordinates that the inputs are given in
+    scale      of the whitened inputs of the first layer; None where they are not whitened
+    spectral   whether hidden layers take the steps of spectral.py, where they can
     """
     free, found = [(True, True)] * len(layers) if free is None else free, []
     for owner in sorted(set(network.connections.owners)):
@@ -89,8 +96,17 @@ def geometries_of(
             )
             for number in numbers
         ]
-        found.append(_geometry(members, damping, scale if owner == 0 else None))
+        geometry = _geometry(members, damping, scale if owner == 0 else None)
+        hidden = owner < len(layers) - 1
+        found.append(SpectralMetric(geometry) if spectral and hidden and _allows_spectral(geometry) else geometry)
     return found
+
+
+def _allows_spectral(geometry: Geometry) -> TypeGuard[Metric]:
+    """Whether a regression is a plain one: spectral steps know neither proximal maps nor uncertain rows."""
+    if not isinstance(geometry, Metric) or geometry.white:
+        return False
+    return geometry.free[0] and geometry.layer.penalty.ridge is not None and geometry.layer.uncertainty is None
 
 
 class _Member(NamedTuple):
@@ -119,6 +135,8 @@ def _metric(members: Sequence[_Member], damping: float, scale: Tensor | None) ->
 
 class Grouped:
     """A w of shape (g, q, p): each group has a geometry of its own."""
+
+    spectral = False
 
     def __init__(self, groups: Sequence[Metric | SharedMetric], shape: tuple[int, ...]) -> None:
         self.groups, self.shape, self.layer = groups, shape, groups[0].layer
@@ -180,6 +198,8 @@ class SharedMetric:
     shrinkage     2 rho
     inverse       1 over the sums of their eigenvalues, (q, p); one number for all where the penalty has a prox
     """
+
+    spectral = False
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics, self.layer = metrics, metrics[0].layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class Metric:
     forget: float = 0.8
     allowed: Tensor = field(default_factory=lambda: torch.tensor(torch.inf))
     unscaled: Tensor = field(default_factory=lambda: torch.zeros(1))
+    spectral: ClassVar[bool] = False
 
     @classmethod
     def of(

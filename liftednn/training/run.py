@@ -155,7 +155,7 @@ class Run:
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
-        geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free)
+        geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
         norm_limit = None if scale is None else norm_limit_of(rows, few)
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)

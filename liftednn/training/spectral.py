@@ -1,0 +1,118 @@
+"""Steps that move the outputs of a layer by the same amount in every direction, for layers that have several rows for each sample.
+
+Of all steps D with |D gram^(1/2)| <= 1 in the spectral norm, the one of steepest descent is
+
+    D = polar(gradient gram^(-1/2)) gram^(-1/2),    polar(U S V') = U V'
+
+Without gram it is the step of Muon (Jordan and others, 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from liftednn.solvers import Factor
+from liftednn.training.metric import Metric
+
+__all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar"]
+
+# The fraction of their size by which a step of rate 1 moves the outputs, and the least that counts as that size, as a fraction of that of
+# the inputs.
+SPECTRAL_TRUST, LEAST_SIZE = 0.04, 0.1
+
+# Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+
+
+def polar(x: Tensor) -> Tensor:
+    """Matrices (g, q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
+
+    By Newton and Schulz: products of matrices alone, in bfloat16 on a GPU.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    z = x.mT if tall else x
+    # First by the largest entry: squares of entries below 1e-23 or above 1e19 are 0 or infinite in float32.
+    z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+    z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
+    z = z.bfloat16() if z.is_cuda else z
+    for _ in range(_STEPS):
+        square = torch.bmm(z, z.mT)
+        factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
+        z = torch.baddbmm(z, factor, z, beta=_A)
+    return (z.mT if tall else z).to(x)
+
+
+class SpectralMetric:
+    """The geometry of a plain w with spectral steps, which takes gradients that are averaged over steps: the noise of one batch would be as
+    large in its steps as all else.
+
+    root      r with r' r = (gram + d I)^-1, (p, p)
+    allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
+    decay     what a step of rate 1 takes of w for the penalty: 2 rho over the mean diagonal of c (gram + d I) + 2 rho I, and no more than
+              it moves the outputs by for the gradient: while hardly any gradient reaches a layer, c is almost 0
+    """
+
+    proxed, spectral = False, True
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric, self.layer = metric, metric.layer
+        self.root = torch.zeros_like(metric.inverse)
+        self.allowed, self.decay = (torch.zeros_like(metric.curvature) for _ in range(2))
+
+    def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
+        self.metric.add_rows(rows, row_weights)
+
+    def refresh(self, curvatures: Sequence[float], extra: Tensor | None = None) -> None:
+        (c,), moments = curvatures, self.metric.moments
+        assert moments is not None
+        self.metric.curvature.fill_(c)
+        self.root.zero_()
+        self.decay.zero_()
+        if c == torch.inf:
+            return
+        gram = moments.gram
+        d, shrinkage = self.metric.damped(gram), float(self.metric.shrinkage)
+        factor = Factor.of(gram, 1.0, d, moments.eps)
+        root = factor.root()
+        self.root[: len(root)] = root
+        if shrinkage:
+            share = shrinkage / (c * (float(gram.diagonal().mean()) + d) + shrinkage)
+            self.decay.fill_(min(share, SPECTRAL_TRUST))
+
+    def set_rho_factor(self, factor: float) -> None:
+        self.metric.set_rho_factor(factor)
+
+    def limit(self, allowed: float) -> None:
+        self.allowed.fill_(allowed)
+
+    def shorten(self, factor: float) -> None:
+        self.allowed.div_(factor**2)
+
+    def step_length(self) -> float:
+        """Steps do not depend on the length of the gradient."""
+        return 0.0
+
+    def direction(
+        self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
+    ) -> tuple[list[Tensor], Tensor]:
+        """Of averaged gradients; an intercept has inputs 1."""
+        (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
+        moves_b = self.metric.free[1]
+        x = (torch.addr(g, b, mean, alpha=-1) if moves_b else g) @ self.root.T
+        x = polar((torch.cat([x, b[:, None]], 1) if moves_b else x)[None])[0]
+        move = x[:, :p] @ self.root
+        shift = torch.addmv(x[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
+        return [move, shift], (self.allowed / min(x.shape)).sqrt()
+
+    def state(self) -> dict[str, Tensor]:
+        own = {"root": self.root, "allowed": self.allowed, "decay": self.decay}
+        return self.metric.state() | own
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        self.metric.load(named)
+        for name, part in (("root", self.root), ("allowed", self.allowed), ("decay", self.decay)):
+            part.copy_(named[name])

@@ -1,0 +1,143 @@
+"""Spectral steps of mini-batches, against singular values and autograd."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import liftednn as lnn
+from liftednn.data.sources import source_of
+from liftednn.training.choices import probes
+from liftednn.training.descent import Descent
+from liftednn.training.geometry import geometries_of
+from liftednn.training.metric import Metric
+from liftednn.training.run import Run
+from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
+
+SHAPE = (2, 6, 6)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, Y = draw(40, 72, seed=5), torch.nn.functional.one_hot(torch.arange(40) % 3, 3).double()
+
+
+def network(rho: float = 0.01) -> lnn.LiftedNetwork:
+    return lnn.LiftedNetwork.cnn(SHAPE, [4, "avgpool", ("dense", 5)], 3, activation="softplus", lam=1e6, rho=rho)
+
+
+def descent_of(net: lnn.LiftedNetwork, momentum: float = 0.9) -> Descent:
+    shapes = [layer.operator.weight_shape for layer in net.layers]
+    weights = [lnn.Affine(draw(*s, seed=9 + i) / s[-1] ** 0.5, draw(s[-2], seed=i)) for i, s in enumerate(shapes)]
+    geometries = geometries_of(net, net.layers, net.propagate(weights, X), 0.5, spectral=True)
+    descent = Descent(net, weights, geometries, momentum)
+    descent.refresh(X, Y, probes(Y, 0))
+    return descent
+
+
+def metric_of(rows: Tensor, outputs: int) -> SpectralMetric:
+    layer = lnn.LiftedNetwork.mlp([rows.shape[1], outputs, 3], activation="softplus", rho=0.1).layers[0]
+    metric = SpectralMetric(Metric.of(layer, rows, 0.5))
+    metric.refresh([2.0])
+    metric.limit(0.7)
+    return metric
+
+
+@pytest.mark.parametrize("outputs", [4, 9])
+def test_a_spectral_step_is_nearly_the_steepest_of_those_that_move_outputs_by_the_same_in_every_direction(
+    outputs: int,
+) -> None:
+    rows = draw(60, 6) @ draw(6, 6, seed=1) + 3.0
+    metric, g, b = metric_of(rows, outputs), draw(outputs, 6, seed=2), draw(outputs, seed=3)
+    (move, shift), length = metric.direction(draw(outputs, 6, seed=4), [g], [b], 60)
+    gram = torch.cov(rows.T, correction=0)
+    damped = gram + 0.5 * gram.diagonal().mean() * torch.eye(6).double()
+    values, vectors = torch.linalg.eigh(damped)
+    root = vectors * values.sqrt()
+    # In coordinates in which rows, damped, are white about their mean; the intercept there has inputs 1.
+    mean = rows.mean(0)
+    white = torch.cat([move @ root, (shift + move @ mean)[:, None]], 1) * length
+    gradient = torch.cat([torch.linalg.solve(root, (g - torch.outer(b, mean)).T).T, b[:, None]], 1)
+    u, s, v = torch.linalg.svd(gradient, full_matrices=False)
+    size = math.sqrt(0.7 / len(s))
+    inner = u.T @ white @ v.T / size
+    assert bool(((inner.diagonal() > 0.6) & (inner.diagonal() < 1.3)).all())
+    torch.testing.assert_close(inner - inner.diagonal().diag(), torch.zeros_like(inner), atol=1e-6, rtol=0)
+    descent = float((g * move).sum() + (b * shift).sum()) * float(length)
+    assert descent > 0.65 * size * float(s.sum())
+
+
+def test_steps_of_rate_1_move_the_outputs_of_a_layer_by_their_trust() -> None:
+    descent = descent_of(network(), momentum=0.0)
+    before, batch = descent.values.clone(), descent.gradients(X, Y)
+    descent.rate.fill_(1.0)
+    old = [lnn.Affine(w.clone(), b.clone()) for w, b in descent.weights]
+    for geometry in descent.geometries:
+        if isinstance(geometry, SpectralMetric):
+            geometry.decay.zero_()
+    descent.step(X, Y)
+    assert bool((descent.values != before).any())
+    for number in (0, 1):
+        operator, xs = descent.network.layers[number].operator, batch.inputs[number]
+        u, moved = operator.forward(xs, old[number]), operator.forward(xs, descent.weights[number])
+        change = float(((moved - u).square().mean() / u.square().mean()).sqrt())
+        assert 0.4 * SPECTRAL_TRUST < change < 1.3 * SPECTRAL_TRUST  # the damping makes steps shorter
+
+
+def test_gradients_are_averaged_over_steps_with_nesterov() -> None:
+    descent, batches = descent_of(network(), momentum=0.5), [(X[:20], Y[:20]), (X[20:], Y[20:])]
+    at = next(place for place, layers in enumerate(descent.members) if tuple(layers) == (0,))
+    descent.rate.fill_(1e-3)
+    found = [descent.gradients(*batch).w_gradients[0].clone() for batch in batches[:1]]
+    descent.step(*batches[0])
+    found.append(descent.gradients(*batches[1]).w_gradients[0].clone())
+    descent.step(*batches[1])
+    torch.testing.assert_close(descent.velocities[at][0], 0.5 * found[0] + found[1])
+
+
+def test_a_layer_without_a_gradient_stays_though_its_average_is_not_0() -> None:
+    descent = descent_of(network(rho=0.0))
+    descent.rate.fill_(0.1)
+    descent.step(X, Y)
+    descent.weights[-1].w.zero_()
+    before = descent.weights[0].w.clone()
+    descent.step(X, Y)
+    torch.testing.assert_close(descent.weights[0].w, before, rtol=0, atol=0)
+
+
+def test_a_penalty_takes_its_share_of_the_weights_and_no_more_than_the_trust() -> None:
+    descent = descent_of(network(rho=1e-3))
+    (metric,) = [each for each in descent.geometries if each.layer is descent.network.layers[0]]
+    assert isinstance(metric, SpectralMetric)
+    assert metric.metric.moments is not None
+    gram, c, shrinkage = metric.metric.moments.gram, float(metric.metric.curvature), 2e-3 / 36
+    diagonal = 1.5 * float(gram.diagonal().mean())  # with a damping of .5
+    assert float(metric.decay) == pytest.approx(min(shrinkage / (c * diagonal + shrinkage), SPECTRAL_TRUST))
+    metric.refresh([1e-30])
+    assert float(metric.decay) == pytest.approx(SPECTRAL_TRUST)
+    metric.refresh([math.inf])
+    assert float(metric.decay) == 0.0
+    assert not metric.root.any()
+
+
+def test_outputs_of_0_count_as_a_fraction_of_the_inputs() -> None:
+    descent = descent_of(network())
+    descent.weights[0].w.zero_()
+    descent.weights[0].b.zero_()
+    batch = descent.gradients(X, Y)
+    expected = 4 * SPECTRAL_TRUST**2 * LEAST_SIZE**2 * float(X.square().mean())
+    assert descent._spectral_limit(0, batch, None) == pytest.approx(expected)
+
+
+def test_hidden_layers_of_networks_with_convolutions_take_spectral_steps_where_they_can() -> None:
+    def spectral(net: lnn.LiftedNetwork) -> list[bool]:
+        run = Run(lnn.MiniBatch(passes=1, batch_size=20), net, source_of(X, torch.arange(40) % 3))
+        found = dict(zip(map(tuple, run.descent.members), run.descent.geometries, strict=True))
+        return [found[number,].spectral for number in range(len(net.layers))]
+
+    assert spectral(network()) == [True, True, False]
+    assert spectral(network().with_penalty(["group:0.1", "l2", "l2"])) == [False, True, False]
+    assert spectral(lnn.LiftedNetwork.mlp([72, 5, 5, 3], activation="softplus")) == [False, False, False]
