@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,9 @@ from liftednn.optim.moments import column_blocks
 from liftednn.training.spectral import polar
 
 __all__ = ["Stack", "centres", "stacked", "steps", "unlimited_step"]
+
+# Pairs of tensors (g, ...) whose products, summed, are the mean square of the motion of the outputs, times the curvature.
+Motion = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -85,23 +89,19 @@ class Stack:
         pairs = [zip((layer.weight, layer.bias), layer.moving, strict=True) for layer in self.layers]
         return {p for pair in pairs for p, moves in pair if moves and p is not None}
 
-    def step(self, averages: Mapping[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """What a step of rate 1 subtracts from the weights, without the limit for one batch; b / c of the intercepts; and the mean square
-        of the motion of the outputs, times the curvature, (g,)."""
+    def step(self, averages: Mapping[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None, Motion]:
+        """What a step of rate 1 subtracts from the weights, without the limit for one batch; b / c of the intercepts; and what gives the
+        motion of the outputs."""
         g, b = self.gradients(averages)
         if g is not None and b is not None:
             g = torch.baddbmm(g, b[:, :, None], self.centre[:, None], alpha=-1)
         if self.root:
-            return *self._spectral_step(g, b), torch.zeros_like(self.allowed)
+            return *self._spectral_step(g, b), ()
         shift = None if b is None else b / self.curvature
-        if g is None:
-            return None, shift, torch.zeros_like(self.allowed)
-        move = _by_blocks(g, self.inverse)
+        move = None if g is None else _by_blocks(g, self.inverse)
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        motion = (move * g).sum((1, 2))
-        if shift is not None and b is not None:
-            motion = motion + (shift * b).sum(1)
-        return move, shift, motion
+        pairs = () if move is None or g is None else ((move, g),)
+        return move, shift, pairs if move is None or shift is None or b is None else (*pairs, (shift, b))
 
     def _spectral_step(self, g: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The steepest of the steps that move the outputs by `allowed` and by as much in every direction; an intercept has inputs 1."""
@@ -163,10 +163,24 @@ def steps(stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> list[tu
         devices.setdefault((stack.allowed.device, stack.allowed.dtype), []).append(at)
     within: dict[int, Tensor] = {}
     for together in devices.values():
-        motion, allowed = _joined([found[at][2] for at in together]), _joined([stacks[at].allowed for at in together])
-        lengths = (motion / allowed).clamp_(min=1).rsqrt_().view(-1, 1, 1)
+        motion = _joined(_motions([(found[at][2], stacks[at]) for at in together]))
+        lengths = (motion / _joined([stacks[at].allowed for at in together])).clamp_(min=1).rsqrt_().view(-1, 1, 1)
         within |= zip(together, torch.split(lengths, [sum(stacks[at].groups) for at in together]), strict=True)
+    moves = [(move, within[at]) for at, (move, _, _) in enumerate(found) if move is not None]
+    if moves:
+        torch._foreach_mul_(*map(list, zip(*moves, strict=True)))
     return [_limited(stacks[at], move, shift, within[at]) for at, (move, shift, _) in enumerate(found)]
+
+
+def _motions(pairs: Sequence[tuple[Motion, Stack]]) -> list[Tensor]:
+    """The sums of the products, (g,), of stacks on one device; 0 where there are none. All products are one operation."""
+    every = [pair for motion, _ in pairs for pair in motion]
+    products = iter(torch._foreach_mul(*map(list, zip(*every, strict=True))) if every else ())
+    found = []
+    for motion, stack in pairs:
+        sums = [product.sum(tuple(range(1, product.ndim))) for product in itertools.islice(products, len(motion))]
+        found.append(sum(sums[1:], sums[0]) if sums else torch.zeros_like(stack.allowed))
+    return found
 
 
 def unlimited_step(layer: Regression, metric: LayerMetric) -> tuple[Tensor | None, Tensor | None]:
@@ -179,10 +193,10 @@ def unlimited_step(layer: Regression, metric: LayerMetric) -> tuple[Tensor | Non
 def _limited(
     stack: Stack, move: Tensor | None, shift: Tensor | None, length: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Steps times a length (g, 1, 1) of each group."""
+    """Intercepts times a length (g, 1, 1) of each group, for moves that have it already."""
     if move is None:
         return None, shift
-    return _with_centre(stack, move.mul_(length), None if shift is None else shift * length[:, :, 0])
+    return _with_centre(stack, move, None if shift is None else shift * length[:, :, 0])
 
 
 def _with_centre(stack: Stack, move: Tensor | None, shift: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -193,7 +207,9 @@ def _with_centre(stack: Stack, move: Tensor | None, shift: Tensor | None) -> tup
 
 
 def _gradient(parameter: Tensor | None, averages: Mapping[Tensor, Tensor]) -> Tensor | None:
-    return None if parameter is None else averages.get(parameter, parameter.grad)
+    if parameter is None or not averages:
+        return None if parameter is None else parameter.grad
+    return averages.get(parameter, parameter.grad)
 
 
 def _by_blocks(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:

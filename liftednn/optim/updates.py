@@ -132,13 +132,15 @@ def nesterov_step(
 ) -> None:
     """Nesterov's momentum on the directions of the parameters of a group; the gradients of those with averages have it already."""
     rate, momentum = group["lr"], float(group["momentum"])
-    params = [p for p in group["params"] if p in directions and p in averages]
-    if params:
-        _subtract(params, [directions[p] for p in params], rate / (1 - momentum))
-    params = [p for p in group["params"] if p in directions and p not in averages]
-    if not params:
+    own = [(p, step) for p in group["params"] if (step := directions.get(p)) is not None]
+    if averages:
+        ready = [(p, step) for p, step in own if p in averages]
+        _subtract([p for p, _ in ready], [step for _, step in ready], rate / (1 - momentum))
+        own = [(p, step) for p, step in own if p not in averages]
+    if not own:
         return
-    velocities, steps = _velocities(state, params), [directions[p] for p in params]
+    params, steps = [p for p, _ in own], [step for _, step in own]
+    velocities = _velocities(state, params)
     if isinstance(rate, Tensor):
         steps, rate = list(torch._foreach_mul(steps, rate)), 1.0
     torch._foreach_mul_(velocities, momentum)
@@ -148,13 +150,16 @@ def nesterov_step(
 
 
 def _velocities(state: Any, params: Sequence[Tensor]) -> list[Tensor]:
-    for p in params:
-        if "velocity" not in state[p]:
-            state[p]["velocity"] = torch.zeros_like(p)
-    return [state[p]["velocity"] for p in params]
+    held = [state[p] for p in params]
+    for p, own in zip(params, held, strict=True):
+        if "velocity" not in own:
+            own["velocity"] = torch.zeros_like(p)
+    return [own["velocity"] for own in held]
 
 
 def _subtract(params: list[Tensor], steps: list[Tensor], rate: float | Tensor) -> None:
+    if not params:
+        return
     if isinstance(rate, Tensor):
         torch._foreach_sub_(params, torch._foreach_mul(steps, rate))
     else:
@@ -166,13 +171,14 @@ def adam_step(state: Any, group: Mapping[str, Any], others: Mapping[Tensor, Tens
     params = [p for p in group["params"] if p.grad is not None and p not in others]
     if not params:
         return
-    for p in params:
-        if "exp_avg" not in state[p]:
-            state[p] |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        if state[p]["step"].device != p.device:  # where a recorded step counts
-            state[p]["step"] = state[p]["step"].to(p.device)
+    held = [state[p] for p in params]
+    for p, own in zip(params, held, strict=True):
+        if "exp_avg" not in own:
+            own |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        if own["step"].device != p.device:  # where a recorded step counts
+            own["step"] = own["step"].to(p.device)
     rate = group["adam_lr"] * group["lr"] / (group["base_lr"] or 1.0)
-    first, second, steps = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step"))
+    first, second, steps = ([own[name] for own in held] for name in ("exp_avg", "exp_avg_sq", "step"))
     grads = [p.grad for p in params]
     kinds = {p.device.type for p in params}
     cuda, fused = kinds == {"cuda"}, kinds in ({"cpu"}, {"cuda"})
