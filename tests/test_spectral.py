@@ -108,19 +108,57 @@ def test_a_layer_without_a_gradient_stays_though_its_average_is_not_0() -> None:
     torch.testing.assert_close(descent.weights[0].w, before, rtol=0, atol=0)
 
 
-def test_a_penalty_takes_its_share_of_the_weights_and_no_more_than_the_trust() -> None:
-    descent = descent_of(network(rho=1e-3))
-    (metric,) = [each for each in descent.geometries if each.layer is descent.network.layers[0]]
+def spectral_metric(descent: Descent, number: int = 0) -> SpectralMetric:
+    (metric,) = [each for each in descent.geometries if each.layer is descent.network.layers[number]]
     assert isinstance(metric, SpectralMetric)
+    return metric
+
+
+def test_a_penalty_takes_what_a_ridge_regression_would_take_in_every_direction() -> None:
+    metric = spectral_metric(descent_of(network(rho=1e-6)))
     assert metric.metric.moments is not None
-    gram, c, shrinkage = metric.metric.moments.gram, float(metric.metric.curvature), 2e-3 / 36
-    diagonal = 1.5 * float(gram.diagonal().mean())  # with a damping of .5
-    assert float(metric.decay) == pytest.approx(min(shrinkage / (c * diagonal + shrinkage), SPECTRAL_TRUST))
-    metric.refresh([1e-30])
-    assert float(metric.decay) == pytest.approx(SPECTRAL_TRUST)
+    gram, c, shrinkage = metric.metric.moments.gram, float(metric.metric.curvature), 2e-6 / 36  # 36 positions
+    identity = torch.eye(len(gram)).double()
+    damped = c * (gram + 0.5 * gram.diagonal().mean() * identity) + shrinkage * identity
+    torch.testing.assert_close(metric.decay, shrinkage * torch.linalg.inv(damped))
+
+
+def test_a_penalty_takes_no_more_than_the_trust_in_a_direction_of_mean_variance() -> None:
+    metric = spectral_metric(descent_of(network(rho=1.0)))
+    assert metric.metric.moments is not None
+    gram = metric.metric.moments.gram
+    for c in (1e-30, float(metric.metric.curvature)):
+        metric.refresh([c])
+        least, most = torch.linalg.eigvalsh(torch.linalg.inv(metric.decay) * SPECTRAL_TRUST)[[0, -1]].tolist()
+        values = torch.linalg.eigvalsh(gram) + 0.5 * float(gram.diagonal().mean())
+        mean = 1.5 * float(gram.diagonal().mean())
+        at = [SPECTRAL_TRUST + (1 - SPECTRAL_TRUST) * float(value) / mean for value in values[[0, -1]]]
+        assert (least, most) == pytest.approx(at)  # 1 where the variance is the mean one
     metric.refresh([math.inf])
-    assert float(metric.decay) == 0.0
+    assert not metric.decay.any()
     assert not metric.root.any()
+
+
+def test_a_step_subtracts_the_penalty_with_the_length_that_momentum_gives_the_gradient() -> None:
+    taken = []
+    for penalised in (False, True):
+        descent = descent_of(network(rho=1e-3), momentum=0.8)
+        metric, before = spectral_metric(descent), descent.weights[0].w.clone()
+        decay = metric.decay.clone()
+        if not penalised:
+            metric.decay.zero_()
+        descent.rate.fill_(0.1)
+        descent.step(X, Y)
+        taken.append(before - descent.weights[0].w)
+    torch.testing.assert_close(taken[1] - taken[0], 0.1 / (1 - 0.8) * before @ decay)
+
+
+def test_early_refreshes_leave_the_penalty_out() -> None:
+    descent = descent_of(network(rho=1e-3))
+    assert spectral_metric(descent).decay.any()
+    descent.refresh(X, Y, probes(Y, 0), early=True)
+    assert not spectral_metric(descent).decay.any()
+    assert spectral_metric(descent).root.any()
 
 
 def test_outputs_of_0_count_as_a_fraction_of_the_inputs() -> None:

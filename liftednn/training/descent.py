@@ -128,8 +128,9 @@ class Descent:
         for at, (moves, length) in enumerate(averaged, start=len(self.plain)):
             geometry = self.geometries[at]
             assert isinstance(geometry, SpectralMetric)
-            self.parts[at][0].mul_(1 - rate * geometry.decay)
+            shrink = self.parts[at][0] @ geometry.decay
             _subtract(self.parts[at], moves, rate * length)
+            _subtract(self.parts[at][:1], [shrink], rate / (1 - self.momentum))
         for at in self.proxed:
             self._prox(at, before[at])
         return batch.scores
@@ -173,8 +174,13 @@ class Descent:
     def _outlier_weights(self, x: Tensor) -> Tensor | None:
         return None if self.norm_limit is None else (self.norm_limit / x.square().sum(1)).clamp_(max=1)
 
-    def refresh(self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None) -> None:
+    def refresh(
+        self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None, early: bool = False
+    ) -> None:
         """Update every layer's geometry from a batch; `probes` as for `curvatures`.
+
+        early   in the first steps, in which a head that starts at 0 leaves it: c is far too small there, and spectral steps take nothing
+                for the penalty
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
@@ -185,8 +191,10 @@ class Descent:
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
-            if geometry.spectral:
+            if isinstance(geometry, SpectralMetric):
                 geometry.limit(self._spectral_limit(layers[0], batch, row_weights))
+                if early:
+                    geometry.decay.zero_()
                 continue
             geometry.limit(torch.inf)
             moves, length = self._direction(at, batch)

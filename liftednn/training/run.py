@@ -253,7 +253,7 @@ class Run:
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
-        self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights)
+        self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights, early=self.taken <= EARLY[-1])
         self.refreshed = self.taken
 
     def _update_model(self, progress: float) -> bool:

@@ -52,16 +52,17 @@ class SpectralMetric:
 
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
-    decay     what a step of rate 1 takes of w for the penalty: 2 rho over the mean diagonal of c (gram + d I) + 2 rho I, and no more than
-              it moves the outputs by for the gradient: while hardly any gradient reaches a layer, c is almost 0
+    decay     a step of rate 1 subtracts w times this matrix for the penalty, 2 rho (c (gram + d I) + 2 rho I)^-1, as that of a ridge
+              regression does. With a larger c where it would take more than `SPECTRAL_TRUST` of w in a direction of mean variance: where
+              hardly any gradient reaches a layer, c is almost 0
     """
 
     proxed, spectral = False, True
 
     def __init__(self, metric: Metric) -> None:
         self.metric, self.layer = metric, metric.layer
-        self.root = torch.zeros_like(metric.inverse)
-        self.allowed, self.decay = (torch.zeros_like(metric.curvature) for _ in range(2))
+        self.root, self.decay = (torch.zeros_like(metric.inverse) for _ in range(2))
+        self.allowed = torch.zeros_like(metric.curvature)
 
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         self.metric.add_rows(rows, row_weights)
@@ -76,12 +77,12 @@ class SpectralMetric:
             return
         gram = moments.gram
         d, shrinkage = self.metric.damped(gram), float(self.metric.shrinkage)
-        factor = Factor.of(gram, 1.0, d, moments.eps)
-        root = factor.root()
+        root = Factor.of(gram, 1.0, d, moments.eps).root()
         self.root[: len(root)] = root
         if shrinkage:
-            share = shrinkage / (c * (float(gram.diagonal().mean()) + d) + shrinkage)
-            self.decay.fill_(min(share, SPECTRAL_TRUST))
+            mean = float(gram.diagonal().mean()) + d
+            c = max(c, shrinkage * (1 / SPECTRAL_TRUST - 1) / mean) if mean > 0 else c
+            self.decay.copy_(shrinkage * Factor.of(gram, c, c * d + shrinkage, moments.eps).inverse())
 
     def set_rho_factor(self, factor: float) -> None:
         self.metric.set_rho_factor(factor)
