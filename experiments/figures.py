@@ -53,21 +53,16 @@ _CHAINS = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-_LENET = (
-    "*Older figures of the lifted LeNet: made when its head was fitted to a sample before training; it starts at the mean "
-    "response now.*"
-)
-_TENSORS = (
-    "*Older figures of plain steps: made with rates that are tensors on the GPU, where those of lifted take longer than with numbers, and "
-    "in several sessions.*"
+_PENALTY = (
+    "*Older figures of lifted networks: made before the penalty of their hidden layers was subtracted as a ridge regression does, which "
+    "matters most where labels are random.*"
 )
 OLDER = {
     name: line
     for line, names in {
         _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
         "paper_model full_pass time_to_goal",
-        _LENET: "convolution_init",
-        _TENSORS: "optimiser_cost",
+        _PENALTY: "convolution convolution_init convolution_lam convolution_cpu",
     }.items()
     for name in names.split()
 }
