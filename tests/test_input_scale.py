@@ -35,6 +35,19 @@ def test_mini_batches(factor: float) -> None:
 
 
 @cache
+def image_scores(factor: float) -> Tensor:
+    x, y = torch.randn(60, 36, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(60) % 3
+    network = lnn.LiftedNetwork.cnn((1, 6, 6), [4, "maxpool", ("dense", 5)], 3, "fenchel_relu")
+    fit = lnn.MiniBatch(passes=5, batch_size=10).run(lnn.automatic(network, factor * x, y), factor * x, y)
+    return fit.network.scores(fit.weights, factor * x)
+
+
+@pytest.mark.parametrize("factor", POWERS)
+def test_mini_batches_of_images(factor: float) -> None:
+    torch.testing.assert_close(image_scores(factor), image_scores(1.0), rtol=1e-6, atol=1e-6)
+
+
+@cache
 def module_scores(factor: float) -> Tensor:
     x, y = task()
     torch.manual_seed(0)

@@ -211,8 +211,9 @@ class Descent:
     def _spectral_limit(self, number: int, batch: BatchGradients, row_weights: Tensor | None) -> float:
         """The mean square by which a spectral step of rate 1 moves the outputs of a layer, summed over outputs."""
         size = float(reduce.mean_square(batch.preactivations[number], row_weights))
-        least = LEAST_SIZE**2 * float(reduce.mean_square(batch.inputs[number][0], row_weights))
-        return self._operator(number).weight_shape[-2] * SPECTRAL_TRUST**2 * max(size, least)
+        if not size:  # all weights are 0: not in general, since weights of inputs in large units are small
+            size = LEAST_SIZE**2 * float(reduce.mean_square(batch.inputs[number][0], row_weights))
+        return self._operator(number).weight_shape[-2] * SPECTRAL_TRUST**2 * size
 
     def _operator(self, number: int) -> Operator:
         return self.network.layers[number].operator
