@@ -179,3 +179,11 @@ def test_hidden_layers_of_networks_with_convolutions_take_spectral_steps_where_t
     assert spectral(network()) == [True, True, False]
     assert spectral(network().with_penalty(["group:0.1", "l2", "l2"])) == [False, True, False]
     assert spectral(lnn.LiftedNetwork.mlp([72, 5, 5, 3], activation="softplus")) == [False, False, False]
+
+
+def test_a_prox_is_that_of_its_own_layer_where_others_take_spectral_steps() -> None:
+    shaped = lnn.LiftedNetwork.cnn(SHAPE, [4, ("conv", 3, 3)], 3, activation="softplus", lam=1e6)
+    fit = lnn.MiniBatch(passes=2, batch_size=20).run(
+        shaped.with_penalty(["l2", "group:100", "l2"]), X, torch.arange(40) % 3
+    )
+    assert [bool(w.any()) for w, _ in fit.weights] == [True, False, True]

@@ -36,7 +36,7 @@ class Lifted(torch.optim.Optimizer):
     the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
     much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size. Layers that read tokens, such as
     those of a transformer or the gates of an LSTM, but not the last Linear, take steps that move their outputs by such a fraction in every
-    direction (spectral.py).
+    direction (training/spectral.py).
 
     module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
     criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of

@@ -61,7 +61,7 @@ class LayerMetric:
 
     @property
     def spectral(self) -> bool:
-        """Whether the layer takes the steps of spectral.py."""
+        """Whether the layer takes the steps of training/spectral.py."""
         return bool(self.root)
 
     def add(self, moments: BlockMoments) -> None:

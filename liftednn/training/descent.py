@@ -4,6 +4,8 @@ With c the curvature in u of what comes after a layer, a step on W is one step o
 (c/2)|u - t|^2, pseudo-target t = u - g / c with g the gradient in u, on running moments of the layer's inputs:
 
     W <- W - rate * (g' x / n + 2 rho W) (c (gram + d I) + 2 rho I)^-1,   with momentum
+
+Hidden layers of networks with convolutions take the steps of spectral.py instead.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class Descent:
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
-        self.proxed = [at for at, geometry in enumerate(geometries) if geometry.proxed]
+        self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
 
     @property
     def terms(self) -> Sequence[RobustTerm | None]:
@@ -135,17 +137,17 @@ class Descent:
             self._prox(at, before[at])
         return batch.scores
 
-    def _averaged_direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor]:
+    def _averaged_direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor | float]:
         """That of a spectral step: Nesterov's momentum on the gradients, which are the velocities here. A layer whose gradient is all 0
         in this batch stays: old averages would move it as far as new ones, and without end."""
         (layer,), samples = self.members[at], batch.scores.shape[0]
-        gradients = [batch.w_gradients[layer], batch.b_gradients[layer]]
-        reached = gradients[0].any() | gradients[1].any()
-        for velocity, gradient in zip(self.velocities[at], gradients, strict=True):
+        w, b = batch.w_gradients[layer], batch.b_gradients[layer]
+        reached = w.any() | b.any()
+        for velocity, gradient in zip(self.velocities[at], (w, b), strict=True):
             gradient.add_(velocity.mul_(self.momentum).add_(gradient), alpha=self.momentum)
-        (w,), (b,) = gradients[:1], gradients[1:]
         moves, length = self.geometries[at].direction(self.parts[at][0], [w], [b], samples)
-        return moves, length * reached / (1 - self.momentum)
+        length = length * reached / (1 - self.momentum)
+        return moves, length if length.is_cuda else float(length)
 
     def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
         """Rows and gradients of every layer on a batch."""
