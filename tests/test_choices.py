@@ -250,7 +250,7 @@ def test_the_last_larger_batch_is_about_as_large_as_the_others(classes: int) -> 
 )
 def test_damping_grows_with_the_directions_per_row_within_bounds(rows: int | None, width: int, damping: float) -> None:
     assert choices.damping(rows, width) == pytest.approx(damping, rel=1e-12)
-    assert choices.damping(rows, width, positions=True) == pytest.approx(max(1.0, damping), rel=1e-12)
+    assert choices.damping(rows, width, positions=True) == pytest.approx(max(3.0, damping), rel=1e-12)
 
 
 def test_signs_are_balanced_independent_and_reproducible() -> None:

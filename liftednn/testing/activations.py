@@ -168,11 +168,6 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
     for size in (0.1, 3.0):
         g = size * draws(seed + 3, 1, other.shape[-1])[0]
         found = activation.argmin(u, g)
-        together = activation.argmin_and_grad(u, g)
-        close(together[0], found, "argmin_and_grad(u, g) must give argmin(u, g) first")
-        close(
-            together[1], activation.grad(u, found), "argmin_and_grad(u, g) must give the gradient at argmin(u, g) next"
-        )
         near = [
             point
             for each in rivals(found, seed, lambda v: activation.prox(v, u, 1e-3))
@@ -185,6 +180,11 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
             others,
             "argmin(u, g) is not the argmin over z of D(u, z) + <g, z>",
             slack=1e-5,  # D may be a quadrature, and the default stops after a few proximal points
+        )
+        together = activation.argmin_and_grad(u, g)
+        close(together[0], found, "argmin_and_grad(u, g) must give argmin(u, g) first")
+        close(
+            together[1], activation.grad(u, found), "argmin_and_grad(u, g) must give the gradient at argmin(u, g) next"
         )
 
 
