@@ -50,6 +50,7 @@ class SpectralMetric:
     """The geometry of a plain w with spectral steps, which takes gradients that are averaged over steps: the noise of one batch would be as
     large in its steps as all else.
 
+    metric    has the moments; its inverse and allowed are those named here
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
     decay     a step of rate 1 subtracts w times this matrix for the penalty, 2 rho (c (gram + d I) + 2 rho I)^-1, as that of a ridge
@@ -61,8 +62,7 @@ class SpectralMetric:
 
     def __init__(self, metric: Metric) -> None:
         self.metric, self.layer = metric, metric.layer
-        self.root, self.decay = (torch.zeros_like(metric.inverse) for _ in range(2))
-        self.allowed = torch.zeros_like(metric.curvature)
+        self.root, self.allowed, self.decay = metric.inverse, metric.allowed, torch.zeros_like(metric.inverse)
 
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         self.metric.add_rows(rows, row_weights)
@@ -110,10 +110,8 @@ class SpectralMetric:
         return [move, shift], (self.allowed / min(x.shape)).sqrt()
 
     def state(self) -> dict[str, Tensor]:
-        own = {"root": self.root, "allowed": self.allowed, "decay": self.decay}
-        return self.metric.state() | own
+        return self.metric.state() | {"decay": self.decay}
 
     def load(self, named: dict[str, Tensor]) -> None:
         self.metric.load(named)
-        for name, part in (("root", self.root), ("allowed", self.allowed), ("decay", self.decay)):
-            part.copy_(named[name])
+        self.decay.copy_(named["decay"])
