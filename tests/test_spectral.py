@@ -13,7 +13,7 @@ from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
 from liftednn.training.run import Run
-from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
+from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric, spectral_trust
 
 SHAPE = (2, 6, 6)
 
@@ -52,6 +52,7 @@ def test_a_spectral_step_is_nearly_the_steepest_of_those_that_move_outputs_by_th
 ) -> None:
     rows = draw(60, 6) @ draw(6, 6, seed=1) + 3.0
     metric, g, b = metric_of(rows, outputs), draw(outputs, 6, seed=2), draw(outputs, seed=3)
+    metric.penalty.zero_()
     (move, shift), length = metric.direction(draw(outputs, 6, seed=4), [g], [b], 60)
     gram = torch.cov(rows.T, correction=0)
     damped = gram + 0.5 * gram.diagonal().mean() * torch.eye(6).double()
@@ -77,7 +78,7 @@ def test_steps_of_rate_1_move_the_outputs_of_a_layer_by_their_trust() -> None:
     old = [lnn.Affine(w.clone(), b.clone()) for w, b in descent.weights]
     for geometry in descent.geometries:
         if isinstance(geometry, SpectralMetric):
-            geometry.decay.zero_()
+            geometry.penalty.zero_()
     descent.step(X, Y)
     assert bool((descent.values != before).any())
     for number in (0, 1):
@@ -114,51 +115,70 @@ def spectral_metric(descent: Descent, number: int = 0) -> SpectralMetric:
     return metric
 
 
-def test_a_penalty_takes_what_a_ridge_regression_would_take_in_every_direction() -> None:
-    metric = spectral_metric(descent_of(network(rho=1e-6)))
-    assert metric.metric.moments is not None
-    gram, c, shrinkage = metric.metric.moments.gram, float(metric.metric.curvature), 2e-6 / 36  # 36 positions
-    identity = torch.eye(len(gram)).double()
-    damped = c * (gram + 0.5 * gram.diagonal().mean() * identity) + shrinkage * identity
-    torch.testing.assert_close(metric.decay, shrinkage * torch.linalg.inv(damped))
+def moves_of(metric: SpectralMetric, w: Tensor, g: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """With the penalty and without, from 60 rows."""
+    ((whole, _), _), penalty = metric.direction(w, [g.clone()], [b], 60), metric.penalty.clone()
+    metric.penalty.zero_()
+    ((plain, _), _) = metric.direction(w, [g.clone()], [b], 60)
+    metric.penalty.copy_(penalty)
+    return whole, plain
 
 
-def test_a_penalty_takes_no_more_than_the_trust_in_a_direction_of_mean_variance() -> None:
-    metric = spectral_metric(descent_of(network(rho=1.0)))
-    assert metric.metric.moments is not None
-    gram = metric.metric.moments.gram
-    for c in (1e-30, float(metric.metric.curvature)):
-        metric.refresh([c])
-        least, most = torch.linalg.eigvalsh(torch.linalg.inv(metric.decay) * SPECTRAL_TRUST)[[0, -1]].tolist()
-        values = torch.linalg.eigvalsh(gram) + 0.5 * float(gram.diagonal().mean())
-        mean = 1.5 * float(gram.diagonal().mean())
-        at = [SPECTRAL_TRUST + (1 - SPECTRAL_TRUST) * float(value) / mean for value in values[[0, -1]]]
-        assert (least, most) == pytest.approx(at)  # 1 where the variance is the mean one
-    metric.refresh([math.inf])
-    assert not metric.decay.any()
-    assert not metric.root.any()
+def test_where_gradient_and_penalty_balance_a_step_does_not_descend() -> None:
+    rows, w = draw(60, 6) @ draw(6, 6, seed=1) + 3.0, draw(4, 6, seed=4)
+    metric, b = metric_of(rows, 4), torch.zeros(4).double()
+    g = -60 * 0.2 * w  # minus the gradient of rho |w|^2, rho = 0.1, for 60 rows
+    whole, plain = moves_of(metric, w, g, b)
+    assert float((plain * g).sum()) > 0
+    assert abs(float((whole * g).sum())) < 1e-9 * float((plain * g).sum())
 
 
-def test_a_step_subtracts_the_penalty_with_the_length_that_momentum_gives_the_gradient() -> None:
-    taken = []
-    for penalised in (False, True):
-        descent = descent_of(network(rho=1e-3), momentum=0.8)
-        metric, before = spectral_metric(descent), descent.weights[0].w.clone()
-        decay = metric.decay.clone()
-        if not penalised:
-            metric.decay.zero_()
-        descent.rate.fill_(0.1)
-        descent.step(X, Y)
-        taken.append(before - descent.weights[0].w)
-    torch.testing.assert_close(taken[1] - taken[0], 0.1 / (1 - 0.8) * before @ decay)
+def test_the_gradient_of_the_penalty_has_the_metric_and_the_mean_length_of_the_other() -> None:
+    rows, w = draw(60, 6) @ draw(6, 6, seed=1) + 3.0, draw(4, 6, seed=4)
+    metric, g, b = metric_of(rows, 4), 100 * draw(4, 6, seed=2), torch.zeros(4).double()
+    whole, plain = moves_of(metric, w, g, b)
+    gram = torch.cov(rows.T, correction=0)
+    damped = gram + 0.5 * gram.diagonal().mean() * torch.eye(6).double()
+    newton = torch.linalg.solve(
+        damped, g.T
+    ).T  # the step of a metric, of which the spectral one has the length along the gradient
+    expected = (plain * g).sum() / (newton * g).sum() * torch.linalg.solve(damped, (60 * 0.2 * w).T).T
+    torch.testing.assert_close(whole - plain, expected)
+
+
+def test_the_penalty_moves_no_more_than_the_gradient() -> None:
+    rows, w = draw(60, 6) @ draw(6, 6, seed=1), draw(4, 6, seed=4)
+    metric, b = metric_of(rows, 4), torch.zeros(4).double()
+    root = torch.linalg.inv(metric.root)
+    for size in (1e-3, 1e-12, 0.0):
+        whole, plain = moves_of(metric, w, size * draw(4, 6, seed=2), b)
+        taken, moved = float(((whole - plain) @ root).norm()), float((plain @ root).norm())
+        assert taken == pytest.approx(moved, abs=1e-12)
 
 
 def test_early_refreshes_leave_the_penalty_out() -> None:
     descent = descent_of(network(rho=1e-3))
-    assert spectral_metric(descent).decay.any()
+    assert float(spectral_metric(descent).penalty) == pytest.approx(2e-3 / 36)  # 36 positions
     descent.refresh(X, Y, probes(Y, 0), early=True)
-    assert not spectral_metric(descent).decay.any()
+    assert not spectral_metric(descent).penalty.any()
     assert spectral_metric(descent).root.any()
+
+
+def test_a_layer_that_no_curvature_reaches_stays() -> None:
+    metric = spectral_metric(descent_of(network()))
+    metric.refresh([math.inf])
+    w = draw(*metric.layer.operator.weight_shape)
+    ((move, _), _) = metric.direction(w, [w.clone()], [torch.zeros(len(w)).double()], 40)
+    assert not move.any()
+
+
+def test_runs_of_few_steps_take_longer_ones() -> None:
+    assert [spectral_trust(steps) for steps in (None, 10**6, 1000)] == [SPECTRAL_TRUST] * 3
+    assert spectral_trust(90) == pytest.approx(0.1)
+    assert spectral_trust(1) == 1.0
+    for passes, size in ((1, 40), (20, 4)):
+        run = Run(lnn.MiniBatch(passes=passes, batch_size=size), network(), source_of(X, torch.arange(40) % 3))
+        assert run.descent.spectral_trust == spectral_trust(passes * 40 // size)
 
 
 def test_outputs_of_0_count_as_a_fraction_of_the_inputs() -> None:

@@ -18,12 +18,13 @@ from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
 from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, nesterov_step
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
-from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST
+from liftednn.training.spectral import LEAST_SIZE
 
 __all__ = ["Lifted"]
 
-# Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least.
-_DECAY, _LAST_DECAY, _TRUST = 0.06, 0.3, 0.1
+# Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least, and
+# where a layer reads tokens.
+_DECAY, _LAST_DECAY, _TRUST, _TOKEN_TRUST = 0.06, 0.3, 0.1, 0.04
 
 
 class Lifted(torch.optim.Optimizer):
@@ -259,7 +260,7 @@ class Lifted(torch.optim.Optimizer):
 
     def _allow(self, capture: Capture, metric: LayerMetric) -> None:
         """Let every step of rate 1 move the outputs of a spectral layer by the trust; also where its weights start at 0."""
-        trust = SPECTRAL_TRUST if self.trust is None else self.trust
+        trust = _TOKEN_TRUST if self.trust is None else self.trust
         size = torch.maximum(capture.mean_square, LEAST_SIZE**2 * capture.input_square)
         allowed = capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1)
         metric.limit(allowed.clamp(min=torch.finfo(size.dtype).tiny))  # it waits while inputs and outputs are all 0

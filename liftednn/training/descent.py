@@ -60,10 +60,11 @@ class Descent:
     """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity. A w that
     layers share is in it once.
 
-    geometries   one for every w, in the order of the layers that own it
-    norm_limit   rows of whitened inputs with a squared norm above it get a smaller weight, in proportion: one outlier would otherwise
-                 move the weights by more than its own residual
-    model        gives rows, gradients and curvatures; None for the lifted network itself
+    geometries       one for every w, in the order of the layers that own it
+    norm_limit       rows of whitened inputs with a squared norm above it get a smaller weight, in proportion: one outlier would
+                     otherwise move the weights by more than its own residual
+    model            gives rows, gradients and curvatures; None for the lifted network itself
+    spectral_trust   the fraction of their size by which a spectral step of rate 1 moves a layer's outputs
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Descent:
         momentum: float,
         norm_limit: Tensor | None = None,
         model: Model | None = None,
+        spectral_trust: float = SPECTRAL_TRUST,
     ) -> None:
         self.network, self.momentum, self.norm_limit = network, momentum, norm_limit
         members = [network.connections.sharing(owner) for owner in sorted(set(network.connections.owners))]
@@ -90,6 +92,7 @@ class Descent:
         self.plain = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
         self.plain_size = sum(part.numel() for at in self.plain for part in self.parts[at])
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
+        self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
@@ -128,11 +131,7 @@ class Descent:
             _subtract(velocities, moves, rate * length)
         values.add_(velocity, alpha=1 + self.momentum)
         for at, (moves, length) in enumerate(averaged, start=len(self.plain)):
-            geometry = self.geometries[at]
-            assert isinstance(geometry, SpectralMetric)
-            shrink = self.parts[at][0] @ geometry.decay
             _subtract(self.parts[at], moves, rate * length)
-            _subtract(self.parts[at][:1], [shrink], rate / (1 - self.momentum))
         for at in self.proxed:
             self._prox(at, before[at])
         return batch.scores
@@ -144,7 +143,8 @@ class Descent:
         w, b = batch.w_gradients[layer], batch.b_gradients[layer]
         reached = w.any() | b.any()
         for velocity, gradient in zip(self.velocities[at], (w, b), strict=True):
-            gradient.add_(velocity.mul_(self.momentum).add_(gradient), alpha=self.momentum)
+            velocity.mul_(self.momentum).add_(gradient)
+            gradient.add_(velocity, alpha=self.momentum).mul_(1 - self.momentum)
         moves, length = self.geometries[at].direction(self.parts[at][0], [w], [b], samples)
         length = length * reached / (1 - self.momentum)
         return moves, length if length.is_cuda else float(length)
@@ -196,7 +196,7 @@ class Descent:
             if isinstance(geometry, SpectralMetric):
                 geometry.limit(self._spectral_limit(layers[0], batch, row_weights))
                 if early:
-                    geometry.decay.zero_()
+                    geometry.penalty.zero_()
                 continue
             geometry.limit(torch.inf)
             moves, length = self._direction(at, batch)
@@ -215,7 +215,7 @@ class Descent:
         size = float(reduce.mean_square(batch.preactivations[number], row_weights))
         if not size:  # all weights are 0: not in general, since weights of inputs in large units are small
             size = LEAST_SIZE**2 * float(reduce.mean_square(batch.inputs[number][0], row_weights))
-        return self._operator(number).weight_shape[-2] * SPECTRAL_TRUST**2 * size
+        return self._operator(number).weight_shape[-2] * self.spectral_trust**2 * size
 
     def _operator(self, number: int) -> Operator:
         return self.network.layers[number].operator

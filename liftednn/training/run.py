@@ -37,6 +37,7 @@ from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
 from liftednn.training.schedule import Schedule, negligible_loss
+from liftednn.training.spectral import spectral_trust
 from liftednn.training.whitening import Coordinates
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class Run:
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
         norm_limit = None if scale is None else norm_limit_of(rows, few)
-        self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit)
+        trust = spectral_trust(self.per_pass and self.per_pass * self.settings.passes)
+        self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit, spectral_trust=trust)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()

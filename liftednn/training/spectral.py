@@ -17,15 +17,23 @@ from torch import Tensor
 from liftednn.solvers import Factor
 from liftednn.training.metric import Metric
 
-__all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar"]
+__all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar", "spectral_trust"]
 
 # The fraction of their size by which a step of rate 1 moves the outputs, and the least that counts as that size, as a fraction of that of
 # the inputs.
-SPECTRAL_TRUST, LEAST_SIZE = 0.04, 0.1
+SPECTRAL_TRUST, LEAST_SIZE = 0.055, 0.1
+# The least sum of that fraction over all steps of a run: with fewer steps it is larger.
+_IN_ALL = 9.0
 
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
+
+
+def spectral_trust(steps: int | None) -> float:
+    """The fraction of their size by which a step of rate 1 moves the outputs, in a run of so many steps; None for an unknown number. In
+    few steps they would otherwise not move far enough."""
+    return SPECTRAL_TRUST if steps is None else max(SPECTRAL_TRUST, _IN_ALL / max(steps, _IN_ALL))
 
 
 def polar(x: Tensor) -> Tensor:
@@ -53,16 +61,14 @@ class SpectralMetric:
     metric    has the moments; its inverse and allowed are those named here
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
-    decay     a step of rate 1 subtracts w times this matrix for the penalty, 2 rho (c (gram + d I) + 2 rho I)^-1, as that of a ridge
-              regression does. With a larger c where it would take more than `SPECTRAL_TRUST` of w in a direction of mean variance: where
-              hardly any gradient reaches a layer, c is almost 0
+    penalty   that of w is this times w: 2 rho, or 0 in the first steps
     """
 
     proxed, spectral = False, True
 
     def __init__(self, metric: Metric) -> None:
         self.metric, self.layer = metric, metric.layer
-        self.root, self.allowed, self.decay = metric.inverse, metric.allowed, torch.zeros_like(metric.inverse)
+        self.root, self.allowed, self.penalty = metric.inverse, metric.allowed, torch.zeros_like(metric.shrinkage)
 
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         self.metric.add_rows(rows, row_weights)
@@ -71,18 +77,12 @@ class SpectralMetric:
         (c,), moments = curvatures, self.metric.moments
         assert moments is not None
         self.metric.curvature.fill_(c)
+        self.penalty.copy_(self.metric.shrinkage)
         self.root.zero_()
-        self.decay.zero_()
-        if c == torch.inf:
-            return
-        gram = moments.gram
-        d, shrinkage = self.metric.damped(gram), float(self.metric.shrinkage)
-        root = Factor.of(gram, 1.0, d, moments.eps).root()
-        self.root[: len(root)] = root
-        if shrinkage:
-            mean = float(gram.diagonal().mean()) + d
-            c = max(c, shrinkage * (1 / SPECTRAL_TRUST - 1) / mean) if mean > 0 else c
-            self.decay.copy_(shrinkage * Factor.of(gram, c, c * d + shrinkage, moments.eps).inverse())
+        if c != torch.inf:
+            gram = moments.gram
+            root = Factor.of(gram, 1.0, self.metric.damped(gram), moments.eps).root()
+            self.root[: len(root)] = root
 
     def set_rho_factor(self, factor: float) -> None:
         self.metric.set_rho_factor(factor)
@@ -100,18 +100,28 @@ class SpectralMetric:
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor]:
-        """Of averaged gradients; an intercept has inputs 1."""
+        """Of averaged gradients; an intercept has inputs 1.
+
+        Where the gradient changes to its polar factor, that of the penalty is multiplied by the same number on average, so that their
+        proportion stays that of the objective; it moves w by no more than the polar factor does.
+        """
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = (torch.addr(g, b, mean, alpha=-1) if moves_b else g) @ self.root.T
-        x = polar((torch.cat([x, b[:, None]], 1) if moves_b else x)[None])[0]
-        move = x[:, :p] @ self.root
-        shift = torch.addmv(x[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
+        x = torch.cat([x, b[:, None]], 1) if moves_b else x
+        turned = polar(x[None])[0]
+        inner = turned[:, :p]
+        if self.metric.layer.penalty.ridge:
+            pull = (self.penalty * (samples * self.layer.operator.positions)) * (w @ self.root.T)
+            factor = torch.minimum((turned * x).sum() / x.square().sum(), turned.norm() / pull.norm())
+            inner = inner + factor.nan_to_num(0.0, 0.0) * pull
+        move = inner @ self.root
+        shift = torch.addmv(turned[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
         return [move, shift], (self.allowed / min(x.shape)).sqrt()
 
     def state(self) -> dict[str, Tensor]:
-        return self.metric.state() | {"decay": self.decay}
+        return self.metric.state() | {"penalty": self.penalty}
 
     def load(self, named: dict[str, Tensor]) -> None:
         self.metric.load(named)
-        self.decay.copy_(named["decay"])
+        self.penalty.copy_(named["penalty"])
