@@ -57,12 +57,14 @@ _PENALTY = (
     "*Older figures of the lifted network: made before the penalty of its hidden layers had its proportion in the objective, with steps of "
     ".04 in the place of .055.*"
 )
+_SHORT = "*Older figures of `lifted_`: made before steps were longer where there are few of them.*"
 OLDER = {
     name: line
     for line, names in {
         _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
         "paper_model full_pass time_to_goal",
         _PENALTY: "convolution_cpu",
+        _SHORT: "convolution_init",
     }.items()
     for name in names.split()
 }

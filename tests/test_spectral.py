@@ -175,10 +175,23 @@ def test_a_layer_that_no_curvature_reaches_stays() -> None:
 def test_runs_of_few_steps_take_longer_ones() -> None:
     assert [spectral_trust(steps) for steps in (None, 10**6, 1000)] == [SPECTRAL_TRUST] * 3
     assert spectral_trust(90) == pytest.approx(0.1)
-    assert spectral_trust(1) == 1.0
-    for passes, size in ((1, 40), (20, 4)):
-        run = Run(lnn.MiniBatch(passes=passes, batch_size=size), network(), source_of(X, torch.arange(40) % 3))
-        assert run.descent.spectral_trust == spectral_trust(passes * 40 // size)
+    assert spectral_trust(1, 1000) == 1.0
+    # Twice the rows of a batch and half the steps: twice as long.
+    assert spectral_trust(400, 250) == pytest.approx(spectral_trust(100, 1000) / 4)
+    assert spectral_trust(400, 250) > SPECTRAL_TRUST > 9 / 400
+
+
+@pytest.mark.parametrize(("passes", "size"), [(1, 40), (20, 4), (2, 25)])
+def test_a_run_knows_its_steps_and_the_rows_of_a_batch(passes: int, size: int) -> None:
+    run = Run(lnn.MiniBatch(passes=passes, batch_size=size), network(), source_of(X, torch.arange(40) % 3))
+    steps = passes * -(-40 // size)
+    assert run.descent.spectral_trust == spectral_trust(steps, 40 * passes / steps)
+
+
+def test_a_stream_of_unknown_length_has_steps_of_the_usual_size() -> None:
+    y = torch.arange(40) % 3
+    run = Run(lnn.MiniBatch(passes=1), network(), source_of((pair for pair in [(X, y), (X, y)]), None))
+    assert run.descent.spectral_trust == SPECTRAL_TRUST
 
 
 def test_outputs_of_0_count_as_a_fraction_of_the_inputs() -> None:

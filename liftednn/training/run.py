@@ -158,7 +158,8 @@ class Run:
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
         norm_limit = None if scale is None else norm_limit_of(rows, few)
-        trust = spectral_trust(self.per_pass and self.per_pass * self.settings.passes)
+        steps = self.per_pass and self.per_pass * self.settings.passes
+        trust = spectral_trust(steps, (self.rows or 0) / (self.per_pass or math.inf))
         self.descent = Descent(inner, start, geometries, self.settings.momentum, norm_limit, spectral_trust=trust)
         plain, self.learner = self.descent.step, Learner(self.descent, self.settings.learn_activation)
         self.step = plain if self.descent.proxed else recorded(plain, x.device)

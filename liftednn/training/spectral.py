@@ -9,6 +9,7 @@ Without gram it is the step of Muon (Jordan and others, 2024).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,18 +23,25 @@ __all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar", "spectral_
 # The fraction of their size by which a step of rate 1 moves the outputs, and the least that counts as that size, as a fraction of that of
 # the inputs.
 SPECTRAL_TRUST, LEAST_SIZE = 0.055, 0.1
-# The least sum of that fraction over all steps of a run: with fewer steps it is larger.
-_IN_ALL = 9.0
+# Of the rule that makes steps longer where they are few: the least sum of that fraction over all steps, and its square, times the number of
+# steps, over the rows of a batch: motions that are noise add up in squares, and are shorter with more rows.
+_IN_ALL, _NOISE = 9.0, 0.115**2
 
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 
 
-def spectral_trust(steps: int | None) -> float:
-    """The fraction of their size by which a step of rate 1 moves the outputs, in a run of so many steps; None for an unknown number. In
-    few steps they would otherwise not move far enough."""
-    return SPECTRAL_TRUST if steps is None else max(SPECTRAL_TRUST, _IN_ALL / max(steps, _IN_ALL))
+def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
+    """The fraction of their size by which a step of rate 1 moves the outputs.
+
+    steps   of the run; None where their number is unknown
+    batch   the mean number of rows in a step
+    """
+    if steps is None:
+        return SPECTRAL_TRUST
+    steps = max(steps, 1)
+    return min(1.0, max(SPECTRAL_TRUST, _IN_ALL / steps, math.sqrt(_NOISE * batch / steps)))
 
 
 def polar(x: Tensor) -> Tensor:
