@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from liftednn.estimators.scaling import Array
-from liftednn.functional import median_and_spread
-from liftednn.functional.tensors import quartiles
+from liftednn.functional.tensors import NORMAL_RANGE, quartiles
 
 __all__ = ["CompressTails", "Tails"]
 
@@ -50,12 +49,12 @@ class Tails:
         step = -(-len(x) // max(20, _SAMPLED // x.shape[1]))
         rows = torch.from_numpy(np.array(x[::step], np.float64))
         counts = None if row_weights is None else torch.as_tensor(row_weights[::step]).double()
-        centre, spread = median_and_spread(rows, counts)
-        lower, _, upper = quartiles(rows, counts)
+        lower, centre, upper = quartiles(rows, counts)
         below, above = centre - lower, upper - centre
         varied = (below > 0) & (above > 0)
         usual = _usual_distance(rows, centre)
-        unit, spread = torch.where(varied, torch.minimum(below, above), usual), torch.where(varied, spread, usual)
+        unit = torch.where(varied, torch.minimum(below, above), usual)
+        spread = torch.where(varied, (upper - lower) / NORMAL_RANGE, usual)
         far = np.maximum(high - centre.numpy(), centre.numpy() - low) > _FAR * spread.numpy()
         two = ((rows == torch.from_numpy(low)) | (rows == torch.from_numpy(high))).all(0).numpy()
         chosen = np.flatnonzero(far & ~two)

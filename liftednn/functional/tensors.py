@@ -37,6 +37,8 @@ _NEAR, _NEWTON = 0.5, 8
 _CONDITION = 1e-6
 # Entries up to which torch's own softmax is faster on a CPU: one operation in place of five.
 _SMALL = 1024
+# The interquartile range of normal data, over its standard deviation.
+NORMAL_RANGE = 1.349
 
 
 def soft_threshold(v: Tensor, threshold: Tensor | float) -> Tensor:
@@ -183,7 +185,7 @@ def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Ten
     deviation = reduce.mean_and_variance(y, row_weights)[1].sqrt().to(y)
     smallest, greatest = reduce.ends(y)
     constant = smallest == greatest
-    spread = torch.where(high > low, (high - low) / 1.349, deviation)
+    spread = torch.where(high > low, (high - low) / NORMAL_RANGE, deviation)
     return centre, torch.where(constant | (spread == 0), torch.ones_like(spread), spread)
 
 
