@@ -89,8 +89,8 @@ class Descent:
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
         self.velocities, self.parts = self._parts(self.velocity), self._parts(self.values)
-        self.plain = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
-        self.plain_size = sum(part.numel() for at in self.plain for part in self.parts[at])
+        self.unaveraged = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
+        self.unaveraged_size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
@@ -121,16 +121,16 @@ class Descent:
         before the step."""
         batch = self.gradients(x, y, row_weights)
         rate = self.rate if self.rate.is_cuda else float(self.rate)
-        found = [self._direction(at, batch) for at in self.plain]
-        averaged = [self._averaged_direction(at, batch) for at in range(len(self.plain), len(self.members))]
+        found = [self._direction(at, batch) for at in self.unaveraged]
+        averaged = [self._averaged_direction(at, batch) for at in range(len(self.unaveraged), len(self.members))]
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
-        values, velocity = self.values[: self.plain_size], self.velocity[: self.plain_size]
+        values, velocity = self.values[: self.unaveraged_size], self.velocity[: self.unaveraged_size]
         values.sub_(velocity.mul_(self.momentum))
         for velocities, (moves, length) in zip(self.velocities, found, strict=False):
             _subtract(velocities, moves, rate * length)
         values.add_(velocity, alpha=1 + self.momentum)
-        for at, (moves, length) in enumerate(averaged, start=len(self.plain)):
+        for at, (moves, length) in enumerate(averaged, start=len(self.unaveraged)):
             _subtract(self.parts[at], moves, rate * length)
         for at in self.proxed:
             self._prox(at, before[at])
