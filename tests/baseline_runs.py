@@ -66,6 +66,12 @@ def network(
     return lnn.LiftedNetwork([first, *net.layers[1:]])
 
 
+def convolutional(*specs: Any, activation: str = "fenchel_relu", penalty: str = "l2") -> lnn.LiftedNetwork:
+    """Rows of X as sequences of one channel; the penalty is that of the first layer."""
+    net = lnn.LiftedNetwork.cnn((1, 5), list(specs), 3, activation, lam=0.7, rho=1e-2)
+    return net.with_penalty([penalty, *(layer.penalty for layer in net.layers[1:])])
+
+
 def layers(weights: Sequence[tuple[Tensor, Tensor]]) -> Values:
     return {f"{name}{index}": part for index, pair in enumerate(weights) for name, part in zip("wb", pair, strict=True)}
 
@@ -344,6 +350,9 @@ RUNS: dict[str, Callable[[], Values]] = {
     "joint/noise": lambda: passed_over(
         network("relu", hidden=(6, 4), uncertainty=robust.Noise(0.2)), joint=True, passes=1
     ),
+    "bcd/convolution": lambda: passed_over(convolutional(3, "avgpool", ("dense", 4), activation="relu")),
+    "bcd/convolution_fenchel": lambda: passed_over(convolutional(3, 2), passes=1),
+    "bcd/convolution_group": lambda: passed_over(convolutional(3, activation="relu", penalty="group:0.1")),
     **every(batched, "minibatch", "activation", without(EUCLIDEAN, "relu_l1", "leaky", "maxpool") | FENCHEL),
     **every(batched, "minibatch", "loss", without(LOSSES, *ROUNDED) | ROUNDED),
     **every(batched, "minibatch", "penalty", without(PENALTIES, "ball_row", "ball_l1", "group_input")),
@@ -364,6 +373,9 @@ RUNS: dict[str, Callable[[], Values]] = {
     "minibatch/refit_unit": lambda: batched(automatic(act.Scaled()), learn_activation="unit", batch_size=10),
     "minibatch/loader": lambda: batched(automatic(), x=loader()),
     "minibatch/iterator": lambda: batched(automatic(), x=iter([*loader()]), passes=1),
+    "minibatch/convolution": lambda: batched(lnn.automatic(convolutional(3, "avgpool", ("dense", 4)), X, LABELS)),
+    "minibatch/convolution_max": lambda: batched(convolutional(3, "maxpool", 2), sample_weight=COUNTS),
+    "minibatch/convolution_group": lambda: batched(convolutional(3, 2, penalty="group:0.1")),
     "minibatch/saved": stored,
     "minibatch/resumed": resumed,
     "automatic": chosen,
