@@ -117,6 +117,17 @@ def test_an_estimator_warns_and_a_pass_of_a_stream_does_not() -> None:
     lnn.LiftedRegressor(**options).partial_fit(x, y)
 
 
+@pytest.mark.parametrize("times", [1.0, 1e5])
+def test_a_row_beside_which_all_others_are_alike_is_named(times: float) -> None:
+    x, labels = X.clone(), (X[:, 0] > 0).long()
+    x[-1] *= times
+    fit = lnn.MiniBatch(passes=3).run(
+        lnn.automatic(lnn.LiftedNetwork.mlp([x.shape[1], 8, 2], "fenchel_relu"), x, labels), x, labels
+    )
+    assert any("no better than one and the same" in line for line in fit.warnings) == (times > 1)
+    assert any("as large as most rows: leave it out" in line for line in fit.warnings) == (times > 1)
+
+
 def test_row_weights_enter_the_comparison() -> None:
     """Rows of weight 0 do not enter the comparison."""
     net, row_weights = network(), torch.cat([torch.full((200,), 2.0), torch.full((200,), 1e-9)]).double()

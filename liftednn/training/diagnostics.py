@@ -23,6 +23,8 @@ _HALVINGS, _CONSTANT = 2, 1 / 3
 _FEWEST = 40
 # The fraction by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
+# The size of a row, over the median one, from which on it is named as a cause.
+_OUTLIER = 100.0
 # rho of the linear models that are compared: just enough to be well-posed, since they are judged on other rows.
 _RHO = 1e-6
 
@@ -80,8 +82,8 @@ def _comparisons(
     if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
         yield (
             f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
-            f"{theirs:.4g} on {len(x)} training rows): the responses may not depend on the inputs; otherwise try more "
-            "passes, a smaller penalty or another seed"
+            f"{theirs:.4g} on {len(x)} training rows): {_outlier(x) or 'the responses may not depend on the inputs'}; otherwise try "
+            "more passes, a smaller penalty or another seed"
         )
         return
     if not _is_plain(network):
@@ -97,6 +99,15 @@ def _comparisons(
             f"a linear model fitted to {half} other rows does better (loss {theirs:.4g} against {own:.4g} "
             f"on {len(worse)} training rows): try more passes, a smaller penalty, another seed, or no hidden layer"
         )
+
+
+def _outlier(x: Tensor) -> str:
+    """A sentence on the largest row, if it is so large that all others are alike beside it."""
+    size = x.abs().amax(1)
+    times = float(size.max()) / max(float(size.median()), torch.finfo(x.dtype).tiny)
+    return f"a row of x has entries {times:.2g} times as large as most rows: leave it out, or clip it" * (
+        times > _OUTLIER
+    )
 
 
 def _is_plain(network: LiftedNetwork) -> bool:
