@@ -37,7 +37,10 @@ from experiments.training import Cell, time_to
 TAKES = ("device", "seeds", "only")
 SEEDS, FEWER_SEEDS, THREADS = 5, 3, 2
 GOAL, GOAL_PASSES, GOAL_METHODS = 0.99, (1, 2, 3), ("SGD", "Adam")
-GOAL_OPTIONS = 4  # of a grid: its rates with the first weight decay
+GOAL_OPTIONS, GOAL_BATCH = (
+    4,
+    100,
+)  # of a grid: its rates with the first weight decay; and a batch that may be chosen instead of the usual
 INIT_RATES, INIT_PASSES, INIT_BATCH = (1e-5, 1e-6), 17, 100
 COMPARED = ("mnist", "cifar", "residual")
 BLOCKS, LAM_PARTS = ("bcd", "bcd-max"), ("lam-mnist", "lam-cifar")
@@ -89,9 +92,10 @@ def runs(store: Store, part: str, method: str, passes: int | None = None) -> lis
 
 
 def reach_goal(bench: Bench, seeds: int) -> None:
-    """Settings and number of passes by the time to the goal on the rows held back; where none reaches it, by accuracy."""
+    """Settings, batch and number of passes by the time to the goal on the rows held back; where none reaches it, by accuracy."""
     for method in (LIFTED, *GOAL_METHODS):
         options = bench.scale.options_of(method)[:GOAL_OPTIONS]
+        options += [{**option, "batch": GOAL_BATCH} for option in options if option]
         tried = [
             (passes, cell)
             for passes in dict.fromkeys(map(bench.scale.capped, GOAL_PASSES))

@@ -149,7 +149,8 @@ class Bench:
             self.store(work, part=self.part, stage="test", method=method, passes=passes, seed=seed)
 
     def _run(self, method: str, data: Dataset, passes: int, seed: int, settings: Mapping[str, Any]) -> Cell:
-        return self.train(METHODS[method], self.task(data, passes, seed, settings), data)
+        batch = settings.get("batch", BATCH)
+        return self.train(METHODS[method], self.task(data, passes, seed, settings, batch), data)
 
 
 def held_back(data: Dataset) -> Dataset:

@@ -205,6 +205,26 @@ def test_methods_differ_in_grey_print() -> None:
         assert len({STYLES[name][kind] for name in ORDER}) == len(ORDER)
 
 
+@pytest.mark.parametrize("faster", [100, 250])
+def test_in_the_race_others_choose_their_batch_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: int
+) -> None:
+    def train(method: object, task: Task, kept: object) -> Fields:
+        return {
+            "accuracy": [0.995],
+            "seconds": [1.0 if task.batch == faster else 2.0],
+            "settings": {**task.settings, "rows": task.batch},
+        }
+
+    bench = Bench(Store(tmp_path / "convolution-cpu.jsonl"), "cpu", Scale(seeds=1), DATA, Layout())
+    monkeypatch.setattr(Bench, "train", staticmethod(train))
+    convolution.reach_goal(bench, 1)
+    found = {
+        name: bench.store.values(stage="test", method=name)[0]["settings"]["rows"] for name in (LIFTED, "SGD", "Adam")
+    }
+    assert found == {LIFTED: 250, "SGD": faster, "Adam": faster}
+
+
 def test_parts_belong_to_a_device() -> None:
     assert convolution.parts_of(Settings()) == ["cpu"]
     assert convolution.parts_of(Settings(device="cuda")) == [
