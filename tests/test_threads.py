@@ -1,7 +1,9 @@
 """How many threads there are changes nothing in small runs."""
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import liftednn as lnn
 from liftednn.runtime import threads
 from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
+from liftednn.training.descent import Descent
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,39 @@ def test_steps_of_dense_networks_do_without_onednn_on_arm(arm: bool, monkeypatch
     library: Any = torch.backends.mkldnn
     before = library.enabled
     assert threads.without_onednn(lambda: library.enabled)() == (before and not arm)
+    assert library.enabled == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "more", "without"),
+    [
+        ((1, 6, 6), [3, "avgpool", ("dense", 4)], {}, True),
+        ((1, 6, 6), [3], {"stride": 2}, False),
+        ((2, 6, 6), [4], {"groups": 2}, False),
+        ((1, 6, 6), [3], {"dilation": 2}, False),
+        ((1, 36), [3], {}, False),
+    ],
+)
+def test_on_arm_only_plain_convolutions_of_images_do_without_onednn(
+    shape: tuple[int, ...], layers: list[Any], more: dict[str, int], without: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_ARM", True)
+    library, seen = cast(Any, torch.backends.mkldnn), []
+    net = lnn.LiftedNetwork.cnn(shape, layers, 2, "softplus")
+    if more:
+        first: Any = replace(cast(Any, net.layers[0].operator), **more)
+        head = lnn.operators.Dense(first.out_width, 2)
+        net = lnn.LiftedNetwork([replace(net.layers[0], operator=first), replace(net.layers[-1], operator=head)])
+    before, step = library.enabled, Descent.step
+
+    def watched(*args: Any) -> Any:
+        seen.append(library.enabled)
+        return step(*args)
+
+    monkeypatch.setattr(choices, "small", lambda *_: False)
+    monkeypatch.setattr(Descent, "step", watched)
+    lnn.MiniBatch(passes=1, batch_size=10).run(net, torch.randn(20, math.prod(shape)), torch.arange(20) % 2)
+    assert seen == [before and not without] * 2
     assert library.enabled == before
 
 

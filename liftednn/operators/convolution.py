@@ -85,6 +85,11 @@ class _Convolution(Operator):
     _dilation = property(lambda self: self._each("dilation"))
 
     @property
+    def adjacent(self) -> bool:
+        """Whether there is one group, without strides and dilations."""
+        return self.groups == 1 and {*self._stride, *self._dilation} == {1}
+
+    @property
     def _reach(self) -> tuple[int, ...]:
         """Entries from the first to the last that a kernel reads, in each dimension."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self._kernel, self._dilation, strict=True))

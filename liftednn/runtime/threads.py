@@ -4,7 +4,8 @@ Training amplifies rounding: after some passes, two runs that differ in their la
 agree bit by bit only with the same number of threads; small ones always do.
 
 On ARM processors torch gives some products of float32 to oneDNN, which keeps its own number of threads and takes longer than torch
-itself, several times as long for small matrices: it is not used for small problems there, nor for the steps of dense networks.
+itself, several times as long for small matrices: it is not used for small problems there, nor for the steps of networks whose layers are
+dense, or convolutions of images without groups, strides and dilations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ R = TypeVar("R")
 
 
 def without_onednn(function: Callable[P, R]) -> Callable[P, R]:
-    """The function itself; on ARM without oneDNN inside, which convolutions need and dense layers do not."""
+    """The function itself; on ARM without oneDNN inside, which some convolutions need and dense layers do not."""
     if not _ARM:
         return function
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Affine
+from liftednn.base import Affine, Operator
 from liftednn.data.copies import distinct_columns
 from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
 from liftednn.moments import Moments
 from liftednn.network import Evaluation, LiftedNetwork
+from liftednn.operators import Composed, Conv2d, Sum
 from liftednn.runtime.graphs import recorded
 from liftednn.runtime.threads import without_onednn
 from liftednn.training import choices
@@ -167,7 +168,8 @@ class Run:
 
     def _on_cpu(self) -> Callable[[Callable[[], None], float], Record]:
         """`_train` as it is fastest on a CPU."""
-        train = self._train if self.positions else without_onednn(self._train)
+        fast = all(_fast_without_onednn(layer.operator) for layer in self.network.layers)
+        train = without_onednn(self._train) if fast else self._train
         own = isinstance(self.feed.source, Memory) and all(map(_own, self.descent.network.layers))
         return torch.inference_mode()(train) if own else train  # operations on small tensors take a sixth less time
 
@@ -337,3 +339,9 @@ def _own(part: object) -> bool:
     if part is None or isinstance(part, (Tensor, Real, str)):
         return True
     return type(part).__module__.startswith("liftednn.") and all(map(_own, vars(part).values()))
+
+
+def _fast_without_onednn(operator: Operator) -> bool:
+    while isinstance(operator, (Composed, Sum)):
+        operator = operator.operator
+    return operator.positions == 1 or (isinstance(operator, Conv2d) and operator.adjacent)
