@@ -37,10 +37,8 @@ from experiments.training import Cell, time_to
 TAKES = ("device", "seeds", "only")
 SEEDS, FEWER_SEEDS, THREADS = 5, 3, 2
 GOAL, GOAL_PASSES, GOAL_METHODS = 0.99, (1, 2, 3), ("SGD", "Adam")
-GOAL_OPTIONS, GOAL_BATCH = (
-    4,
-    100,
-)  # of a grid: its rates with the first weight decay; and a batch that may be chosen instead of the usual
+GOAL_OPTIONS = 4  # of a grid: its rates with the first weight decay
+GOAL_BATCH = 100  # rows per step that the others may choose instead of the usual ones
 INIT_RATES, INIT_PASSES, INIT_BATCH = (1e-5, 1e-6), 17, 100
 COMPARED = ("mnist", "cifar", "residual")
 BLOCKS, LAM_PARTS = ("bcd", "bcd-max"), ("lam-mnist", "lam-cifar")

@@ -55,7 +55,7 @@ _CHAINS = (
 )
 _PENALTY = (
     "*Older figures of the lifted network: made before the penalty of its hidden layers had its proportion in the objective, with steps of "
-    ".04 in the place of .055.*"
+    ".04 instead of .055, and with batches of 250 for all.*"
 )
 _SHORT = "*Older figures of `lifted_`: made before steps were longer where there are few of them.*"
 OLDER = {

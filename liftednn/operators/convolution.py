@@ -85,9 +85,9 @@ class _Convolution(Operator):
     _dilation = property(lambda self: self._each("dilation"))
 
     @property
-    def adjacent(self) -> bool:
-        """Whether there is one group, without strides and dilations."""
-        return self.groups == 1 and {*self._stride, *self._dilation} == {1}
+    def unit_steps(self) -> bool:
+        """Whether there are no strides and no dilations."""
+        return {*self._stride, *self._dilation} == {1}
 
     @property
     def _reach(self) -> tuple[int, ...]:

@@ -181,8 +181,8 @@ class Descent:
     ) -> None:
         """Update every layer's geometry from a batch; `probes` as for `curvatures`.
 
-        early   in the first steps, in which a head that starts at 0 leaves it: c is far too small there, and spectral steps take nothing
-                for the penalty
+        early   in the first steps: while the head leaves 0, gradients are far too small beside that of the penalty, and spectral steps
+                leave it out
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.

@@ -102,12 +102,12 @@ def _comparisons(
 
 
 def _outlier(x: Tensor) -> str:
-    """A sentence on the largest row, if it is so large that all others are alike beside it."""
+    """What to do about the largest row, if it is so large that all others are alike beside it; otherwise empty."""
     size = x.abs().amax(1)
     times = float(size.max()) / max(float(size.median()), torch.finfo(x.dtype).tiny)
-    return f"a row of x has entries {times:.2g} times as large as most rows: leave it out, or clip it" * (
-        times > _OUTLIER
-    )
+    if times <= _OUTLIER:
+        return ""
+    return f"a row of x has entries {times:.2g} times as large as most rows: leave it out, or clip it"
 
 
 def _is_plain(network: LiftedNetwork) -> bool:

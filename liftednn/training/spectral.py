@@ -1,10 +1,15 @@
-"""Steps that move the outputs of a layer by the same amount in every direction, for layers that have several rows for each sample.
+"""Steps that move the outputs of a layer by the same amount in every direction, for networks with several rows for each sample.
 
 Of all steps D with |D gram^(1/2)| <= 1 in the spectral norm, the one of steepest descent is
 
     D = polar(gradient gram^(-1/2)) gram^(-1/2),    polar(U S V') = U V'
 
-Without gram it is the step of Muon (Jordan and others, 2024).
+Without gram it is the step of Muon (Jordan and others, 2024). To it is added
+
+    f (gradient of the penalty) gram^-1,    f = <D, gradient> / <gradient gram^-1, gradient>
+
+f times gradient gram^-1 descends as much as D, so that the whole step does not descend where the two gradients cancel. f is smaller where
+the penalty would otherwise move w by more than D does.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ class SpectralMetric:
     metric    has the moments; its inverse and allowed are those named here
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
-    penalty   that of w is this times w: 2 rho, or 0 in the first steps
+    penalty   the gradient of the penalty is w times this, for the mean over rows: 2 rho over the rows of a sample, or 0 in the first steps
     """
 
     proxed, spectral = False, True
@@ -108,23 +113,19 @@ class SpectralMetric:
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor]:
-        """Of averaged gradients; an intercept has inputs 1.
-
-        Where the gradient changes to its polar factor, that of the penalty is multiplied by the same number on average, so that their
-        proportion stays that of the objective; it moves w by no more than the polar factor does.
-        """
+        """Of averaged gradients; an intercept has inputs 1."""
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = (torch.addr(g, b, mean, alpha=-1) if moves_b else g) @ self.root.T
         x = torch.cat([x, b[:, None]], 1) if moves_b else x
-        turned = polar(x[None])[0]
-        inner = turned[:, :p]
-        if self.metric.layer.penalty.ridge:
-            pull = (self.penalty * (samples * self.layer.operator.positions)) * (w @ self.root.T)
-            factor = torch.minimum((turned * x).sum() / x.square().sum(), turned.norm() / pull.norm())
-            inner = inner + factor.nan_to_num(0.0, 0.0) * pull
-        move = inner @ self.root
-        shift = torch.addmv(turned[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
+        steepest = polar(x[None])[0]
+        whole = steepest[:, :p]
+        if self.layer.penalty.ridge:
+            of_penalty = (self.penalty * (samples * self.layer.operator.positions)) * (w @ self.root.T)
+            factor = torch.minimum((steepest * x).sum() / x.square().sum(), steepest.norm() / of_penalty.norm())
+            whole = whole + factor.nan_to_num(0.0, 0.0) * of_penalty
+        move = whole @ self.root
+        shift = torch.addmv(steepest[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
         return [move, shift], (self.allowed / min(x.shape)).sqrt()
 
     def state(self) -> dict[str, Tensor]:
