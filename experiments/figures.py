@@ -53,18 +53,10 @@ _CHAINS = (
     "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
-_PENALTY = (
-    "*Older figures of the lifted network: made before the penalty of its hidden layers had its proportion in the objective, with steps of "
-    ".04 instead of .055, and with batches of 250 for all.*"
-)
-_SHORT = "*Older figures of `lifted_`: made before steps were longer where there are few of them.*"
 OLDER = {
     name: line
     for line, names in {
-        _CHAINS: "training training_cpu digits scikit training_gpu gpu engines comparisons table1 readings compare regimes "
-        "paper_model full_pass time_to_goal",
-        _PENALTY: "convolution_cpu",
-        _SHORT: "convolution_init",
+        _CHAINS: "comparisons compare regimes",
     }.items()
     for name in names.split()
 }
