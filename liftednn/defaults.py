@@ -26,7 +26,8 @@ from torch import Tensor
 from liftednn import losses
 from liftednn.base import Loss, Penalty, Uncertainty
 from liftednn.blocks import Granularities
-from liftednn.data.sources import Source, as_tensor
+from liftednn.data.arrays import as_tensor
+from liftednn.data.sources import Source
 from liftednn.functional import median_and_spread
 from liftednn.losses import Huber
 from liftednn.losses.regression import Bounded

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from liftednn import reduce
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
-from liftednn.data.sources import Once, as_tensor, source_of
+from liftednn.data.arrays import as_tensor
+from liftednn.data.sources import Once, source_of
 from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError

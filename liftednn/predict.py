@@ -16,7 +16,7 @@ from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.blocks import state_problem, update_all_states, update_state, why_not_joint
-from liftednn.data.sources import as_tensor
+from liftednn.data.arrays import as_tensor
 from liftednn.data.validation import check_exact
 from liftednn.losses import Split, SquaredError
 from liftednn.network import Layer, LiftedNetwork

@@ -25,9 +25,18 @@ def test_copies_do_not_count_but_equal_inputs_with_different_responses_do() -> N
 
 def test_blocks_and_signed_zeros_make_no_difference() -> None:
     zeros = torch.tensor([[0.0], [-0.0], [1.0]])
-    assert independent_rows([(zeros, torch.zeros(3))], 3, 3) == 2
-    assert independent_rows([(X, LABELS), (X[:20], LABELS[:20])], 70, 70) == 50
-    assert independent_rows([], 1_000_000, 7) == 7  # too many to be counted
+    assert independent_rows(lambda: [(zeros, torch.zeros(3))], 3, 3) == 2
+    assert independent_rows(lambda: [(X, LABELS), (X[:20], LABELS[:20])], 70, 70) == 50
+    assert independent_rows(list, 1_000_000, 7) == 7  # too many to be counted
+
+
+def test_rows_and_columns_that_differ_in_few_places_are_told_apart() -> None:
+    x = torch.zeros(301, 300)
+    x[1:].fill_diagonal_(1.0)
+    assert distinct_columns(x) == 300
+    for parts in ([x, x], [torch.cat([x, x])], [x[:5], x, x[5:]]):
+        assert independent_rows(lambda parts=parts: [(part, part[:, 0]) for part in parts], 602, 602) == 301
+    assert independent_rows(lambda: [(x, x[:, 0]), (x, 1 - x[:, 0])], 602, 602) == 602
 
 
 def test_columns_that_are_constant_or_copies_do_not_count() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import liftednn as lnn
-from liftednn.data.sources import as_tensor
+from liftednn.data.arrays import as_tensor
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 2

@@ -6,7 +6,7 @@ counts; if equal inputs always have equal responses, only the different ones do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -14,33 +14,56 @@ from torch import Tensor
 __all__ = ["distinct_columns", "independent_rows"]
 
 _MOST = 100_000
+# Columns that tell most rows apart.
+_COLUMNS = 64
 
 
-def independent_rows(parts: Iterable[tuple[Tensor, Tensor]], rows: int, total: int) -> int:
+def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows: int, total: int) -> int:
     """The number of different rows if equal inputs always have equal responses, otherwise `total`, the number of rows or the sum of their
     weights. Not counted where there are very many: then it makes no difference.
 
-    parts   of the rows (n, p) and responses, (n,) or (n, q)
+    parts   gives the rows (n, p) and responses, (n,) or (n, q), part by part; called up to three times
     """
     if rows > _MOST:
         return total
-    hashed = [(_hashes(x, 0), _hashes(y, 1)) for x, y in parts]
-    x, y = (torch.cat(each) for each in zip(*hashed, strict=True))  # x + 3 y is as good a hash of both
+    x = _all_hashes(lambda: (x for x, _ in parts()))
     inputs = len(torch.unique(x))
-    pairs = inputs if inputs == len(x) else len(torch.unique(x + 3 * y))
+    if inputs == len(x):
+        return inputs
+    y = torch.cat([_hashes(y, 1) for _, y in parts()])
+    pairs = len(torch.unique(x + 3 * y))  # as good a hash of both
     return inputs if pairs == inputs else total
 
 
 def distinct_columns(x: Tensor) -> int:
     """The number of columns of x (n, p) that vary, without copies of others; at least 1."""
-    varies = x.amin(0) < x.amax(0)
-    return max(1, len(torch.unique(_hashes(x[:, varies].T, 0))))
+    columns = x[:, x.amin(0) < x.amax(0)].T
+    return max(1, len(torch.unique(_all_hashes(lambda: [columns]))))
+
+
+def _all_hashes(parts: Callable[[], Iterable[Tensor]]) -> Tensor:
+    """One integer for each row, equal for equal rows: of some of its columns, which takes a fraction of the time, and of all of them where
+    another row has the same in these."""
+    some = [_hashes(_some_columns(rows), 2) for rows in parts()]
+    found = torch.cat(some)
+    _, place, counts = torch.unique(found, return_inverse=True, return_counts=True)
+    shared = counts[place] > 1
+    if bool(shared.any()):
+        masks = torch.split(shared, [len(each) for each in some])
+        found[shared] = torch.cat([_hashes(rows[mask], 0) for rows, mask in zip(parts(), masks, strict=True)])
+    return found
+
+
+def _some_columns(rows: Tensor) -> Tensor:
+    rows = rows.reshape(len(rows), -1) if len(rows) else rows.reshape(0, 1)
+    return rows[:, :: max(1, rows.shape[1] // _COLUMNS)]
 
 
 def _hashes(rows: Tensor, seed: int) -> Tensor:
-    """One integer for each row, equal for equal rows: the sum of the bits of its entries, as integers, times random odd numbers."""
+    """One integer for each row, equal for equal rows: the sum of the bits of its entries, as integers, times random odd numbers. The
+    upper bits, the only ones of small whole numbers, are added to the lower ones first: a product carries upward only."""
     rows = rows.reshape(len(rows), -1) if len(rows) else rows.reshape(0, 1)
     bits = (rows.double() + 0.0).view(torch.int64)  # -0.0 + 0.0 is 0.0
     odd = torch.randint(1 << 62, (rows.shape[1],), generator=torch.Generator().manual_seed(seed)) * 2 + 1
-    mixed = bits * odd.to(bits.device)
+    mixed = (bits ^ (bits >> 29)) * odd.to(bits.device)
     return (mixed ^ (mixed >> 29)).sum(1)

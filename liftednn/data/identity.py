@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from liftednn.data.sources import Loader, Mapped, Memory, Source, as_tensor
+from liftednn.data.arrays import as_tensor
+from liftednn.data.sources import Loader, Mapped, Memory, Source
 from liftednn.moments import Moments
 
 __all__ = ["content", "described", "identify"]

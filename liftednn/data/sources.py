@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from liftednn import reduce
+from liftednn.data.arrays import as_tensor
 from liftednn.data.copies import independent_rows
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Memory",
     "Once",
     "Source",
-    "as_tensor",
     "check_weights",
     "source_of",
     "weighted",
@@ -40,7 +39,9 @@ Batch = tuple[Any, Any, Any]
 _RUN = 32
 # Numbers that are read at a time where all rows are read.
 _READ = 1 << 18
-# A sample of it is read in about this many runs.
+# Rows in memory that are looked at at a time.
+_ROWS = 4096
+# A sample of a memory map is read in about this many runs.
 _RUNS = 64
 
 
@@ -72,8 +73,12 @@ class _Permuted(ABC):
     @cached_property
     def rows(self) -> int:
         """Without copies, and without weights that stand for copies."""
-        parts = torch.split(torch.arange(len(self.x)), max(1, _READ // max(1, self.x.shape[-1])))
-        return independent_rows((self.at(chosen)[:2] for chosen in parts), len(self.x), self.total or len(self.x))
+        return independent_rows(self._in_order, len(self.x), self.total or len(self.x))
+
+    def _in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All rows and their responses, part by part."""
+        for chosen in torch.split(torch.arange(len(self.x)), max(1, _READ // max(1, self.x.shape[-1]))):
+            yield self.at(chosen)[:2]
 
     @abstractmethod
     def at(self, chosen: Tensor) -> Batch:
@@ -100,6 +105,10 @@ class Memory(_Permuted):
     """Rows and responses as tensors."""
 
     x: Tensor
+
+    def _in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Without copies."""
+        yield from zip(torch.split(self.x, _ROWS), torch.split(self.y, _ROWS), strict=True)
 
     def at(self, chosen: Tensor) -> Batch:
         each = self.row_weights
@@ -244,42 +253,6 @@ class Once(Loader):
 
 
 S = TypeVar("S", "Memory", "Gathered", "Mapped")
-
-
-def as_tensor(given: Any, name: str) -> Tensor:
-    """Any array of numbers as a tensor, of any memory layout; also a pandas table of numbers."""
-    if hasattr(given, "toarray"):
-        raise ValueError(f"{name} is a sparse matrix, and training needs all its entries: give {name}.toarray()")
-    try:
-        given = given.to_numpy() if hasattr(given, "to_numpy") else given
-        if np.ma.is_masked(given):
-            raise ValueError("some entries are masked")
-        given = _native(given) if isinstance(given, np.ndarray) else given
-        found = torch.as_tensor(given).detach()
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(
-            f"{name} cannot be read as numbers ({error}): give a tensor or an array of numbers, and labels as integers"
-        ) from error
-    _check_plain(found, name)
-    return found
-
-
-def _native(given: NDArray[Any]) -> NDArray[Any]:
-    """The array if torch can share its memory (native byte order, contiguous, writeable), otherwise a copy."""
-    if given.dtype.kind not in "biufc":
-        raise ValueError(f"its entries are of type {given.dtype}")
-    shared = np.require(given, given.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
-    return shared.copy() if min(shared.strides, default=0) < 0 else shared  # a single row is contiguous in any layout
-
-
-def _check_plain(x: Tensor, name: str) -> None:
-    """Refuse tensors that are not dense, real and in memory."""
-    if x.layout != torch.strided or x.is_nested:
-        raise ValueError(f"{name} is a sparse or nested tensor, and training needs all entries: give {name}.to_dense()")
-    if x.is_complex() or x.is_quantized:
-        raise ValueError(f"{name} holds {x.dtype}, and training needs real numbers: give float32 or float64")
-    if x.is_meta:
-        raise ValueError(f"{name} is on the meta device, where it has no values: give it on the CPU or a GPU")
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None) -> Source:

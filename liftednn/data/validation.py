@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.data.sources import as_tensor, check_weights
+from liftednn.data.arrays import as_tensor
+from liftednn.data.sources import check_weights
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.solvers import select

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
+from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
-from liftednn.data.sources import Loader, Source, as_tensor
+from liftednn.data.sources import Loader, Source
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators.columns import (
     NO_RESPONSES,

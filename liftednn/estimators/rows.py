@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
-from liftednn.data.sources import Gathered, Mapped, Source, as_tensor, weighted
+from liftednn.data.sources import Gathered, Mapped, Source, weighted
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.estimators.tails import Tails
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liftednn.data.sources import Gathered, Memory, Source, as_tensor, check_weights
+from liftednn.data.arrays import as_tensor
+from liftednn.data.sources import Gathered, Memory, Source, check_weights
 from liftednn.data.validation import inputs, responses
 from liftednn.network import LiftedNetwork
 from liftednn.training.whitening import Coordinates

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
-from liftednn.data.sources import as_tensor
+from liftednn.data.arrays import as_tensor
 from liftednn.data.validation import check_start
 from liftednn.network import LiftedNetwork
 
