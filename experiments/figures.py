@@ -54,8 +54,8 @@ _CHAINS = (
     "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
 )
 _SHARED = (
-    "*Made while seven runs, each on two cores of its own, shared a machine, which takes most from what reads all rows, as the time before "
-    "the first step does; and before copies of rows were counted faster.*"
+    "*Seconds on a CPU: seven runs shared the machine, each on two cores of its own. This slows what reads all rows most, such as the "
+    "preparation before the first step, which has been made faster since.*"
 )
 OLDER = {
     name: line

@@ -1,4 +1,4 @@
-"""Lifted neural networks: networks trained by convex blocks instead of back-propagation.
+"""Lifted neural networks: networks trained by convex blocks.
 
 What can be imported from here is listed in `__init__.pyi`; each part, and torch with it, is loaded when it is first used.
 Examples in docstrings run after `import torch` and `import liftednn as lnn`.

@@ -44,7 +44,7 @@ def test_a_good_run_gives_no_warning() -> None:
         assert fit.warnings == ()
 
 
-@pytest.mark.parametrize(("halved", "said"), [(0, []), (2, []), (3, ["the step"]), (8, ["the step"])])
+@pytest.mark.parametrize(("halved", "said"), [(0, []), (2, []), (3, ["the rate"]), (8, ["the rate"])])
 def test_three_halvings_or_more_give_a_warning(halved: int, said: list[str]) -> None:
     net = network()
     assert found(net, start(net, BENT), BENT, halved) == said

@@ -56,8 +56,8 @@ class Lifted(torch.optim.Optimizer):
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
                     from .1 to .3, and for .04 where a layer reads tokens
     adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution, a projection of
-                    nn.MultiheadAttention or a recurrent layer of one direction that the module calls; it follows `lr`, when a scheduler
-                    changes that
+                    nn.MultiheadAttention or a recurrent module of one layer and direction that the module calls; it follows `lr`, when
+                    a scheduler changes that
 
     >>> _ = torch.manual_seed(0)
     >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))

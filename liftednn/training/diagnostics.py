@@ -42,12 +42,12 @@ def problems_of(
 
     x, y, row_weights   some of the rows trained on, encoded responses, and the weights of the rows
     white          the same rows in the coordinates of training, for a linear model
-    halved         how often the step was halved
+    halved         how often the rate was halved
     """
     found = []
     if halved > _HALVINGS:
         found.append(
-            f"the step was halved {halved} times, since training diverged or all predictions became the same: try another seed, "
+            f"the rate was halved {halved} times, since training diverged or all predictions became the same: try another seed, "
             "larger batches or a larger penalty"
         )
     if len(x) >= _FEWEST and bool((x != x[0]).any()):

@@ -151,7 +151,7 @@ class Monitor:
             f"{done} passes done, no more since the loss is negligible" if shortened else f"all {done} passes done"
         )
         kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
-        shorter = f"; the step was halved {halved} times" if halved else ""
+        shorter = f"; the rate was halved {halved} times" if halved else ""
         sentence = {
             "finished": f"finished: {all_done}",
             "stopped": f"stopped: interrupted after {done} complete passes",
