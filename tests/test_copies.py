@@ -35,7 +35,8 @@ def test_rows_and_columns_that_differ_in_few_places_are_told_apart() -> None:
     x[1:].fill_diagonal_(1.0)
     assert distinct_columns(x) == 300
     for parts in ([x, x], [torch.cat([x, x])], [x[:5], x, x[5:]]):
-        assert independent_rows(lambda parts=parts: [(part, part[:, 0]) for part in parts], 602, 602) == 301
+        pairs = [(part, part[:, 0]) for part in parts]
+        assert independent_rows(pairs.copy, 602, 602) == 301
     assert independent_rows(lambda: [(x, x[:, 0]), (x, 1 - x[:, 0])], 602, 602) == 602
 
 

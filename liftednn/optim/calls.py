@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Call", "Hook", "attach", "copied_buffers", "tensors_in", "watched_linear"]
+__all__ = ["Call", "Hook", "attach", "copied_buffers", "forgotten", "tensors_in", "transformed", "watched_linear"]
 
 
 # Whether a module runs for a refresh, which no optimiser of this module or of its parts may take for a training call.
@@ -40,24 +41,35 @@ def tensors_in(value: Any) -> list[Tensor]:
 class Call:
     """The arguments of a call, with the state of the random generators and of autocast when it was made.
 
+    copy        whether arguments are copied, since the module writes to them: it would see them changed when it is run again
     ranks       the processes that made it together
     gradients   of the outputs' tensors, by their number, as far as a backward pass has given them
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, ranks: Ranks) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, ranks: Ranks, copy: bool = False
+    ) -> None:
         # Without the graph behind an argument, which would be kept in memory with it.
-        self.args, self.kwargs = tree_map(_detached, (args, kwargs))
+        self.args, self.kwargs = tree_map(partial(_detached, copy=copy), (args, kwargs))
+        self.given = [(each, each._version) for each in tree_leaves((args, kwargs)) if _counts_writes(each)]
         self.device, self.ranks, kind = device, ranks, device.type
         self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self.random = torch.get_rng_state()
         self.device_random = torch.cuda.get_rng_state(device) if kind == "cuda" else None
         self.gradients: dict[int, Tensor] = {}
+        self.written = copy
 
     @property
     def rows(self) -> int:
         """The length of the longest tensor among its arguments; 0 where there is none."""
         given = tree_leaves((self.args, self.kwargs))
         return max((len(each) for each in given if isinstance(each, Tensor) and each.ndim), default=0)
+
+    def close(self) -> bool:
+        """Whether the call has written to its arguments; these are kept no longer."""
+        self.written |= any(each._version != version for each, version in self.given)
+        self.given = []
+        return self.written
 
     def watch(self, outputs: Any, passes: list[None]) -> None:
         """Keep the gradients that will arrive at the outputs; `passes` grows by one when the first of them does."""
@@ -78,7 +90,8 @@ class Call:
             stack.enter_context(torch.autocast(self.device.type, dtype=dtype, enabled=on))
             stack.enter_context(torch.enable_grad())
             stack.callback(_rerunning.reset, _rerunning.set(True))
-            return module(*self.args, **self.kwargs)
+            args, kwargs = tree_map(partial(_detached, copy=self.written), (self.args, self.kwargs))
+            return module(*args, **kwargs)
 
 
 class _Keep:
@@ -93,8 +106,21 @@ class _Keep:
         self.gradients[self.number] = gradient.detach()
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def _detached(value: Any, copy: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    found = value.detach().clone() if copy else value.detach()
+    return found.requires_grad_(value.requires_grad)  # a module may differentiate by its arguments
+
+
+def _counts_writes(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
+
+
+def transformed(value: Any) -> bool:
+    """Whether what a module takes or returns is that of a function under torch.func, and lives only as long as this runs."""
+    found = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(found(each) for each in tree_leaves(value) if isinstance(each, Tensor))
 
 
 @contextmanager
@@ -131,30 +157,38 @@ def watched_linear(watch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterato
             fn.linear = plain
 
 
-class Hook:
-    """A forward hook that calls a method of an optimiser while that exists. A copy of it, in a copy of the module, does nothing."""
+def forgotten(module: nn.Module, *given: Any) -> None:
+    """What a hook becomes in a copy of the module: it does nothing."""
 
-    def __init__(self, optimiser: Any = None, method: str = "") -> None:
-        self.optimiser, self.method = None if optimiser is None else weakref.ref(optimiser), method
+
+def _forgotten() -> Callable[..., None]:
+    return forgotten
+
+
+class Hook:
+    """A forward hook that calls a method of an optimiser while that exists."""
+
+    def __init__(self, optimiser: Any, method: str) -> None:
+        self.optimiser, self.method = weakref.ref(optimiser), method
 
     @_disable_dynamo
     def __call__(self, module: nn.Module, *given: Any) -> None:
-        optimiser = None if self.optimiser is None else self.optimiser()
+        optimiser = self.optimiser()
         if optimiser is not None and not _rerunning.get():
             getattr(optimiser, self.method)(module, *given)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return forgotten
 
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _forgotten, ()
 
 
 def attach(module: nn.Module, optimiser: Any) -> Callable[[], None]:
     """Let a module report its calls to `optimiser._before_call` and `optimiser._after_call`. Returns what removes the hooks, which also
     happens when the optimiser is collected. Hooks that came with a copy of the module are removed."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for number in [number for number, hook in hooks.items() if isinstance(hook, Hook) and hook.optimiser is None]:
+        for number in [number for number, hook in hooks.items() if hook is forgotten]:
             del hooks[number]
     before = module.register_forward_pre_hook(Hook(optimiser, "_before_call"), with_kwargs=True)
     after = module.register_forward_hook(Hook(optimiser, "_after_call"))

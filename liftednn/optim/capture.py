@@ -220,9 +220,11 @@ def _rerun(module: nn.Module, call: Call, captures: Sequence[Capture]) -> Any:
 
 def _forward_hook(capture: Capture, numbers: Iterator[int]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        x = args[0] if args else kwargs["input"]
+        x = args[0] if args else next(iter(kwargs.values()))
         if isinstance(module, nn.RNNBase):
             return _watch_gate(capture, module, x, args[1] if len(args) > 1 else kwargs.get("hx"), output)
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor):  # a kind of its own: AdamW moves it
+            return output
         return _watched([(capture, slice(None))], next(numbers), module, x, output)
 
     return hook
@@ -274,8 +276,9 @@ def _watched(
 
 
 def _check_graphs(captures: Sequence[Capture]) -> None:
-    """A layer with a gradient must be part of the graph of the outputs."""
-    if any(capture.without_graph and not capture.calls for capture in captures):
+    """A layer with a gradient, other than 0, must be part of the graph of the outputs."""
+    found = [capture.regression.weight.grad for capture in captures if capture.without_graph and not capture.calls]
+    if any(gradient is not None and bool(gradient.any()) for gradient in found):
         raise RuntimeError(
             "a layer whose parameters have gradients was run without a graph, so that its curvature cannot be measured: if it is under "
             "torch.utils.checkpoint, give that use_reentrant=False"

@@ -250,7 +250,7 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
     """The layers of a module whose weights are in `held`, the parameters of an optimiser.
 
     A weight that another kind of module has too, such as an embedding, is not one of a regression; nor is one that a convolution and a
-    transposed one share.
+    transposed one share, or one of complex numbers.
     """
     every = [(each, _projections(each)) for each in module.modules()]
     others = {id(p) for each, found in every if not found for p in each._parameters.values()}
@@ -258,7 +258,9 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
     found: dict[tuple[int, int], list[tuple[nn.Module, _Projection]]] = {}
     for each, projections in every:
         for one in projections:
-            if one.weight is not None and one.weight in held and id(one.weight) not in others:
+            if one.weight is None or one.weight not in held or id(one.weight) in others:
+                continue
+            if one.weight.is_floating_point():
                 found.setdefault((id(one.weight), one.rows.start or 0), []).append((each, one))
     made = []
     for pairs in found.values():

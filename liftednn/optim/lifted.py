@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from liftednn.optim.calls import Call, attach
+from liftednn.optim.calls import Call, attach, transformed
 from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
-from liftednn.optim.probes import Probes, batch_probes, check_criterion, random_probes
+from liftednn.optim.probes import Largest, Probes, batch_probes, check_criterion, random_probes
 from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
-from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, nesterov_step
+from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, moved, nesterov_step, whole
 from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
+from liftednn.runtime.precision import plain_arithmetic
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 from liftednn.training.spectral import LEAST_SIZE
 
@@ -90,7 +91,7 @@ class Lifted(torch.optim.Optimizer):
         _check(lr=lr, damping=damping, refresh=refresh, trust=trust)
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
-        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0}
+        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0, "largest": tuple(Largest())}
         defaults = {"lr": lr, "base_lr": float(lr), "momentum": momentum} | own
         super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
         self._begin()
@@ -98,6 +99,7 @@ class Lifted(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Attach to the module, without a call of it."""
         self._call: Call | None = None
+        self._written = False  # whether the module writes to its arguments
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._doubt: Tensor | None = None  # how undecided predictions were at the last refresh
         self._layers: list[tuple[Regression, LayerMetric]] | None = None
@@ -134,14 +136,17 @@ class Lifted(torch.optim.Optimizer):
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
-        if self.due and module.training and torch.is_grad_enabled():
-            device, ranks = self.param_groups[0]["params"][0].device, unwrapped(self.module).ranks
-            self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call())
+        if self.due and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
+            device = next(p for group in self.param_groups for p in group["params"]).device
+            ranks = unwrapped(self.module).ranks
+            self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call(), self._written)
 
     def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
-        if self._call is not None and self.criterion is None and module.training:
-            self._call.watch(outputs, self._passes)
+        if self._call is not None and module.training and not transformed((args, outputs)):
+            self._written = self._call.close()
+            if self.criterion is None:
+                self._call.watch(outputs, self._passes)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -153,11 +158,16 @@ class Lifted(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._move()
+        self._passes.clear()
+        return loss
+
+    @plain_arithmetic
+    def _move(self) -> None:
         self._check_gradients()
         if self.due:
             self._measure()
-        stacks = self._stacks()
-        averages = self._averages(stacks)
+        averages = self._averages(stacks := self._stacks())
         directions = self._directions(stacks, averages)
         last = centres(stacks, {weight for weight, held in self.state.items() if "doubt" in held})
         for group in self.param_groups:
@@ -165,8 +175,6 @@ class Lifted(torch.optim.Optimizer):
             nesterov_step(self.state, group, directions, averages)
             adam_step(self.state, group, directions)
             group["steps"] += 1
-        self._passes.clear()
-        return loss
 
     def _check_gradients(self) -> None:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -219,7 +227,11 @@ class Lifted(torch.optim.Optimizer):
     def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
         def probes(outputs: Any, numbers: int) -> Probes:
             if self.criterion is None:
-                return batch_probes(call, outputs, max(len(self._passes), 1), numbers)
+                before, passes = Largest(*self.param_groups[0]["largest"]), max(len(self._passes), 1)
+                found, largest = batch_probes(call, outputs, passes, numbers, before)
+                for group in self.param_groups:
+                    group["largest"] = tuple(largest)
+                return found
             found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
             terms, rows = call.ranks.sums([found.terms, float(call.rows or found.rows)], found.outputs[0].device)
             for group in self.param_groups:
@@ -301,8 +313,8 @@ class Lifted(torch.optim.Optimizer):
             for layer, step in stack.by_layer(shift) if shift is not None else ():
                 if layer.bias is not None:
                     parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
-        whole = [(parameter, _whole(found)) for parameter, found in parts.items()]
-        return {p: step if step.dtype == p.dtype else step.to(p) for p, step in whole if step.shape == p.shape}
+        every = [(parameter, whole(found)) for parameter, found in parts.items()]
+        return {p: step if step.dtype == p.dtype else step.to(p) for p, step in every if step.shape == p.shape}
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("module", "criterion", "damping", "refresh", "trust")
@@ -322,19 +334,7 @@ class Lifted(torch.optim.Optimizer):
         for number, parameter in zip(saved, held, strict=True):
             for key, metric in state_dict["state"].get(number, {}).items():
                 if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
-                    self.state[parameter][key] = {name: _moved(part, parameter) for name, part in metric.items()}
-
-
-def _whole(parts: dict[int, Tensor]) -> Tensor:
-    """Rows, by the number of the first, together."""
-    ordered = [parts[start] for start in sorted(parts)]
-    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
-
-
-def _moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
-    if isinstance(part, list):
-        return [each.to(like.device, copy=True) for each in part]
-    return part.to(like.device, copy=True)
+                    self.state[parameter][key] = {name: moved(part, parameter) for name, part in metric.items()}
 
 
 def _check(**given: float | None) -> None:

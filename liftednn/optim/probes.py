@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from liftednn.optim.calls import Call, tensors_in
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Probes", "batch_probes", "check_criterion", "random_probes"]
+__all__ = ["Largest", "Probes", "batch_probes", "check_criterion", "random_probes"]
 
 _FUNCTIONS = {
     fn.cross_entropy: nn.CrossEntropyLoss,
@@ -64,12 +64,26 @@ def check_criterion(criterion: Any) -> nn.Module | None:
 def _curvature(criterion: nn.Module) -> float:
     """The largest second derivative in one output, of the terms that the criterion adds up or takes the mean of."""
     if isinstance(criterion, nn.CrossEntropyLoss):
-        return 0.5
+        return 0.5 * _largest(criterion.weight) / (_mean(criterion.weight) if criterion.reduction == "mean" else 1.0)
     if isinstance(criterion, nn.HuberLoss):
         return 1.0
     if isinstance(criterion, nn.SmoothL1Loss):
         return 1 / criterion.beta if criterion.beta else math.inf
-    return 2.0 if isinstance(criterion, nn.MSELoss) else 0.25
+    if isinstance(criterion, nn.MSELoss):
+        return 2.0
+    return (
+        0.25 * _largest(getattr(criterion, "weight", None)) * max(1.0, _largest(getattr(criterion, "pos_weight", None)))
+    )
+
+
+def _largest(weights: Tensor | None) -> float:
+    """Of the weights of classes or bits; 1 where there are none."""
+    return 1.0 if weights is None else float(weights.max())
+
+
+def _mean(weights: Tensor | None) -> float:
+    """The mean of these, by which torch divides the mean loss where classes are equally frequent."""
+    return 1.0 if weights is None else float(weights.mean()) or 1.0
 
 
 def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
@@ -123,8 +137,17 @@ def _signs(like: Tensor, seed: int) -> list[Tensor]:
     return [math.sqrt(p) * signs * unit for unit in torch.eye(p).to(like)]
 
 
-def batch_probes(call: Call, outputs: Any, backward: int, numbers: int) -> Probes:
-    """The gradients that the batch itself sent backward.
+class Largest(NamedTuple):
+    """Of the gradients that have arrived at the outputs at refreshes so far: the largest deviation and root mean square, and the curvature
+    when they had fallen to half of the latter for the first time; 0 before."""
+
+    deviation: float = 0.0
+    size: float = 0.0
+    curvature: float = 0.0
+
+
+def batch_probes(call: Call, outputs: Any, backward: int, numbers: int, largest: Largest) -> tuple[Probes, Largest]:
+    """The gradients that the batch itself sent backward, and the largest so far.
 
     backward   the passes whose gradients were added up, each of a loss that was divided by their number
     numbers    entries in the outputs of the last layer: terms times the outputs of each
@@ -139,31 +162,39 @@ def batch_probes(call: Call, outputs: Any, backward: int, numbers: int) -> Probe
             "no gradient has reached the outputs of the module's last training call: call loss.backward() on a loss of these outputs "
             "before step(), or give Lifted a criterion"
         )
-    size, curvature = _curvature_of_batch(gradients, found, call.ranks, backward, numbers)
+    size, curvature, largest = _curvature_of_batch(gradients, found, call.ranks, backward, numbers, largest)
     sent = [(gradient / size).to(output) for gradient, output in zip(gradients, found, strict=True)]
-    return Probes(found, [sent], curvature, size)
+    return Probes(found, [sent], curvature, size), largest
 
 
 def _curvature_of_batch(
-    gradients: Sequence[Tensor], outputs: Sequence[Tensor], ranks: Ranks, backward: int, numbers: int
-) -> tuple[float, float]:
-    """The root mean square of the gradients, and the curvature in each output, in the units of a gradient over an output.
+    gradients: Sequence[Tensor], outputs: Sequence[Tensor], ranks: Ranks, backward: int, numbers: int, largest: Largest
+) -> tuple[float, float, Largest]:
+    """The root mean square of the gradients, the curvature in each output, in the units of a gradient over an output, and the largest
+    gradients.
 
-    A gradient vanishes when the outputs have moved by their own size: the curvature is the larger ratio of the gradients' deviation to
-    the outputs' and of the two means. Where outputs do not vary, it is the mean square of the gradients of the terms, which is that of a
-    negative log-likelihood; where the outputs are the loss itself, that over twice the loss, which is exact for a squared error.
+    The largest gradients so far vanish when the outputs have moved by their own size: the curvature is the larger ratio of the gradients'
+    deviation to that of the outputs and of the two root mean squares. Outputs may grow on when gradients have fallen, as those of a
+    cross-entropy do: from then on the curvature stays. Where outputs do not vary, it is the mean square of the gradients of the terms,
+    which is that of a negative log-likelihood; where the outputs are the loss itself, that over twice the loss, which is exact for a
+    squared error.
     """
     pairs = [(g.double().flatten(), u.detach().double().flatten()) for g, u in zip(gradients, outputs, strict=True)]
     g, u = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     sums = [torch.ones_like(g).sum(), g.sum(), g.square().sum(), u.sum(), u.square().sum(), (g * u).sum()]
     count, *found = ranks.add_up(torch.stack(sums)).tolist()
     mean_g, gg, mean_u, uu, gu = (each / count for each in found)
-    of_terms = numbers * backward**2 * gg
+    size, of_terms = math.sqrt(gg), numbers * backward**2 * gg
     if not any(output.ndim for output in outputs):
         loss = backward * gu * len(g)
-        return math.sqrt(gg), of_terms / (2 * loss) if loss > 0 else of_terms
-    ratios = (_ratio(_deviation(mean_g, gg), _deviation(mean_u, uu)), _ratio(abs(mean_g), abs(mean_u)))
-    return math.sqrt(gg), backward * max(ratios) if 0 < max(ratios) < math.inf else of_terms
+        return size, of_terms / (2 * loss) if loss > 0 else of_terms, largest
+    whole = backward * size
+    deviation, most = max(largest.deviation, backward * _deviation(mean_g, gg)), max(largest.size, whole)
+    ratio = max(_ratio(deviation, _deviation(mean_u, uu)), _ratio(most, math.sqrt(uu)))
+    if not 0 < ratio < math.inf:
+        return size, of_terms, Largest(deviation, most, largest.curvature)
+    kept = largest.curvature or (ratio if whole <= most / 2 else 0.0)
+    return size, max(ratio, kept), Largest(deviation, most, kept)
 
 
 def _deviation(mean: float, mean_square: float) -> float:

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from liftednn.optim.layers import Regression
 
-__all__ = ["adam_step", "averaged", "decay_step", "let_decay", "nesterov_step"]
+__all__ = ["adam_step", "averaged", "decay_step", "let_decay", "moved", "nesterov_step", "whole"]
 
 # The fraction of its first norm below which a weight does not decay.
 _SMALLEST = 0.1
@@ -178,8 +178,32 @@ def adam_step(state: Any, group: Mapping[str, Any], others: Mapping[Tensor, Tens
         if own["step"].device != p.device:  # where a recorded step counts
             own["step"] = own["step"].to(p.device)
     rate = group["adam_lr"] * group["lr"] / (group["base_lr"] or 1.0)
-    first, second, steps = ([own[name] for own in held] for name in ("exp_avg", "exp_avg_sq", "step"))
-    grads = [p.grad for p in params]
+    pairs = list(zip(params, held, strict=True))
     kinds = {p.device.type for p in params}
-    cuda, fused = kinds == {"cuda"}, kinds in ({"cpu"}, {"cuda"})
-    adamw(params, grads, first, second, [], steps, lr=rate, capturable=cuda, fused=fused, **_ADAM)
+    cuda, alike = kinds == {"cuda"}, kinds in ({"cpu"}, {"cuda"})
+    for fused in (True, False):
+        some = [(p, own) for p, own in pairs if (alike and _fusible(p, own)) == fused]
+        grads = [p.grad for p, _ in some]
+        first, second, steps = ([own[name] for _, own in some] for name in ("exp_avg", "exp_avg_sq", "step"))
+        if some:
+            own_params = [p for p, _ in some]
+            adamw(own_params, grads, first, second, [], steps, lr=rate, capturable=cuda, fused=fused, **_ADAM)
+
+
+def _fusible(p: Tensor, held: Mapping[str, Tensor]) -> bool:
+    """Whether the fused kernel can move a parameter: it takes real numbers, and reads the memory of all tensors in one order."""
+    others = (p.grad, held["exp_avg"], held["exp_avg_sq"])
+    return p.is_floating_point() and all(each is not None and each.stride() == p.stride() for each in others)
+
+
+def whole(parts: dict[int, Tensor]) -> Tensor:
+    """Rows, by the number of the first, together."""
+    ordered = [parts[start] for start in sorted(parts)]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
+
+
+def moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
+    """A copy on the device of `like`."""
+    if isinstance(part, list):
+        return [each.to(like.device, copy=True) for each in part]
+    return part.to(like.device, copy=True)
