@@ -1,11 +1,12 @@
 """How many rows tell something new: copies of a row do not, whether they are repeated or a weight says so.
 
 Equal inputs may occur many times by themselves, in columns with few values. Then some of them have different responses, and every row
-counts; if equal inputs always have equal responses, only the different ones do.
+counts, but copies of all rows count once; if equal inputs always have equal responses, only the different ones count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -18,21 +19,21 @@ _MOST = 100_000
 _COLUMNS = 64
 
 
-def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows: int, total: int) -> int:
-    """The number of different rows if equal inputs always have equal responses, otherwise `total`, the number of rows or the sum of their
-    weights. Not counted where there are very many: then it makes no difference.
+def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows: int) -> int:
+    """The number of different rows if equal inputs always have equal responses, otherwise the number of rows, of which as many as all of
+    them are repeated count once. Not counted where there are very many `rows`: then it makes no difference.
 
     parts   gives the rows (n, p) and responses, (n,) or (n, q), part by part; called up to three times
     """
     if rows > _MOST:
-        return total
+        return rows
     x = _all_hashes(lambda: (x for x, _ in parts()))
     inputs = len(torch.unique(x))
     if inputs == len(x):
         return inputs
     y = torch.cat([_hashes(y, 1) for _, y in parts()])
-    pairs = len(torch.unique(x + 3 * y))  # as good a hash of both
-    return inputs if pairs == inputs else total
+    _, copies = torch.unique(x + 3 * y, return_counts=True)  # as good a hash of both
+    return inputs if len(copies) == inputs else len(x) // math.gcd(*copies.tolist())
 
 
 def distinct_columns(x: Tensor) -> int:

@@ -46,7 +46,7 @@ _RUNS = 64
 
 
 class Source(Protocol):
-    """`rows` is None where it is unknown before a pass over the data; a row of weight 3 is taken as three rows."""
+    """`rows` is None where it is unknown before a pass over the data."""
 
     @property
     def rows(self) -> int | None: ...
@@ -68,12 +68,11 @@ class _Permuted(ABC):
     x: Any
     y: Tensor
     row_weights: Tensor | None = None
-    total: int | None = None
 
     @cached_property
     def rows(self) -> int:
-        """Without copies, and without weights that stand for copies."""
-        return independent_rows(self._in_order, len(self.x), self.total or len(self.x))
+        """Without copies; weights do not count."""
+        return independent_rows(self._in_order, len(self.x))
 
     def _in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows and their responses, part by part."""
@@ -145,11 +144,10 @@ class Mapped:
     x: Any
     y: Any
     row_weights: Any = None
-    total: int | None = None
 
     @property
     def rows(self) -> int:
-        return self.total or len(self.x)
+        return len(self.x) if self.row_weights is None else int((self.row_weights > 0).sum())
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -296,17 +294,12 @@ def _memory(x: Tensor, y: Tensor, row_weights: Tensor | None) -> Memory:
 
 
 def weighted(source: S, row_weights: Tensor | None) -> S:
-    """The source with row weights, scaled to 1 on average. Where they add up to more than the number of rows, `total` is their sum."""
+    """The source with row weights, scaled to 1 on average."""
     if row_weights is None:
         return source
     each: Any = row_weights / reduce.mean(row_weights)
     each = each.numpy(force=True) if isinstance(source, Mapped) else each.to(source.y.device)
-    return replace(source, row_weights=each, total=_total(row_weights))
-
-
-def _total(row_weights: Tensor) -> int:
-    """The number of rows with a positive weight, or the sum of the weights if that is larger."""
-    return max(int(reduce.total(row_weights > 0)), round(float(reduce.total(row_weights))))
+    return replace(source, row_weights=each)
 
 
 def _length(given: object) -> int | None:

@@ -40,7 +40,7 @@ def best_biases(
     x, y, few = x[:_ROWS], y[:_ROWS].to(x), None if row_weights is None else row_weights[:_ROWS]
     w = weights[0].w
     through = [Affine(w, biases_at_quantiles(x @ w.T, _generator(seed), few)), *weights[1:]]
-    rows = independent_rows(lambda: [(x, y)], len(x), len(x) if few is None else max(len(x), round(float(few.sum()))))
+    rows = independent_rows(lambda: [(x, y)], len(x))
 
     def error(candidate: list[Affine]) -> float:
         states = network.propagate(candidate, x)

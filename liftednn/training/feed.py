@@ -76,7 +76,7 @@ class Feed:
             whole = whole or [part.new_empty(len(source.x), *part.shape[1:]) for part in parts]
             for buffer, part in zip(whole, parts, strict=True):
                 buffer[chosen[0] : chosen[-1] + 1] = part
-        self.source = Memory(whole[0], whole[1], whole[2] if len(whole) > 2 else None, source.total)
+        self.source = Memory(whole[0], whole[1], whole[2] if len(whole) > 2 else None)
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """The batches of pass `number`."""
