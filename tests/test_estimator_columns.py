@@ -169,7 +169,9 @@ def test_other_refusals() -> None:
         regressor(categorical_features=[0]).fit(sparse.csr_matrix(BY_HAND), REAL)
     with pytest.raises(ValueError, match="feature names should match"):
         regressor().fit(FRAME, REAL).predict(FRAME.rename(columns={"city": "town"}))
-    with pytest.raises(ValueError, match="holds 'large', which is no number: give numbers, or NaN"):
+    with pytest.raises(
+        ValueError, match="column 'size' of X is one of numbers and holds 'large': give numbers, or NaN"
+    ):
         regressor().fit(FRAME, REAL).predict(FRAME.assign(size="large"))
 
 

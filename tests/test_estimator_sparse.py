@@ -81,6 +81,8 @@ def test_sparse_rows_are_made_dense_a_batch_at_a_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rows, "_SMALL", 0)
     monkeypatch.setattr(rows, "_FRACTION", 0.0)
     monkeypatch.setattr("liftednn.data.sources._READ", 12 * 64)
+    for name in ("_NUMBERS", "_SAMPLED"):
+        monkeypatch.setattr(f"liftednn.estimators.tails.{name}", 12 * 64)
     monkeypatch.setattr("liftednn.training.run._ROWS", 96)
     monkeypatch.setattr("liftednn.training.choices._ROWS", 96)
     model = classifier(batch_size=50).fit(sparse.csr_matrix(X), Y)

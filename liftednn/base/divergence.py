@@ -267,5 +267,5 @@ class Loss(Divergence):
         """Scores (n, width) -> responses in the user's form."""
 
     @abstractmethod
-    def score(self, u: Tensor, y: Tensor) -> float:
-        """Quality of the scores u against encoded responses, higher is better: accuracy, or R^2."""
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        """Quality of the scores u against encoded responses, higher is better: accuracy, or R^2. Rows count by `row_weights` (n,)."""

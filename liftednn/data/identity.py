@@ -33,7 +33,7 @@ def identify(
     settings: str,
     network: object,
     source: Source,
-    validation: tuple[Any, Any] | None,
+    validation: tuple[Any, ...] | None,
     fixed: Sequence[tuple[Tensor | None, Tensor | None]],
     weights: Sequence[tuple[Tensor, Tensor]] | None,
     moments: Moments | None,

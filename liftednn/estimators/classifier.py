@@ -214,7 +214,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         """
         self._check_parameters()
         with self._all_or_nothing():
-            x, labels = self._read(X, y, whole=True)
+            x, labels = self._read(X, y, sample_weight, whole=True)
             found = labels_of(labels)
             if self.warm_start and hasattr(self, "coefs_") and not _same(found, self._labels):
                 raise ValueError(
@@ -258,7 +258,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
                 "such as that of sklearn.utils.class_weight.compute_class_weight('balanced', classes=classes, y=y)"
             )
         with self._all_or_nothing():
-            x, labels = self._read(X, y, whole=False)
+            x, labels = self._read(X, y, sample_weight, whole=False)
             found = labels_of(labels, self.classes_ if classes is None else classes)
             if not first and not np.array_equal(found.classes, self.classes_):
                 raise ValueError(f"classes must be those of the first call, {self.classes_}, got {found.classes}")
@@ -275,7 +275,8 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
             )
         encoded = labels.encode(y)
         if self.class_weight is not None:
-            sample_weight = labels.weights(self.class_weight, y) * _check_sample_weight(sample_weight, x)
+            given = _check_sample_weight(sample_weight, x)
+            sample_weight = labels.weights(self.class_weight, y, given > 0) * given
         row_weights = self._checked_weights(sample_weight, x)
         x, encoded, row_weights, resumes = self._rows_of_call(x, encoded, row_weights, passes is None)
         self._fit(x, encoded, row_weights, passes, resumes)

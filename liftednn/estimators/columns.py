@@ -9,14 +9,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_X_y
+from sklearn.utils import _safe_indexing, check_array, check_X_y
 from sklearn.utils.validation import validate_data
 
 from liftednn.data.columns import MOST_CATEGORIES, Column, Columns, medians
 from liftednn.estimators.rows import blocks, is_sparse
 from liftednn.estimators.scaling import Array
 
-__all__ = ["NO_RESPONSES", "Known", "categorical_mask", "check_categorical", "encoding_of", "known_categories", "read"]
+__all__ = [
+    "NO_RESPONSES",
+    "Known",
+    "categorical_mask",
+    "check_categorical",
+    "encoding_of",
+    "known_categories",
+    "read",
+    "that_count",
+]
 
 NO_RESPONSES = "no_validation"  # what validate_data takes for y
 Known = tuple[tuple[Any, ...] | None, ...]
@@ -40,7 +49,7 @@ def read(model: Any, x: Any, y: Any, known: Known | None, reset: bool, **options
 
 def check_categorical(given: Any) -> None:
     """Refuse what `categorical_features` cannot be, before X is known."""
-    if isinstance(given, str) and given != "from_dtype":
+    if given is not None and np.ndim(given) == 0 and not (isinstance(given, str) and given == "from_dtype"):
         raise ValueError(
             f"categorical_features must be None, 'from_dtype' or a list of names or numbers, got {given!r}"
         )
@@ -60,8 +69,8 @@ def categorical_mask(x: Any, given: Any) -> Array | None:
 def _mask(given: Array, x: Any) -> Array:
     """From names, indices or a mask."""
     count, names = np.shape(x)[1], list(x.columns) if _is_frame(x) else []
-    if given.dtype == bool and given.shape == (count,):
-        return given
+    if not given.size or (given.dtype == bool and given.shape == (count,)):
+        return given.astype(bool) if given.size else np.zeros(count, bool)
     if given.dtype.kind in "iu" and all(0 <= index < count for index in given):
         return np.isin(np.arange(count), given)
     if given.dtype.kind in "UO" and all(name in names for name in given):
@@ -72,13 +81,34 @@ def _mask(given: Array, x: Any) -> Array:
     )
 
 
-def known_categories(x: Any, mask: Array | None) -> Known | None:
-    """The distinct values of the categorical columns, in order, and None at the end where some are missing."""
+def known_categories(x: Any, mask: Array | None, whole: bool = True) -> Known | None:
+    """The distinct values of the categorical columns, in order, and None at the end where some are missing; where x is not the whole data,
+    those that the types of columns name too."""
     if mask is None or not mask.any():
         return None
+    frame = _is_frame(x) and not whole
+    declared = [_declared(column) for _, column in _frame_columns(x)] if frame else [[]] * len(mask)
     return tuple(
-        _distinct(values, name) if holds else None for (name, values), holds in zip(_columns(x), mask, strict=True)
+        _distinct([*values.tolist(), *more], name) if holds else None
+        for (name, values), more, holds in zip(_columns(x), declared, mask, strict=True)
     )
+
+
+def _declared(column: Any) -> list[Any]:
+    """The categories that the type of a frame's column names, if they are not too many."""
+    found = _as_list(getattr(column.dtype, "categories", None)) if _is_category(column) else []
+    return found if len(found) <= MOST_CATEGORIES else []
+
+
+def that_count(x: Any, sample_weight: Any) -> Any:
+    """The rows of X, as it is given, with a positive weight; all of them where weights are not valid, which is refused later."""
+    try:
+        counts = np.asarray(sample_weight, float) > 0 if sample_weight is not None else np.ones(0, bool)
+    except (TypeError, ValueError):
+        return x
+    if counts.all() or counts.ndim != 1 or len(counts) != np.shape(x)[0]:
+        return x
+    return _safe_indexing(x, np.flatnonzero(counts))
 
 
 def encoding_of(x: Any, known: Known | None, row_weights: Array | None) -> Columns:
@@ -106,8 +136,12 @@ def _have_missing(x: Any) -> Array:
     return found
 
 
-def _distinct(values: Array, name: Any) -> tuple[Any, ...]:
-    every = set(values.tolist())
+def _as_list(values: Any) -> list[Any]:
+    return [] if values is None else list(values)
+
+
+def _distinct(values: Sequence[Any], name: Any) -> tuple[Any, ...]:
+    every = set(values)
     present = sorted((each for each in every if not _is_missing(each)), key=lambda each: (type(each).__name__, each))
     if len(present) > MOST_CATEGORIES:
         raise ValueError(
@@ -119,12 +153,12 @@ def _distinct(values: Array, name: Any) -> tuple[Any, ...]:
 
 def _values(x: Any, known: Known) -> Array:
     """(n, features), in float32 where all numbers are."""
-    columns = [values for _, values in _columns(x)]
-    pairs = list(zip(columns, known, strict=True))
+    columns = _columns(x)
+    pairs = [(values, categories) for (_, values), categories in zip(columns, known, strict=True)]
     single = [values.dtype == np.float32 for values, categories in pairs if categories is None]
-    found = np.empty((len(columns[0]), len(columns)), np.float32 if single and all(single) else np.float64)
+    found = np.empty((len(columns[0][1]), len(columns)), np.float32 if single and all(single) else np.float64)
     for index, (values, categories) in enumerate(pairs):
-        found[:, index] = _numbers(values) if categories is None else _indices(values, categories)
+        found[:, index] = _numbers(values, columns[index][0]) if categories is None else _indices(values, categories)
     return found
 
 
@@ -139,17 +173,18 @@ def _indices(values: Array, categories: Sequence[Any]) -> Array:
     return np.array(found)
 
 
-def _numbers(values: Array) -> Array:
+def _numbers(values: Array, name: Any) -> Array:
     """NaN where they are missing."""
-    return values if values.dtype.kind in "biuf" else np.array([_number(value) for value in values])
+    return values if values.dtype.kind in "biuf" else np.array([_number(value, name) for value in values])
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, name: Any) -> float:
     try:
         return np.nan if _is_missing(value) else float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"a column of numbers in X holds {value!r}, which is no number: give numbers, or NaN where they are missing"
+            f"column {name!r} of X is one of numbers and holds {value!r}: give numbers, or NaN where they are missing, or name it in "
+            "categorical_features"
         ) from error
 
 

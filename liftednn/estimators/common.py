@@ -32,6 +32,7 @@ from liftednn.estimators.columns import (
     encoding_of,
     known_categories,
     read,
+    that_count,
 )
 from liftednn.estimators.parameters import check_parameters
 from liftednn.estimators.reduction import main_directions, narrowed, widened, with_inputs
@@ -131,12 +132,13 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _fit(self, x: Array, y: Array, row_weights: Array | None, passes: int | None, resumes: bool) -> None:
         """Train on encoded responses, from the present weights if it `resumes`; with `passes`, for that many."""
+        chosen = None if row_weights is None or row_weights.all() else np.flatnonzero(row_weights)
+        if chosen is not None and row_weights is not None:
+            y, row_weights = y[chosen], row_weights[chosen]
         if not resumes:
-            self._columns = encoding_of(x, self._known, row_weights)
+            self._columns = encoding_of(x if chosen is None else x[chosen], self._known, row_weights)
         rows = Rows.of(x, self.dtype, self._columns)
-        if row_weights is not None and not row_weights.all():
-            chosen = np.flatnonzero(row_weights)
-            rows, y, row_weights = rows.take(chosen), y[chosen], row_weights[chosen]
+        rows = rows if chosen is None else rows.take(chosen)
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         self._rows_seen: int = len(rows) + (self._rows_seen if resumes and passes else 0)
         if not resumes:
@@ -160,10 +162,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         else:
             self._train(work, stopping, validation)
 
-    def _read(self, x: Any, y: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
-        """X and y checked, with categories as their indices, which are found here unless training goes on."""
+    def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
+        """X and y checked, with categories as their indices, which are found here, in rows that count, unless training goes on."""
         if not self._resumes(whole):
-            self._known = known_categories(x, categorical_mask(x, self.categorical_features))
+            mask = categorical_mask(x, self.categorical_features)
+            self._known = known_categories(x if mask is None else that_count(x, sample_weight), mask, whole)
         reset = whole or not hasattr(self, "coefs_")
         rows, responses = read(self, x, y, self._known, reset, multi_output=True, **options)
         return rows, responses.toarray() if is_sparse(responses) else responses
@@ -220,7 +223,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
         )
 
-    def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, Tensor] | None) -> None:
+    def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, ...] | None) -> None:
         """Train by mini-batches."""
         classes = self.n_outputs_ if self.network_.loss.classes else 1
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
@@ -267,13 +270,14 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """Whether responses are labels, and all classes should be among the rows held back."""
         return False
 
-    def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, Tensor]]:
-        """Rows to train on, and rows for validation."""
+    def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, ...]]:
+        """Rows to train on, and rows for validation, with their weights where there are some."""
         labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         row_weights = None if work.row_weights is None else work.row_weights[kept]
         train = replace(work, x=work.x.take(kept), y=work.y[kept], row_weights=row_weights)
-        return train, (work.x.take(back).tensor(self.device), work.y[back])
+        held = work.x.take(back).tensor(self.device), work.y[back]
+        return train, held if work.row_weights is None else (*held, as_tensor(work.row_weights[back], "sample_weight"))
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]

@@ -38,9 +38,11 @@ class Classes:
             raise ValueError(f"y holds {labels[unknown][0]!r}, which is not one of the classes {self.classes}")
         return indices
 
-    def weights(self, class_weight: ClassWeight, y: Array) -> Array:
-        """The weight of each row, (n,), from that of its class."""
-        found: Array = compute_class_weight(class_weight, classes=self.classes, y=column_or_1d(y))[self.encode(y)]
+    def weights(self, class_weight: ClassWeight, y: Array, counts: Array) -> Array:
+        """The weight of each row, (n,), from that of its class; `counts` (n,) says which rows count in "balanced"."""
+        labels = column_or_1d(y)
+        counted = labels[counts] if np.isin(self.classes, labels[counts]).all() else labels
+        found: Array = compute_class_weight(class_weight, classes=self.classes, y=counted)[self.encode(y)]
         return found
 
     def decode(self, scores: Tensor) -> Array:
@@ -73,8 +75,9 @@ class Indicator:
             raise ValueError("y must hold only zeros and ones, since there are several labels for each row")
         return y.astype(np.float64)
 
-    def weights(self, class_weight: ClassWeight, y: Array) -> Array:
-        found: Array = compute_sample_weight(class_weight, y)
+    def weights(self, class_weight: ClassWeight, y: Array, counts: Array) -> Array:
+        some = None if counts.all() or not isinstance(class_weight, str) else np.flatnonzero(counts)
+        found: Array = compute_sample_weight(class_weight, y, indices=some)
         return found
 
     def decode(self, scores: Tensor) -> Array:

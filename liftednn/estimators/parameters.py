@@ -49,7 +49,9 @@ def check_parameters(model: Any) -> None:
         raise ValueError(
             "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
         )
-    if not isinstance(model.compress_tails, (bool, np.bool_)):
-        raise ValueError(f"compress_tails must be True or False, got {model.compress_tails!r}")
+    for name in ("compress_tails", "early_stopping", "warm_start", "verbose"):
+        given = getattr(model, name)
+        if not isinstance(given, (bool, np.bool_)) and not (name == "verbose" and isinstance(given, Integral)):
+            raise ValueError(f"{name} must be True or False, got {given!r}")
     if model.dtype not in (None, "float32", "float64"):
         raise ValueError(f"dtype must be None, 'float32' or 'float64', got {model.dtype!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_pinball_score, r2_score
@@ -19,6 +20,9 @@ from liftednn.losses import CrossEntropy, Quantile, SoftmaxCrossEntropy
 from liftednn.losses.regression import Bounded
 
 __all__ = ["LiftedRegressor"]
+
+# The share of their spread to which responses are shown.
+_DIGITS = 1e-4
 
 
 class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
@@ -176,7 +180,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     def _fit_responses(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, passes: int | None) -> Self:
         self._check_parameters()
         with self._all_or_nothing():
-            rows, responses = self._read(x, y, passes is None, y_numeric=True)
+            rows, responses = self._read(x, y, sample_weight, passes is None, y_numeric=True)
             row_weights = self._checked_weights(sample_weight, rows)
             if self._resumes(passes is None):
                 self._responses_of(responses)  # refuses another number of columns
@@ -247,12 +251,19 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
         return self._responses(self._responses_of(y)).astype(dtype)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
+        if weights[0].w.dtype != torch.float64 and self._far():
+            weights = [Affine(w.double(), b.double()) for w, b in weights]
         super()._keep([*weights[:-1], self._responses.from_scaled_outputs(weights[-1])], history, n_iter)
+
+    def _far(self) -> bool:
+        """Whether responses are so far from 0 that float32 would show less than four digits of what varies in them."""
+        rounding = np.finfo(np.float32).eps * np.abs(self._responses.mean)
+        return bool((rounding > _DIGITS * self._responses.scale).any())
 
     def _start(self, like: Tensor) -> list[Affine]:
         self._check_resumable(self._penalties()[-1], self._responses, "responses")
-        *hidden, last = super()._start(like)
-        return [*hidden, self._responses.to_scaled_outputs(last)]
+        *hidden, last = super()._start(like.double())
+        return [Affine(w.to(like), b.to(like)) for w, b in (*hidden, self._responses.to_scaled_outputs(last))]
 
     def predict(self, X: ArrayLike) -> Array:  # noqa: N803
         """The response of each row of X (n, features), an array of shape (n,) or (n, outputs).

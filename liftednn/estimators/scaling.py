@@ -111,7 +111,9 @@ class ColumnStatistics:
         order that does not depend on the memory layout."""
         weight, shape = float(len(a) if row_weights is None else row_weights.sum()), a.shape[1]
         mean, squares, low, high = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        first, varies = np.asarray(a[:1], np.float64)[0], np.zeros(shape, bool)
         for rows, weights in row_blocks(a, row_weights):
+            varies |= (rows != first).any(axis=0)
             with np.errstate(over="ignore", invalid="ignore"):
                 mean += total(rows, weights) / weight
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
@@ -119,6 +121,7 @@ class ColumnStatistics:
             raise ValueError(
                 f"X or y holds numbers whose sum overflows in {a.dtype}: scale them, or give dtype='float64'"
             )
+        mean = np.where(varies, mean, first)  # without rounding errors, which would be all that varies
         indicates = (low == 0) | (high == 0)
         unit = np.ldexp(1.0, np.frexp(np.maximum(high - mean, mean - low))[1] - 1)  # so that squares do not overflow
         for rows, weights in row_blocks(a, row_weights):

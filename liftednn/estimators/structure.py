@@ -19,7 +19,7 @@ from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
-from liftednn.estimators.rows import Rows, is_sparse
+from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.estimators.tails import Tails
 from liftednn.moments import Moments
@@ -82,7 +82,7 @@ class Structured:
         row_weights: Array = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         if not row_weights.any():
             raise ValueError("sample_weight is 0 for every row: some must be positive")
-        return row_weights
+        return row_weights if row_weights.flags.writeable else row_weights.copy()  # torch warns of others
 
     def _resumes(self, whole: bool) -> bool:
         """Whether there are weights to go on from, for a `fit`, which has the whole data, or a `partial_fit`."""
@@ -138,8 +138,8 @@ class Structured:
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
     def _found_tails(self, rows: Rows, row_weights: Array | None) -> Tails:
-        """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a sparse X keeps its zeros."""
-        plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None and not is_sparse(rows.x)
+        """The columns whose tails are compressed. Uncertain inputs are in the units of X."""
+        plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None
         return Tails.of(rows, row_weights) if plain else Tails.none()
 
     def _reduces(self, width: int) -> bool:

@@ -58,8 +58,8 @@ class SoftmaxCrossEntropy(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return u.argmax(-1)
 
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return accuracy(u, y)
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        return accuracy(u, y, row_weights)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class CrossEntropy(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return u.argmax(-1)
 
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return accuracy(u, y)
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        return accuracy(u, y, row_weights)
 
 
 def positive_root(t: Tensor, c: Tensor) -> Tensor:
@@ -130,6 +130,6 @@ def class_responses(y: Tensor, width: int) -> Tensor:
     return torch.nn.functional.one_hot(labels, width)
 
 
-def accuracy(u: Tensor, y: Tensor) -> float:
+def accuracy(u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
     """Fraction of rows whose largest score and largest response are in the same column."""
-    return float(reduce.mean(u.argmax(-1) == y.argmax(-1)))
+    return float(reduce.mean((u.argmax(-1) == y.argmax(-1)).double(), row_weights))

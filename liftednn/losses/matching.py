@@ -87,5 +87,5 @@ class Matching(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return self.activation(u)
 
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return r_squared(self.activation(u), y)
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        return r_squared(self.activation(u), y, row_weights)

@@ -99,10 +99,10 @@ class Bounded(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return u
 
-    def score(self, u: Tensor, y: Tensor) -> float:
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
         u, y, loss = u.double(), y.double(), self.smoothed(0.0)
-        worst = reduce.total(loss.value(loss.constants(y).expand_as(y), y))
-        return float(1 - reduce.total(loss.value(u, y)) / worst) if worst > 0 else 0.0
+        worst = reduce.total(loss.value(loss.constants(y).expand_as(y), y), row_weights)
+        return float(1 - reduce.total(loss.value(u, y), row_weights) / worst) if worst > 0 else 0.0
 
 
 def _check_smoothing(smoothing: float) -> None:

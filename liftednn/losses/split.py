@@ -93,8 +93,8 @@ class Split(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return self.loss.decode(self.activation(u))
 
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return self.loss.score(self.activation(u), y)
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        return self.loss.score(self.activation(u), y, row_weights)
 
 
 def entropic_projection(x: Tensor, y: Tensor, lam: float) -> Tensor:

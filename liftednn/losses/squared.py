@@ -43,8 +43,8 @@ class SquaredError(Loss):
     def decode(self, u: Tensor) -> Tensor:
         return u
 
-    def score(self, u: Tensor, y: Tensor) -> float:
-        return r_squared(u, y)
+    def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        return r_squared(u, y, row_weights)
 
 
 def real_responses(y: Tensor, width: int) -> Tensor:
@@ -55,8 +55,11 @@ def real_responses(y: Tensor, width: int) -> Tensor:
     return columns
 
 
-def r_squared(u: Tensor, y: Tensor) -> float:
+def r_squared(u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
     """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
-    y = y.double()
-    total = reduce.distance(y, reduce.mean(y))
-    return 1 - (reduce.distance(u.double(), y) / total) ** 2 if total > 0 else 0.0
+    u, y, mean = u.double(), y.double(), reduce.mean(y, row_weights)
+    if row_weights is not None:
+        root = row_weights.double().sqrt()[:, None]
+        u, y, mean = u * root, y * root, mean * root
+    total = reduce.distance(y, mean)
+    return 1 - (reduce.distance(u, y) / total) ** 2 if total > 0 else 0.0

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Affine
+from liftednn.base import Affine, Loss
 from liftednn.data.arrays import as_tensor
 from liftednn.data.validation import check_start
+from liftednn.functional import quantile
+from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 
 __all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
@@ -115,12 +117,19 @@ def _initial_head(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, row_weights: Tensor | None
 ) -> Affine:
     last, head = len(network.layers) - 1, network.layers[-1].operator
-    mean = reduce.mean(y, row_weights).to(y)
+    mean = _constant(network.loss, y, row_weights)
     mean = head.targets(mean[None]).mean(0) if head.positions > 1 else mean
     b = mean if head.bias else torch.zeros_like(mean)
     if network.connections.owners[last] < last:
         return Affine(network.shared(last, weights), b)
     return Affine(network.layers[-1].penalty_prox(x.new_zeros(head.weight_shape), 0.0), b)
+
+
+def _constant(loss: Loss, y: Tensor, row_weights: Tensor | None) -> Tensor:
+    """The mean response or, for a loss of bounded slope, the median: from a mean that an outlier has moved it would not come back."""
+    if isinstance(loss, Bounded):
+        return quantile(y, 0.5, row_weights).to(y)
+    return reduce.mean(y, row_weights).to(y)
 
 
 def unit_of(network: LiftedNetwork, x: Tensor, row_weights: Tensor | None = None) -> float:

@@ -102,7 +102,7 @@ class MiniBatch:
         x: Any,
         y: Any = None,
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
-        validation: tuple[Any, Any] | None = None,
+        validation: tuple[Any, ...] | None = None,
         callback: Callable[[Record], object] | None = None,
         checkpoint: Checkpoint | None = None,
         sample_weight: Any = None,
@@ -115,7 +115,8 @@ class MiniBatch:
         network         a `LiftedNetwork`
         x, y            (n, inputs), and what the loss takes: labels are integers, (n,), real responses (n,) or (n, outputs)
         weights         where to start; None for random features with a head fitted to a sample
-        validation      rows and responses that are never trained on: scored after each pass, and the best weights are kept
+        validation      rows and responses that are never trained on, and weights of these rows if wanted: scored after each pass, and the
+                        best weights are kept
         callback        called with each pass's record; a true result stops the run. Ctrl-C stops it too and keeps what it has
         checkpoint      a file to write to, and to resume from if all other arguments are the same
         sample_weight   (n,), the weight of each row; those in an iterable's batches should be 1 on average

@@ -89,7 +89,7 @@ class Monitor:
     """
 
     network: LiftedNetwork
-    validation: tuple[Tensor, Tensor] | None
+    validation: tuple[Tensor, Tensor, Tensor | None] | None
     tally: Tally
     history: list[Record] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -135,9 +135,10 @@ class Monitor:
     def _validate(self, weights: list[Affine]) -> tuple[float | None, float | None]:
         if self.validation is None:
             return None, None
-        x, y = self.validation
+        (x, y, row_weights), own = self.validation, self.network.loss
         scores = feedforward(self.network, weights, x)
-        loss, score = float(reduce.mean(self.network.loss.value(scores, y))), self.network.loss.score(scores, y)
+        loss = float(reduce.mean(own.value(scores, y), row_weights))
+        score = own.score(scores, y) if row_weights is None else own.score(scores, y, row_weights)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = copies(weights), len(self.history) + 1

@@ -72,7 +72,7 @@ class Run:
         network: LiftedNetwork,
         source: Source,
         weights: Sequence[tuple[Tensor, Tensor]] | None = None,
-        validation: tuple[Any, Any] | None = None,
+        validation: tuple[Any, ...] | None = None,
         checkpoint: Checkpoint | None = None,
         fixed: Sequence[tuple[Tensor | None, Tensor | None]] | None = None,
         moments: Moments | None = None,
@@ -105,7 +105,7 @@ class Run:
         self.network = self.given = as_tensors(network, settings.learn_activation, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, row_weights, weights, moments, stored[0] if stored else {})
-        held = None if validation is None else self.feed.checked(*validation, like=x)[:2]
+        held = None if validation is None else self.feed.checked(*(*validation, None)[:3], like=x)  # type: ignore[misc]
         self.monitor = Monitor(self.network, held, Tally(self.network.loss))
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):

@@ -1,0 +1,120 @@
+"""Data on which a user expects no more than that it works: constant columns, far outliers, rows that do not count, far responses."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+
+from liftednn import LiftedClassifier, LiftedRegressor
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(400, 4)
+REAL = X[:, 0] + np.sin(2 * X[:, 1])
+LABELS = (X[:, 0] > 0.5).astype(int)
+NEW = RANDOM.randn(400, 4)
+EXPECTED = NEW[:, 0] + np.sin(2 * NEW[:, 1])
+
+
+def regressor(**more: Any) -> LiftedRegressor:
+    return LiftedRegressor(random_state=0, **more)
+
+
+def classifier(**more: Any) -> LiftedClassifier:
+    return LiftedClassifier(random_state=0, **more)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 3.7, 1e5 + 0.1])
+@pytest.mark.parametrize("rows", [300, 2000])
+def test_constant_columns_give_the_mean_response(value: float, rows: int) -> None:
+    x, y = np.full((rows, 3), value), (np.arange(rows) % 3 == 0).astype(int)
+    share = y.mean()
+    np.testing.assert_allclose(classifier().fit(x, y).predict_proba(x[:1]), [[1 - share, share]], atol=0.02)
+    np.testing.assert_allclose(regressor().fit(x, 1.0 * y).predict(x[:1]), [share], atol=0.02)
+
+
+@pytest.mark.parametrize("loss", ["absolute", "huber", "quantile"])
+@pytest.mark.parametrize("outlier", [1e4, 1e6, 1e9])
+def test_losses_of_bounded_slope_ignore_one_outlier(loss: str, outlier: float) -> None:
+    y = REAL.copy()
+    y[0] = outlier
+    assert regressor(loss=loss).fit(X, y).score(NEW, EXPECTED) > 0.95
+
+
+def test_a_stream_of_frames_knows_the_categories_that_their_type_names() -> None:
+    frame = pd.DataFrame({"kind": pd.Categorical(RANDOM.choice(list("xyz"), 1000), categories=list("xyz"))})
+    y = 1.0 * frame.kind.cat.codes.to_numpy()
+    model = regressor().partial_fit(frame[:1], y[:1])
+    for start in range(1, 1000, 200):
+        model.partial_fit(frame[start : start + 200], y[start : start + 200])
+    assert model.score(frame, y) > 0.99
+
+
+def test_tails_of_sparse_columns_are_compressed_as_those_of_dense_ones() -> None:
+    x = np.exp(3 * RANDOM.randn(300, 5)) * (RANDOM.rand(300, 5) < 0.5)
+    y = np.log1p(x[:, 0]) + np.log1p(x[:, 1])
+    dense = regressor().fit(x, y)
+    np.testing.assert_allclose(regressor().fit(sparse.csr_matrix(x), y).predict(x), dense.predict(x), atol=1e-6)
+    assert dense.score(x, y) > 0.99
+
+
+def test_rows_held_back_count_by_their_weights() -> None:
+    wrong = RANDOM.rand(400) < 0.6
+    y, weights = np.where(wrong, -REAL, REAL), np.where(wrong, 1e-6, 1.0)
+    model = regressor(early_stopping=True).fit(X, y, weights)
+    assert model.score(NEW, EXPECTED) > 0.9
+    scores = [score for score in model.validation_scores_ or [] if score is not None]
+    assert max(scores) > 0.9
+
+
+def test_rows_of_weight_0_are_as_if_they_were_not_there() -> None:
+    weights = np.ones(400)
+    weights[:3] = 0
+    counts = weights > 0
+    gaps = X.copy()
+    gaps[0, 1] = np.nan
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(e=RANDOM.choice(["u", "v"], 400))
+    frame.loc[:2, "e"] = ["p", "q", "r"]
+    for x in (gaps, frame):
+        model = regressor(max_iter=5)  # weights of 1 change the last digits, and all passes would change more of them
+        found, expected = clone(model).fit(x, REAL, weights), clone(model).fit(x[counts], REAL[counts])
+        assert found.coefs_[0].shape == expected.coefs_[0].shape
+        np.testing.assert_allclose(found.predict(x[counts]), expected.predict(x[counts]), atol=1e-9)
+    weights = np.where((LABELS == 1) & (RANDOM.rand(400) < 0.7), 0.0, 1.0)
+    counts = weights > 0
+    found, expected = (
+        classifier(class_weight="balanced", max_iter=5).fit(*given)
+        for given in ((X, LABELS, weights), (X[counts], LABELS[counts]))
+    )
+    np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X), atol=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e7, 1.7e9])
+def test_responses_far_from_0_keep_their_digits_in_float32(offset: float) -> None:
+    x, y = X.astype(np.float32), offset + 10 * REAL
+    model = regressor(warm_start=True).fit(x, y)
+    assert model.score(x, y) > 0.99
+    assert model.coefs_[0].dtype == (np.float64 if offset else np.float32)
+    assert model.set_params(max_iter=2).fit(x, y).score(x, y) > 0.99
+
+
+def test_read_only_weights_are_taken_without_a_warning() -> None:
+    weights = np.ones(400)
+    weights.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor(max_iter=30).fit(X, REAL, weights)
+
+
+def test_settings_of_the_wrong_kind_are_refused() -> None:
+    for name, value in (("early_stopping", "auto"), ("warm_start", "no"), ("verbose", "yes")):
+        with pytest.raises(ValueError, match=f"{name} must be True or False"):
+            regressor(**{name: value}).fit(X, REAL)
+    with pytest.raises(ValueError, match="categorical_features must be None, 'from_dtype' or a list"):
+        regressor(categorical_features=3).fit(X, REAL)
+    regressor(categorical_features=[], max_iter=30).fit(X, REAL)
