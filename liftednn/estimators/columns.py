@@ -38,7 +38,7 @@ def read(model: Any, x: Any, y: Any, known: Known | None, reset: bool, **options
     """
     options["ensure_all_finite"] = True if is_sparse(x) else "allow-nan"
     if known is None:
-        _check_no_text(x)
+        _check_no_text(x, reset)
         return validate_data(model, x, y, reset=reset, accept_sparse="csr", **options)
     validate_data(model, x, reset=reset, skip_check_array=True)
     values = _values(x, known)
@@ -229,9 +229,10 @@ def _is_text(column: Any) -> bool:
     return values.dtype.kind in "OUST" and any(isinstance(value, str) for value in values.tolist())
 
 
-def _check_no_text(x: Any) -> None:
+def _check_no_text(x: Any, fits: bool) -> None:
     names = [name for name, column in _frame_columns(x) if _is_text(column)] if _is_frame(x) else []
+    advice = "give categorical_features='from_dtype', or name them there, or remove them"
     if names:
         raise ValueError(
-            f"X has columns of text, {names}: give categorical_features='from_dtype', or name them there, or remove them"
+            f"X has columns of text, {names}: {advice if fits else 'they had numbers in fit, so give numbers'}"
         )

@@ -137,6 +137,11 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             y, row_weights = y[chosen], row_weights[chosen]
         if not resumes:
             self._columns = encoding_of(x if chosen is None else x[chosen], self._known, row_weights)
+        if x.shape[1] != len(self._columns.each):
+            raise ValueError(
+                f"X has {x.shape[1]} columns, and training would go on from weights for {len(self._columns.each)}: give the columns of the "
+                "last fit, or warm_start=False"
+            )
         rows = Rows.of(x, self.dtype, self._columns)
         rows = rows if chosen is None else rows.take(chosen)
         seed = int(check_random_state(self.random_state).randint(1 << 31))
