@@ -87,7 +87,8 @@ def check_real(name: str, given: Any, *, none: bool = False) -> None:
 def check_pair(name: str, given: Any) -> None:
     """`given` must be None or a pair of rows and responses, or these and the weights of the rows."""
     if given is not None and (not isinstance(given, (tuple, list)) or len(given) not in (2, 3)):
-        raise ValueError(f"{name} must be None or a pair (x, y), got {type(given).__name__}: give rows and responses")
+        what = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
+        raise ValueError(f"{name} must be None, (x, y) or (x, y, weights), got {what}: give rows and responses")
 
 
 def check_dense(**tensors: Any) -> None:

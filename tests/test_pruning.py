@@ -206,3 +206,21 @@ def test_a_pruned_regressor_predicts_the_same_and_keeps_its_topology(digits: tup
     assert model.hidden_layer_sizes == (5,)
     np.testing.assert_allclose(model.predict(x), whole.predict(x), rtol=1e-5, atol=1e-5)
     assert model.fit(x, y.astype(float)).coefs_[0].shape == (64, 5)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (1, 4), (4,), (6, 1)])
+def test_a_mask_of_one_row_or_column_is_pruned_with_the_rest(shape: tuple[int, ...]) -> None:
+    mask = torch.ones(shape)
+    mask[..., 0] = 0 if shape[-1] > 1 else 1
+    layers = [
+        lnn.Layer(lnn.operators.Dense(4, 6), lnn.activations.FenchelReLU(), lnn.penalties.Mask(mask)),
+        lnn.Layer(lnn.operators.Dense(6, 2), lnn.losses.SquaredError()),
+    ]
+    network, x = lnn.LiftedNetwork(layers), torch.randn(20, 4)
+    weights = [lnn.Affine(torch.randn(6, 4) * mask, torch.randn(6)), lnn.Affine(torch.randn(2, 6), torch.randn(2))]
+    weights[0].w[2] = 0
+    smaller, fewer = network.prune(weights)
+    assert fewer[0].w.shape == (5, 4)
+    expected = lnn.predict.feedforward(network, weights, x)
+    torch.testing.assert_close(lnn.predict.feedforward(smaller, fewer, x), expected)
+    smaller.layers[0].penalty.prox(fewer[0].w, 0.1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import d2_pinball_score, r2_score
 from torch import Tensor
 
 import liftednn as lnn
@@ -532,3 +533,29 @@ def test_a_gpu_weights_rows_as_the_cpu_does(batch: int) -> None:
     one = bcd.run(net, X, LABELS, sample_weight=COUNTS)
     other = bcd.run(net, X.cuda(), LABELS.cuda(), sample_weight=COUNTS)
     assert other.history[-1].objective == pytest.approx(one.history[-1].objective, rel=1e-3)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8])
+def test_weighted_scores_are_those_of_scikit_learn(level: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u, y = torch.randn(50, 1, generator=generator), torch.randn(50, 1, generator=generator) ** 3
+    weights = torch.rand(50, generator=generator) ** 4
+    expected = d2_pinball_score(y, u, sample_weight=weights, alpha=level)
+    assert lnn.losses.Quantile(level).score(u, y, weights) == pytest.approx(expected, abs=1e-6)
+    expected = r2_score(y, u, sample_weight=weights)
+    assert lnn.losses.SquaredError().score(u, y, weights) == pytest.approx(expected, abs=1e-6)
+    constant = lnn.losses.Huber(0.5).constants(y.double(), weights.double())
+    assert lnn.losses.Huber(0.5).score(constant.expand_as(y), y, weights) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_score_without_weights_is_refused_before_training() -> None:
+    class Own(lnn.losses.SquaredError):
+        def score(self, u: Tensor, y: Tensor) -> float:  # type: ignore[override]
+            return -float((u - y).square().mean())
+
+    network = lnn.LiftedNetwork.mlp([P, 8, 1], activation="fenchel_relu", loss=Own())
+    x = draw(50, P, seed=3)
+    with pytest.raises(ValueError, match="takes no row_weights, and validation has weights"):
+        lnn.MiniBatch(passes=1).run(network, x, x[:, 0], validation=(x, x[:, 0], torch.rand(50)))
+    with pytest.raises(ValueError, match=r"must be None, \(x, y\) or \(x, y, weights\), got 4 parts"):
+        lnn.MiniBatch(passes=1).run(network, x, x[:, 0], validation=(x, x, x, x))

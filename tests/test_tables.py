@@ -17,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyarrow import parquet
 
+from liftednn.cli.jobs import split
 from liftednn.data import tables
 from liftednn.data.tables import Encoding, Table, read
 
@@ -587,3 +588,32 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "no array")
     with pytest.raises(ValueError, match=r"its member 'readme\.txt' is no array"):
         read(tmp_path / "t.npz")
+
+
+def test_a_seldom_indicator_keeps_its_unit_as_in_the_estimators(tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7 + i / 100},{3 * (i == 5)},{i % 2}.5\n" for i in range(60))
+    encoding = Encoding.of(table(tmp_path, "a,flag,y\n" + rows), "y")
+    assert [column.scale == 3 for column in encoding.columns] == [False, True]
+
+
+def test_outliers_do_not_set_the_unit_of_a_target(tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{10**12 if i == 5 else i % 5}.5\n" for i in range(60))
+    found = table(tmp_path, "a,y\n" + rows)
+    assert Encoding.of(found, "y", outliers=True).scale < 5
+    assert Encoding.of(found, "y").scale > 1e10
+
+
+def test_an_empty_line_of_a_single_column_is_a_missing_cell(tmp_path: Path) -> None:
+    assert table(tmp_path, "a\n1\n\n3\n").rows == 3
+    assert table(tmp_path, "a,b\n1,2\n\n3,4\n").rows == 2
+    with pytest.raises(ValueError, match="its values are not separated by commas"):
+        table(tmp_path, "a;b\n1;2\n").check_name("b")
+
+
+def test_a_row_of_every_class_is_trained_on() -> None:
+    labels = np.array([0] * 20 + [1] * 19 + [2])
+    for seed in range(20):
+        kept, back = split(40, 0.5, seed, labels)
+        assert set(labels[kept]) == {0, 1, 2}
+        assert len(back) == 20
+        assert sorted([*kept, *back]) == list(range(40))

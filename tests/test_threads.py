@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from threading import Thread
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import liftednn as lnn
 from liftednn.runtime import threads
+from liftednn.runtime.process import Setting
 from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
 from liftednn.training.descent import Descent
@@ -109,3 +111,33 @@ def test_threads_come_back_after_an_error() -> None:
     with pytest.raises(ArithmeticError):
         fail()
     assert torch.get_num_threads() == 2
+
+
+def test_runs_at_the_same_time_leave_the_settings_of_torch_as_they_were() -> None:
+    x, y = torch.randn(200, 5), torch.randint(3, (200,))
+    network, library = lnn.LiftedNetwork.mlp([5, 20, 3], activation="fenchel_relu"), torch.backends.mkldnn
+    before, used = torch.get_num_threads(), library.enabled  # type: ignore[attr-defined]
+    torch.set_num_threads(2)
+    try:
+        for _ in range(3):
+            runs = [Thread(target=lnn.MiniBatch(passes=2 + k).run, args=(network, x, y)) for k in range(3)]
+            for run in runs:
+                run.start()
+            for run in runs:
+                run.join()
+            assert torch.get_num_threads() == 2
+            assert library.enabled == used  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_first_to_begin_keeps_a_setting_and_the_last_to_end_restores_it() -> None:
+    held = {"value": "own"}
+    setting = Setting(lambda: held["value"], lambda value: held.update(value=value), "needed")
+    with setting.changed():
+        first = setting.changed()
+        first.__enter__()
+        assert held["value"] == "needed"
+    assert held["value"] == "needed"  # somebody is still inside
+    first.__exit__(None, None, None)
+    assert held["value"] == "own"

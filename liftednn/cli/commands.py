@@ -70,7 +70,7 @@ Missing = Annotated[
     list[str] | None,
     typer.Option(
         metavar="VALUE",
-        help="Take such cells as missing, as '?', and fill in these and empty ones: numbers by the mean, text as a category. Repeatable.",
+        help="Take such cells as missing, as '?', and fill in these and empty ones: numbers by the median, text as a category. Repeatable.",
     ),
 ]
 Text = Annotated[

@@ -99,7 +99,8 @@ def train(job: Job, progress: Progress) -> Trained:
     uncertainty_of(job.robust)
     started, hidden = time.perf_counter(), widths(job.hidden)
     encoding, rows, filled = _encoded(job)
-    trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed))
+    labels = rows.y if encoding.classes else None
+    trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed, labels))
     sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
     network, fit = _run(job, sizes, trained_on, held, progress)
     summary = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
@@ -126,7 +127,8 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
     table = tables.read(job.table, job.text, job.missing)
     tables.check_text(table, job.text)
     task, weight = cast(Task, job.task), job.sample_weight
-    encoding = Encoding.of(table, job.target, task, job.drop_constant, weight, job.missing)
+    outliers = job.loss not in ("auto", "squared")
+    encoding = Encoding.of(table, job.target, task, job.drop_constant, weight, job.missing, outliers)
     table, row_weights = encoding.weighted(table)
     return encoding, _Rows(encoding.inputs(table), encoding.targets(table), row_weights), encoding.filled(table)
 
@@ -140,7 +142,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     recipe = _recipe(job)
     network = recipe.network(network, source, rows.y, rows.row_weights)
     trainer = recipe.trainer(len(rows.x), sizes[-1])
-    validation = (held.x, held.y) if len(held.x) else None
+    validation = (held.x, held.y, held.row_weights) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)
     if fit.status == "stopped":
@@ -191,10 +193,15 @@ def widths(hidden: str) -> list[int]:
     return [int(part) for part in parts if part != "0"]
 
 
-def split(rows: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows to hold back."""
-    order, count = np.random.default_rng(seed).permutation(rows), min(math.ceil(rows * fraction), rows - 1)
-    return np.sort(order[count:]), np.sort(order[:count])
+def split(
+    rows: int, fraction: float, seed: int, labels: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on, at least one of every class, and rows to hold back."""
+    order = np.random.default_rng(seed).permutation(rows)
+    needed = rows - 1 if labels is None else np.unique(labels[order], return_index=True)[1]
+    others = np.delete(order, needed)
+    back = others[: math.ceil(rows * fraction)]
+    return np.setdiff1d(order, back), np.sort(back)
 
 
 def quality(network: LiftedNetwork, fit: Fit, rows: _Rows) -> dict[str, float]:

@@ -60,8 +60,8 @@ class Bounded(Loss):
         """The loss with this smoothing of its kink, if it has one; 0 for the exact loss."""
 
     @abstractmethod
-    def constants(self, y: Tensor) -> Tensor:
-        """The constant prediction of least loss for each column of y (n, p), (p,)."""
+    def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """The constant prediction of least loss for each column of y (n, p), (p,), rows weighted by `row_weights`."""
 
     @property
     def curvature(self) -> float:
@@ -101,7 +101,7 @@ class Bounded(Loss):
 
     def score(self, u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
         u, y, loss = u.double(), y.double(), self.smoothed(0.0)
-        worst = reduce.total(loss.value(loss.constants(y).expand_as(y), y), row_weights)
+        worst = reduce.total(loss.value(loss.constants(y, row_weights).expand_as(y), y), row_weights)
         return float(1 - reduce.total(loss.value(u, y), row_weights) / worst) if worst > 0 else 0.0
 
 
@@ -140,8 +140,8 @@ class AbsoluteError(Bounded):
     def smoothed(self, smoothing: float) -> AbsoluteError:
         return replace(self, smoothing=smoothing)
 
-    def constants(self, y: Tensor) -> Tensor:
-        return quantile(y, 0.5)
+    def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        return quantile(y, 0.5, row_weights)
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ class Huber(Bounded):
     def smoothed(self, smoothing: float) -> Huber:
         return self
 
-    def constants(self, y: Tensor) -> Tensor:
+    def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
         """Where the slopes add up to 0, column by column."""
-        return root(lambda c: reduce.mean(self.grad(c.expand_as(y), y)).to(y), *reduce.ends(y))
+        return root(lambda c: reduce.mean(self.grad(c.expand_as(y), y), row_weights).to(y), *reduce.ends(y))
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class Quantile(Bounded):
     def smoothed(self, smoothing: float) -> Quantile:
         return replace(self, smoothing=smoothing)
 
-    def constants(self, y: Tensor) -> Tensor:
-        return quantile(y, 0.5 - self.tilt(y))
+    def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        return quantile(y, 0.5 - self.tilt(y), row_weights)
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         if isinstance(self.q, tuple) and len(self.q) != width:

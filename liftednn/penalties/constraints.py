@@ -79,4 +79,6 @@ class Mask(_Boxed):
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
         if self.mask is None:
             return self
-        return Mask(self.mask[outputs.to(self.mask.device)][:, inputs.to(self.mask.device)], self.rho)
+        mask = self.mask.reshape((1,) * (2 - self.mask.ndim) + tuple(self.mask.shape))
+        mask = mask if len(mask) == 1 else mask[outputs.to(mask.device)]
+        return Mask(mask if mask.shape[1] == 1 else mask[:, inputs.to(mask.device)], self.rho)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from liftednn.runtime.process import Setting
 
 __all__ = ["exact_arithmetic", "plain_arithmetic"]
 
@@ -36,20 +38,17 @@ def exact_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def exact(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _no_tf32():
+        with ExitStack() as stack:
+            for setting in _TF32:
+                stack.enter_context(setting.changed())
             return plain_arithmetic(function)(*args, **kwargs)
 
     return exact
 
 
-@contextmanager
-def _no_tf32() -> Iterator[None]:
-    kinds: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [kind.allow_tf32 for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.allow_tf32 = False
-        yield
-    finally:
-        for kind, allowed in zip(kinds, before, strict=True):
-            kind.allow_tf32 = allowed
+def _tf32_of(kind: Any) -> Setting:
+    """Whether a part of torch may round the factors of products to 10 bits."""
+    return Setting(lambda: kind.allow_tf32, partial(setattr, kind, "allow_tf32"), False)
+
+
+_TF32 = [_tf32_of(kind) for kind in (torch.backends.cuda.matmul, torch.backends.cudnn)]

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+
+from liftednn.runtime.process import Setting
 
 __all__ = ["one_thread", "without_onednn"]
 
@@ -27,6 +29,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _use_onednn(used: bool) -> None:
+    cast(Any, torch.backends.mkldnn).enabled = used
+
+
+_ONE_THREAD = Setting(torch.get_num_threads, torch.set_num_threads, 1, by_thread=True)
+_NO_ONEDNN = Setting(lambda: cast(Any, torch.backends.mkldnn).enabled, _use_onednn, False)
+
+
 def without_onednn(function: Callable[P, R]) -> Callable[P, R]:
     """The function itself; on ARM without oneDNN inside, which some convolutions need and dense layers do not."""
     if not _ARM:
@@ -34,14 +44,8 @@ def without_onednn(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def without(*args: P.args, **kwargs: P.kwargs) -> R:
-        library = cast(Any, torch.backends.mkldnn)
-        if not library.enabled:
+        with _NO_ONEDNN.changed():
             return function(*args, **kwargs)
-        library.enabled = False
-        try:
-            return function(*args, **kwargs)
-        finally:
-            library.enabled = True
 
     return without
 
@@ -52,12 +56,5 @@ def one_thread(small: bool) -> Iterator[None]:
     if not small:
         yield
         return
-    threads, library = torch.get_num_threads(), cast(Any, torch.backends.mkldnn)
-    used = library.enabled
-    torch.set_num_threads(1)
-    library.enabled = used and not _ARM
-    try:
+    with _ONE_THREAD.changed(), _NO_ONEDNN.changed() if _ARM else nullcontext():
         yield
-    finally:
-        torch.set_num_threads(threads)
-        library.enabled = used

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -97,6 +98,13 @@ class Monitor:
     best: list[Affine] | None = None
     best_pass: int = 0
     best_network: LiftedNetwork | None = None
+
+    def __post_init__(self) -> None:
+        weighted = self.validation is not None and self.validation[2] is not None
+        if weighted and len(signature(self.network.loss.score).parameters) < 3:
+            raise ValueError(
+                f"score of {self.network.loss!r} takes no row_weights, and validation has weights: let it take them, or give (x, y)"
+            )
 
     @property
     def steps(self) -> int:

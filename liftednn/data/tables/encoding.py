@@ -19,9 +19,11 @@ from liftednn.data.tables.values import (
     check_guess,
     check_kind,
     indices_of,
+    input_mean_and_scale,
     is_number,
     kind_of,
     mean_and_scale,
+    median_and_scale,
     numbers,
     text_of,
     weights_of,
@@ -45,7 +47,7 @@ def _learned(table: Table, name: str, row_weights: NDArray[np.float64] | None = 
     kind = kind_of(table, name)
     if kind == "number":
         found, weights = numbers(table.present(name), name), None if row_weights is None else row_weights[present]
-        mean, scale = mean_and_scale(found, weights)
+        mean, scale = input_mean_and_scale(found, weights)
         flagged = not present.all()  # then the column varies, even where its numbers do not
         fill = medians(found[:, None], weights)[0]
         return Column(name, kind, mean, scale or float(flagged), fill=fill, flagged=flagged)
@@ -100,9 +102,11 @@ class Encoding:
         drop_constant: bool = False,
         weight: str | None = None,
         missing: Sequence[str] | None = None,
+        outliers: bool = False,
     ) -> Encoding:
         """Learn it from the rows of positive weight. Constant columns are refused, or with `drop_constant` left out; missing inputs are
-        refused, or where `missing` is given, as it was to `read`, filled in."""
+        refused, or where `missing` is given, as it was to `read`, filled in. A real target that may hold `outliers` has its median and
+        quartiles in place of mean and standard deviation."""
         if weight == target:
             raise ValueError(f"{target!r} cannot be both the target and the rows' weights: name two columns")
         table, row_weights = _weighted(table, weight)
@@ -113,7 +117,7 @@ class Encoding:
         kind = kind_of(table, target)
         chosen, why = _infer(table, target, kind) if task == "auto" else (task, "as given by --task")
         classes = _classes(table, target, kind) if chosen == "classification" else ()
-        mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, row_weights)
+        mean, scale = (0.0, 1.0) if classes else _real(table, target, kind, row_weights, outliers)
         columns = [_learned(table, name, row_weights) for name in table.columns if name not in (target, weight)]
         used = _varying(table, columns, target, drop_constant)
         named = None if missing is None else tuple(missing)
@@ -259,10 +263,12 @@ def _classes(table: Table, target: str, kind: Kind) -> tuple[Any, ...]:
     return tuple(classes)
 
 
-def _real(table: Table, target: str, kind: Kind, row_weights: NDArray[np.float64] | None) -> tuple[float, float]:
+def _real(
+    table: Table, target: str, kind: Kind, row_weights: NDArray[np.float64] | None, outliers: bool
+) -> tuple[float, float]:
     if kind != "number":
         table.refuse(target, f"holds {WORDS[kind]}, and a regression needs numbers: give --task classification")
-    mean, scale = mean_and_scale(numbers(table, target), row_weights)
+    mean, scale = (median_and_scale if outliers else mean_and_scale)(numbers(table, target), row_weights)
     if scale == 0:
         table.refuse(target, f"is {mean:g} in all rows: there is nothing to learn")
     return mean, scale

@@ -52,6 +52,8 @@ class Table:
     def check_name(self, name: str) -> None:
         if name not in self.columns:
             hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(name, self.columns, 1))
+            split = any(mark in only for only in self.columns for mark in ";\t|") and len(self.columns) == 1
+            hint = "; its values are not separated by commas" if split else hint
             raise ValueError(f"{self.path} has no column {name!r}{hint or '.'} Its columns: {listed(self.columns)}")
 
     def check_whole(self, names: Iterable[str]) -> None:
@@ -173,7 +175,10 @@ def _read_csv(path: Path, text: Sequence[str], missing: Sequence[str]) -> Any:
         null_values=[*always, *missing],
     )
     reading = csv.ReadOptions(use_threads=False)  # so that an error names its row
-    return csv.read_csv(str(path), reading, csv.ParseOptions(newlines_in_values=True), nulls)
+    with pa.input_stream(str(path), compression="detect") as stream:
+        single = b"," not in stream.read(1 << 16).split(b"\n")[0]  # where an empty line is a missing cell
+    parsing = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not single)
+    return csv.read_csv(str(path), reading, parsing, nulls)
 
 
 def _check_csv(path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
 
 from liftednn.data.columns import Kind
 from liftednn.data.tables.reading import Table, listed
+from liftednn.functional import median_and_spread
 
 __all__ = [
     "WORDS",
@@ -22,9 +24,11 @@ __all__ = [
     "check_kind",
     "check_text",
     "indices_of",
+    "input_mean_and_scale",
     "is_number",
     "kind_of",
     "mean_and_scale",
+    "median_and_scale",
     "numbers",
     "text_of",
     "weights_of",
@@ -180,3 +184,25 @@ def mean_and_scale(values: NDArray[np.float64], row_weights: NDArray[np.float64]
     mean = np.average(values / size, weights=row_weights)
     variance = np.average((values / size - mean) ** 2, weights=row_weights)
     return float(mean * size), float(np.sqrt(variance) * size)
+
+
+def input_mean_and_scale(
+    values: NDArray[np.float64], row_weights: NDArray[np.float64] | None = None
+) -> tuple[float, float]:
+    """The same for an input: where all values are 0 or one other number, that is the scale, as in the estimators: divided by its standard
+    deviation, an indicator that is seldom 1 would be the largest of all inputs."""
+    mean, scale = mean_and_scale(values, row_weights)
+    mark = float(values.min() + values.max())
+    indicates = 0.0 in (values.min(), values.max()) and bool(((values == 0) | (values == mark)).all())
+    return mean, abs(mark) if scale and indicates else scale
+
+
+def median_and_scale(
+    values: NDArray[np.float64], row_weights: NDArray[np.float64] | None = None
+) -> tuple[float, float]:
+    """The median and the interquartile range of a standard normal, which outliers do not change; 0 where all values are the same."""
+    if values.min() == values.max():
+        return float(values[0]), 0.0
+    weights = None if row_weights is None else torch.as_tensor(row_weights)
+    centre, spread = median_and_spread(torch.from_numpy(np.array(values))[:, None], weights)
+    return float(centre), float(spread)
