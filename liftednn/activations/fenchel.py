@@ -153,7 +153,9 @@ class _Entropic(Fenchel):
         """Phi*(u), entry by entry."""
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        return (self.entropy(z) + self.conjugate(u) - u * z).sum(-1)
+        """In float64, since near z = phi(u) the terms cancel."""
+        exact, near = u.double(), z.double()
+        return (self.entropy(near) + self.conjugate(exact) - exact * near).sum(-1).to(u)
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
         return _resolvent(self, y, step)
@@ -269,8 +271,8 @@ class Softmax(Fenchel):
         return softmax(u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        off = (z.sum(-1, keepdim=True) - 1).abs()
-        return (_xlogx(z) - u * z).sum(-1) + log_partition(u) + barrier(off)
+        off, exact, near = (z.sum(-1, keepdim=True) - 1).abs(), u.double(), z.double()
+        return ((_xlogx(near) - exact * near).sum(-1) + log_partition(exact)).to(u) + barrier(off)
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
         return entropy_prox(y, step)
