@@ -214,7 +214,7 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
     "tol, NaN": (lambda: lnn.BCD(tol=float("nan")), "tol must be non-negative, got nan"),
     "seed of BCD": (lambda: lnn.BCD(seed="a"), "seed must be a whole number"),  # type: ignore[arg-type]
     "callback": (lambda: lnn.BCD().run(network(), X, Y, callback=3), "callback must be None or a function"),  # type: ignore[arg-type]
-    "validation": (lambda: lnn.MiniBatch().run(network(), X, Y, validation=X), "validation must be None or a pair"),  # type: ignore[arg-type]
+    "validation": (lambda: lnn.MiniBatch().run(network(), X, Y, validation=X), "validation must be None, \\(x, y\\) or"),  # type: ignore[arg-type]
     "checkpoint": (lambda: lnn.MiniBatch().run(network(), X, Y, checkpoint="a"), "must be None or a Checkpoint"),  # type: ignore[arg-type]
     "moments": (
         lambda: lnn.MiniBatch().run(network(), X, Y, moments=lnn.moments.Moments.of(X[:, :2], X[:, :0])),
