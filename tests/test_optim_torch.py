@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from liftednn.optim import Lifted
-from liftednn.optim.calls import forgotten
+from liftednn.optim.calls import empty_hook
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -374,7 +374,7 @@ def test_copies_of_the_module_are_not_watched() -> None:
         twin(batch()[0])
         assert optimiser._call is None
         hooks = [*twin._forward_pre_hooks.values(), *twin._forward_hooks.values()]
-        assert all(hook is forgotten for hook in hooks)
+        assert all(hook is empty_hook for hook in hooks)
         Lifted(twin, CRITERION)
         assert not twin._forward_pre_hooks  # that optimiser is gone, and the hooks that came with the copy too
 

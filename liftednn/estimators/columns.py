@@ -96,8 +96,8 @@ def known_categories(x: Any, mask: Array | None, whole: bool = True) -> Known | 
 
 def _declared(column: Any) -> list[Any]:
     """The categories that the type of a frame's column names, if they are not too many."""
-    found = _as_list(getattr(column.dtype, "categories", None)) if _is_category(column) else []
-    return found if len(found) <= MOST_CATEGORIES else []
+    found = getattr(column.dtype, "categories", None) if _is_category(column) else None
+    return list(found) if found is not None and len(found) <= MOST_CATEGORIES else []
 
 
 def that_count(x: Any, sample_weight: Any) -> Any:
@@ -134,10 +134,6 @@ def _have_missing(x: Any) -> Array:
     for part in () if is_sparse(x) or x.dtype.kind != "f" else blocks(*x.shape):
         found |= np.isnan(x[part]).any(axis=0)
     return found
-
-
-def _as_list(values: Any) -> list[Any]:
-    return [] if values is None else list(values)
 
 
 def _distinct(values: Sequence[Any], name: Any) -> tuple[Any, ...]:

@@ -99,7 +99,7 @@ class Rows:
     def source(self, y: Tensor, row_weights: Array | None, device: str | None) -> Source:
         """The source for a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""
         each, size = (
-            None if row_weights is None else as_tensor(row_weights, "sample_weight"),
+            None if row_weights is None else torch.as_tensor(row_weights),
             self.dtype.itemsize * math.prod(self.shape),
         )
         if _is_mapped(self.x) and size > _SMALL:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Call", "Hook", "attach", "copied_buffers", "forgotten", "tensors_in", "transformed", "watched_linear"]
+__all__ = ["Call", "Hook", "attach", "copied_buffers", "empty_hook", "tensors_in", "transformed", "watched_linear"]
 
 
 # Whether a module runs for a refresh, which no optimiser of this module or of its parts may take for a training call.
@@ -157,12 +157,12 @@ def watched_linear(watch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterato
             fn.linear = plain
 
 
-def forgotten(module: nn.Module, *given: Any) -> None:
+def empty_hook(module: nn.Module, *given: Any) -> None:
     """What a hook becomes in a copy of the module: it does nothing."""
 
 
-def _forgotten() -> Callable[..., None]:
-    return forgotten
+def _empty_hook() -> Callable[..., None]:
+    return empty_hook
 
 
 class Hook:
@@ -178,17 +178,17 @@ class Hook:
             getattr(optimiser, self.method)(module, *given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return forgotten
+        return empty_hook
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _forgotten, ()
+        return _empty_hook, ()
 
 
 def attach(module: nn.Module, optimiser: Any) -> Callable[[], None]:
     """Let a module report its calls to `optimiser._before_call` and `optimiser._after_call`. Returns what removes the hooks, which also
     happens when the optimiser is collected. Hooks that came with a copy of the module are removed."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for number in [number for number, hook in hooks.items() if hook is forgotten]:
+        for number in [number for number, hook in hooks.items() if hook is empty_hook]:
             del hooks[number]
     before = module.register_forward_pre_hook(Hook(optimiser, "_before_call"), with_kwargs=True)
     after = module.register_forward_hook(Hook(optimiser, "_after_call"))
