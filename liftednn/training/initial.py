@@ -13,7 +13,6 @@ from liftednn import reduce
 from liftednn.base import Affine, Loss
 from liftednn.data.arrays import as_tensor
 from liftednn.data.validation import check_start
-from liftednn.functional import quantile
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 
@@ -126,9 +125,9 @@ def _initial_head(
 
 
 def _constant(loss: Loss, y: Tensor, row_weights: Tensor | None) -> Tensor:
-    """The mean response or, for a loss of bounded slope, the median: from a mean that an outlier has moved it would not come back."""
+    """The mean response or, for a loss of bounded slope, its best constant: from a mean that an outlier moved it would not return."""
     if isinstance(loss, Bounded):
-        return quantile(y, 0.5, row_weights).to(y)
+        return loss.constants(y, row_weights).to(y)
     return reduce.mean(y, row_weights).to(y)
 
 
