@@ -1,11 +1,13 @@
 """Mini-batch training: it learns, is repeatable, resumes exactly, streams in bounded memory, and refuses what it cannot do."""
 
+import gc
 import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -581,3 +583,16 @@ def test_the_damping_of_all_layers_is_that_of_the_rows_of_the_moments() -> None:
     assert many == [choices.damping(10 * len(X), X.shape[1])] * len(many)
     assert few == [choices.damping(len(X), X.shape[1])] * len(few)
     assert few != many
+
+
+def test_a_run_is_freed_without_the_garbage_collector() -> None:
+    """It may hold the memory of a CUDA graph, which the next run needs."""
+    run = Run(lnn.MiniBatch(passes=2), network(), source_of(X, LABELS))
+    assert len(list(run.passes())) == 2
+    alive = weakref.ref(run)
+    gc.disable()
+    try:
+        del run
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -59,7 +59,6 @@ class _Recorded:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """No garbage collection: it may free an older graph, which invalidates a recording."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

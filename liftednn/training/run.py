@@ -110,7 +110,6 @@ class Run:
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
-        self.train = self._on_cpu() if x.device.type == "cpu" else self._train
         self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
         self.rho_factor, self.updates, self.refreshed = 1.0, 0, 0
         self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
@@ -181,8 +180,9 @@ class Run:
     def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
         """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
+        train = self._on_cpu() if self.descent.values.device.type == "cpu" else self._train
         while len(self.monitor.history) < self.planned and not self.out_of_patience:
-            yield self.train(check_interrupt, started)
+            yield train(check_interrupt, started)
             started = time.perf_counter() - self.seconds  # the caller's own time does not count
 
     def _train(self, check_interrupt: Callable[[], None], started: float) -> Record:
