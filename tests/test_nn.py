@@ -275,3 +275,16 @@ def test_training_works() -> None:
         nn.functional.binary_cross_entropy_with_logits(module(x), y).backward()
         optimizer.step()
     assert float(((module(x) > 0) == (y > 0)).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize("layer", [nn.Sigmoid(), nn.Hardsigmoid(), nn.Softplus(), nn.Softmax(1), nn.Tanh(), nn.ReLU6()])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+def test_gradients_in_float32_are_exact_for_small_preactivations(layer: nn.Module, size: float) -> None:
+    u, g = size * draw(20, 5), draw(20, 5).flip(0)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        given = u.to(dtype).requires_grad_()
+        lnn.nn.lift(nn.Sequential(layer), lam=100.0)(given).backward(g.to(dtype))
+        assert given.grad is not None
+        found.append(given.grad.double())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)

@@ -93,7 +93,8 @@ class _XStep(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor | None]:
         u, slopes = ctx.saved_tensors
-        wide = torch.promote_types(u.dtype, torch.float32)  # differences of states need more than 16 bits
+        # Differences of states need more than 16 bits, and more than 32 where states are large for small u.
+        wide = torch.promote_types(u.dtype, torch.float64 if isinstance(ctx.layer, _SHIFTED) else torch.float32)
         given = u.to(wide), None if slopes is None else slopes.to(wide)
         of_u, of_slopes = _gradients(ctx.layer, *given, g.to(wide))
         return None, of_u.to(u.dtype), None if of_slopes is None else of_slopes.to(slopes.dtype)
@@ -138,6 +139,8 @@ _KINDS: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax),
 )
+# Those that are not 0 at 0.
+_SHIFTED = (nn.Hardsigmoid, nn.Sigmoid, nn.Softplus, nn.Softmax)
 # The class that each of torch's layers is given.
 LIFTED: dict[type[nn.Module], type[nn.Module]] = {
     kind: type(f"Lifted{kind.__name__}", (LiftedActivation, kind), {"__module__": __name__}) for kind in _KINDS

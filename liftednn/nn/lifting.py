@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from numbers import Real
 from typing import TypeVar
 
 from torch import nn
@@ -39,8 +40,8 @@ def lift(module: Module, lam: float = math.inf) -> Module:
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    if not lam > 0:
-        raise ValueError(f"lam must be a number above 0, or math.inf for back-propagation, got {lam}")
+    if not isinstance(lam, Real) or not lam > 0:
+        raise ValueError(f"lam must be a number above 0, or math.inf for back-propagation, got {lam!r}")
     found = copy.deepcopy(module)
     named = [Step(f"module.{name}".rstrip("."), part) for name, part in found.named_modules()]
     activations = [step for step in named if type(step.layer) in LIFTED | _PLAIN]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
@@ -54,7 +56,7 @@ class Call:
         self.given = [(each, each._version) for each in tree_leaves((args, kwargs)) if _counts_writes(each)]
         self.device, self.ranks, kind = device, ranks, device.type
         self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        self.random = torch.get_rng_state()
+        self.random = torch.get_rng_state(), _other_generators()
         self.device_random = torch.cuda.get_rng_state(device) if kind == "cuda" else None
         self.gradients: dict[int, Tensor] = {}
         self.written = copy
@@ -82,7 +84,9 @@ class Call:
         devices = [self.device] if self.device.type == "cuda" else []
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.set_rng_state(self.random)
+            stack.callback(_set_other_generators, _other_generators())
+            torch.set_rng_state(self.random[0])
+            _set_other_generators(self.random[1])
             if self.device_random is not None:
                 torch.cuda.set_rng_state(self.device_random, self.device)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -91,11 +95,12 @@ class Call:
             stack.enter_context(torch.enable_grad())
             stack.callback(_rerunning.reset, _rerunning.set(True))
             args, kwargs = tree_map(partial(_detached, copy=self.written), (self.args, self.kwargs))
+            args, kwargs = tree_map(_writable, (args, kwargs))
             return module(*args, **kwargs)
 
 
 class _Keep:
-    """A hook of a tensor that keeps its gradient."""
+    """A hook of a tensor that keeps its gradient, the sum of those of several backward passes."""
 
     def __init__(self, gradients: dict[int, Tensor], number: int, passes: list[None]) -> None:
         self.gradients, self.number, self.passes = gradients, number, passes
@@ -103,7 +108,8 @@ class _Keep:
     def __call__(self, gradient: Tensor) -> None:
         if not self.gradients:
             self.passes.append(None)
-        self.gradients[self.number] = gradient.detach()
+        before = self.gradients.get(self.number)
+        self.gradients[self.number] = gradient.detach() if before is None else before + gradient.detach()
 
 
 def _detached(value: Any, copy: bool) -> Any:
@@ -111,6 +117,21 @@ def _detached(value: Any, copy: bool) -> Any:
         return value
     found = value.detach().clone() if copy else value.detach()
     return found.requires_grad_(value.requires_grad)  # a module may differentiate by its arguments
+
+
+def _other_generators() -> tuple[Any, Any]:
+    """The states of the global generators of Python and numpy."""
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _set_other_generators(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _writable(value: Any) -> Any:
+    """A copy of a tensor with a gradient, which a module may not write to while it is a leaf of the graph."""
+    return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _counts_writes(value: Any) -> bool:
@@ -136,7 +157,8 @@ def copied_buffers(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for each, buffers in kept:
-            each._buffers.update(buffers)
+            for name, buffer in buffers.items():  # those of a ScriptModule have no update()
+                each._buffers[name] = buffer
 
 
 @contextmanager
@@ -174,7 +196,8 @@ class Hook:
     @_disable_dynamo
     def __call__(self, module: nn.Module, *given: Any) -> None:
         optimiser = self.optimiser()
-        if optimiser is not None and not _rerunning.get():
+        in_backward = torch._C._current_graph_task_id() != -1  # a checkpoint runs the module again
+        if optimiser is not None and not _rerunning.get() and not in_backward:
             getattr(optimiser, self.method)(module, *given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
@@ -184,14 +207,15 @@ class Hook:
         return _empty_hook, ()
 
 
-def attach(module: nn.Module, optimiser: Any) -> Callable[[], None]:
+def attach(module: nn.Module, optimiser: Any) -> weakref.finalize[..., Any]:
     """Let a module report its calls to `optimiser._before_call` and `optimiser._after_call`. Returns what removes the hooks, which also
     happens when the optimiser is collected. Hooks that came with a copy of the module are removed."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number in [number for number, hook in hooks.items() if hook is empty_hook]:
             del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
     before = module.register_forward_pre_hook(Hook(optimiser, "_before_call"), with_kwargs=True)
-    after = module.register_forward_hook(Hook(optimiser, "_after_call"))
+    after = module.register_forward_hook(Hook(optimiser, "_after_call"), always_call=True)
 
     def remove() -> None:
         before.remove()

@@ -223,11 +223,16 @@ def _forward_hook(capture: Capture, numbers: Iterator[int]) -> Callable[..., Any
         x = args[0] if args else next(iter(kwargs.values()))
         if isinstance(module, nn.RNNBase):
             return _watch_gate(capture, module, x, args[1] if len(args) > 1 else kwargs.get("hx"), output)
-        if not isinstance(x, Tensor) or not isinstance(output, Tensor):  # a kind of its own: AdamW moves it
-            return output
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or _unlike(module, x):
+            return output  # a kind of its own: AdamW moves it
         return _watched([(capture, slice(None))], next(numbers), module, x, output)
 
     return hook
+
+
+def _unlike(module: nn.Module, x: Tensor) -> bool:
+    """Whether a Linear of a class of its own multiplies with something else than its weight, such as its transpose."""
+    return isinstance(module, nn.Linear) and x.shape[-1:] != module.weight.shape[1:]
 
 
 def _watch_gate(capture: Capture, module: nn.RNNBase, x: Any, first: Any, output: Any) -> Any:
@@ -286,11 +291,12 @@ def _check_graphs(captures: Sequence[Capture]) -> None:
 
 
 def _check_scale(gradient: Tensor | None, given: Tensor, unit: float) -> None:
-    """Refuse gradients of the outputs that do not belong to those of the parameters."""
+    """Warn of gradients of the outputs that do not belong to those of the parameters."""
     if gradient is not None and float(gradient.norm()) * unit > _SCALED * float(given.norm()) > 0:
-        raise RuntimeError(
-            f"the gradients of the module's outputs are more than {_SCALED} times those of its parameters, so that they do not show the "
-            "curvature: if a GradScaler scales the loss, give Lifted the criterion"
+        warnings.warn(
+            f"the gradients of the parameters are more than {_SCALED} times smaller than those of the module's outputs imply, and steps "
+            "are as much shorter: if a GradScaler scales the loss, give Lifted the criterion; if gradients are clipped, clip them less",
+            stacklevel=6,
         )
 
 

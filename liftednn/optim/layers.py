@@ -230,7 +230,7 @@ def _gates(module: nn.RNNBase) -> list[_Projection]:
     if module.num_layers > 1 or module.bidirectional:
         return []
     held, h = module._parameters, module.hidden_size
-    sides = [(held[f"weight_{side}_l0"], held.get(f"bias_{side}_l0")) for side in ("ih", "hh")]
+    sides = [(held.get(f"weight_{side}_l0"), held.get(f"bias_{side}_l0")) for side in ("ih", "hh")]
     return [
         _Projection(weight, bias, gate, gate)
         for weight, bias in sides
@@ -250,7 +250,7 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
     """The layers of a module whose weights are in `held`, the parameters of an optimiser.
 
     A weight that another kind of module has too, such as an embedding, is not one of a regression; nor is one that a convolution and a
-    transposed one share, or one of complex numbers.
+    transposed one share, or one of complex numbers, or without any.
     """
     every = [(each, _projections(each)) for each in module.modules()]
     others = {id(p) for each, found in every if not found for p in each._parameters.values()}
@@ -260,7 +260,7 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
         for one in projections:
             if one.weight is None or one.weight not in held or id(one.weight) in others:
                 continue
-            if one.weight.is_floating_point():
+            if one.weight.is_floating_point() and one.weight.numel():
                 found.setdefault((id(one.weight), one.rows.start or 0), []).append((each, one))
     made = []
     for pairs in found.values():
@@ -274,6 +274,6 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
 
 def norm_parameters(module: nn.Module, held: set[Tensor]) -> list[Tensor]:
     """Those of modules with a weight of one axis, such as all norms, that are in `held` and have a gradient."""
-    own = [each._parameters for each in module.modules()]
+    own = [dict(each._parameters.items()) for each in module.modules()]
     norms = [named for named in own if (gain := named.get("weight")) is not None and gain.ndim == 1]
     return [p for named in norms for p in named.values() if p is not None and p.grad is not None and p in held]

@@ -13,10 +13,10 @@ from liftednn.optim.calls import Call, attach, transformed
 from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
-from liftednn.optim.probes import Largest, Probes, batch_probes, check_criterion, random_probes
+from liftednn.optim.probes import Largest, Probes, batch_probes, check_criterion, random_probes, without_gradients
 from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
 from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, moved, nesterov_step, whole
-from liftednn.optim.wrappers import Ranks, check_module, ranks_in_call, unwrapped
+from liftednn.optim.wrappers import Ranks, check_module, check_settings, ranks_in_call, unwrapped
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 from liftednn.training.spectral import LEAST_SIZE
@@ -88,7 +88,7 @@ class Lifted(torch.optim.Optimizer):
         adam_lr: float = 3e-3,
     ) -> None:
         check_module(module)
-        _check(lr=lr, damping=damping, refresh=refresh, trust=trust)
+        check_settings(lr=lr, damping=damping, refresh=refresh, trust=trust)
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
         own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0, "largest": tuple(Largest())}
@@ -99,6 +99,8 @@ class Lifted(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Attach to the module, without a call of it."""
         self._call: Call | None = None
+        self._open = 0  # calls of the module that have not returned: one that calls itself has several
+        self._postponed = False  # whether a refresh was due when all gradients were 0
         self._written = False  # whether the module writes to its arguments
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._doubt: Tensor | None = None  # how undecided predictions were at the last refresh
@@ -110,9 +112,9 @@ class Lifted(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to train, as in every optimiser of torch."""
         settings = self.defaults | param_group
-        for name, least, below in (("lr", 0, math.inf), ("momentum", 0, 1), ("weight_decay", 0, math.inf)):
-            if settings[name] is not None and not least <= settings[name] < below:
-                raise ValueError(f"{name} must be at least {least} and less than {below:g}, got {settings[name]!r}")
+        for name, below in (("lr", math.inf), ("momentum", 1), ("weight_decay", math.inf), ("adam_lr", math.inf)):
+            if settings[name] is not None and not 0 <= settings[name] < below:
+                raise ValueError(f"{name} must be at least 0 and less than {below:g}, got {settings[name]!r}")
         # A scheduler changes a tensor of rates in place.
         param_group.setdefault("base_lr", float(param_group["lr"]) if "lr" in param_group else self.defaults["base_lr"])
         super().add_param_group(param_group)
@@ -132,18 +134,20 @@ class Lifted(torch.optim.Optimizer):
     def due(self) -> bool:
         """Whether the next step measures the geometry again. A step that does not may be recorded as a CUDA graph, if `lr` is a tensor;
         after a replay, add 1 to "steps" of every group."""
-        return self.steps in EARLY or self.steps % self.refresh == 0
+        return self.steps in EARLY or self.steps % self.refresh == 0 or self._postponed
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
-        if self.due and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
-            device = next(p for group in self.param_groups for p in group["params"]).device
-            ranks = unwrapped(self.module).ranks
+        self._open += 1
+        held = self.due and self._open == 1 and self._held
+        if held and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
+            device, ranks = next(iter(held)).device, unwrapped(self.module).ranks
             self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call(), self._written)
 
     def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
-        if self._call is not None and module.training and not transformed((args, outputs)):
+        self._open = max(self._open - 1, 0)
+        if self._call is not None and not self._open and module.training and not transformed((args, outputs)):
             self._written = self._call.close()
             if self.criterion is None:
                 self._call.watch(outputs, self._passes)
@@ -165,7 +169,7 @@ class Lifted(torch.optim.Optimizer):
     @plain_arithmetic
     def _move(self) -> None:
         self._check_gradients()
-        if self.due:
+        if self.due and self._held:
             self._measure()
         averages = self._averages(stacks := self._stacks())
         directions = self._directions(stacks, averages)
@@ -202,9 +206,16 @@ class Lifted(torch.optim.Optimizer):
         """Refresh the geometry of every layer that has a gradient."""
         if self._call is None:
             raise RuntimeError(
-                "step() needs a call of the module in training mode, with gradients, before it: call module.train(), and train by calling "
-                "the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
+                "the optimiser was closed: make another one"
+                if not self._detach.alive
+                else "step() needs a call of the module in training mode, with gradients, since the last step: call module.train(), and "
+                "train by calling the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted "
+                "that instead"
             )
+        self._postponed = self.criterion is None and without_gradients(self._call)
+        if self._postponed:
+            self._call = None
+            return
         moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
         found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
         self._call = None
@@ -335,16 +346,3 @@ class Lifted(torch.optim.Optimizer):
             for key, metric in state_dict["state"].get(number, {}).items():
                 if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
                     self.state[parameter][key] = {name: moved(part, parameter) for name, part in metric.items()}
-
-
-def _check(**given: float | None) -> None:
-    if isinstance(given["lr"], Tensor) and given["lr"].ndim:
-        raise ValueError(f"lr must be a number, or a tensor without axes, got one of shape {tuple(given['lr'].shape)}")
-    if not given["lr"] or given["lr"] < 0:
-        raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
-    if given["damping"] is not None and given["damping"] < 0:
-        raise ValueError(f"damping must not be negative, or None, got {given['damping']!r}")
-    if not isinstance(given["refresh"], int) or given["refresh"] < 1:
-        raise ValueError(f"refresh must be a whole number of at least 1, got {given['refresh']!r}")
-    if given["trust"] is not None and given["trust"] <= 0:
-        raise ValueError(f"trust must be positive, or None, got {given['trust']!r}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from liftednn.optim.calls import Call, tensors_in
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Largest", "Probes", "batch_probes", "check_criterion", "random_probes"]
+__all__ = ["Largest", "Probes", "batch_probes", "check_criterion", "random_probes", "without_gradients"]
 
 _FUNCTIONS = {
     fn.cross_entropy: nn.CrossEntropyLoss,
@@ -88,10 +88,9 @@ def _mean(weights: Tensor | None) -> float:
 
 def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
     """Random signs, and the curvature of a known criterion in each entry of the scores."""
-    scores = _scores(outputs)
+    scores, classes_last = _scores(outputs)
     terms, rows = scores.numel(), len(scores) if scores.ndim > 1 else 1
-    # The classes are in axis 1, as the criterion has them, but in the last of the `logits` of a mapping.
-    axis = -1 if isinstance(outputs, Mapping) or scores.ndim == 1 else 1
+    axis = -1 if classes_last or scores.ndim == 1 else 1
     if isinstance(criterion, nn.CrossEntropyLoss):  # one term for all classes
         terms //= max(scores.shape[axis], 1)
     terms = max(terms, 1)
@@ -113,17 +112,21 @@ def _doubt(criterion: nn.Module, scores: Tensor, axis: int) -> Tensor | None:
     return found.nan_to_num(1.0).clamp(0, 1)
 
 
-def _scores(outputs: Any) -> Tensor:
-    """The outputs that a criterion is for: `logits` of a mapping, otherwise the first tensor."""
-    if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
-        return outputs["logits"]  # type: ignore[no-any-return]
+def _scores(outputs: Any) -> tuple[Tensor, bool]:
+    """The outputs that a criterion is for: the `logits`, otherwise the first tensor that is not a loss; and whether classes are in their
+    last axis, as where a module names them or returns its loss too, and not in axis 1, as the criterion has them."""
+    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(named, Tensor):
+        return named, True
     found = [each for each in tensors_in(outputs) if each.requires_grad]
+    losses = [each for each in found if not each.ndim]
+    found = [each for each in found if each.ndim] or found
     if not found:
         raise RuntimeError(
             "the module's outputs hold no tensor with a gradient, and the curvature is measured from there: let forward return "
             "a tensor, or a tuple, list or dict of tensors"
         )
-    return found[0]
+    return found[0], isinstance(outputs, Mapping) or len(losses) not in (0, len(found))
 
 
 def _signs(like: Tensor, seed: int) -> list[Tensor]:
@@ -146,6 +149,13 @@ class Largest(NamedTuple):
     curvature: float = 0.0
 
 
+def without_gradients(call: Call) -> bool:
+    """Whether all gradients that have arrived at the outputs of a call, in all processes, are 0."""
+    some = any(bool(gradient.any()) for gradient in call.gradients.values())
+    (number,) = call.ranks.sums([float(some)], call.device)
+    return bool(call.gradients) and not number
+
+
 def batch_probes(call: Call, outputs: Any, backward: int, numbers: int, largest: Largest) -> tuple[Probes, Largest]:
     """The gradients that the batch itself sent backward, and the largest so far.
 
@@ -157,7 +167,7 @@ def batch_probes(call: Call, outputs: Any, backward: int, numbers: int, largest:
     # A loss among the outputs has sent its gradient through the others.
     reached = [number for number in reached if tensors[number].ndim] or reached
     found, gradients = [tensors[number] for number in reached], [call.gradients[number] for number in reached]
-    if not any(bool(gradient.any()) for gradient in gradients):
+    if not gradients:
         raise RuntimeError(
             "no gradient has reached the outputs of the module's last training call: call loss.backward() on a loss of these outputs "
             "before step(), or give Lifted a criterion"

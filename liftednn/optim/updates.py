@@ -203,7 +203,8 @@ def whole(parts: dict[int, Tensor]) -> Tensor:
 
 
 def moved(part: Tensor | list[Tensor], like: Tensor) -> Tensor | list[Tensor]:
-    """A copy on the device of `like`."""
+    """A copy of a part of a metric on the device of the parameter `like`: in its precision, if that has 32 bits or more."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
     if isinstance(part, list):
-        return [each.to(like.device, copy=True) for each in part]
-    return part.to(like.device, copy=True)
+        return [each.to(like.device, dtype, copy=True) for each in part]
+    return part.to(like.device, dtype, copy=True)

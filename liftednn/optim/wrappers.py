@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-__all__ = ["Ranks", "Unwrapped", "check_module", "ranks_in_call", "unwrapped"]
+from liftednn.checks import check_count
+
+__all__ = ["Ranks", "Unwrapped", "check_module", "check_settings", "ranks_in_call", "unwrapped"]
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,16 @@ def check_module(module: nn.Module) -> None:
         raise ValueError(
             "the module has lazy layers without parameters: run it once on a batch before the optimiser is made"
         )
+
+
+def check_settings(**given: float | None) -> None:
+    """Refuse settings of an optimiser that have no meaning."""
+    if isinstance(given["lr"], Tensor) and given["lr"].ndim:
+        raise ValueError(f"lr must be a number, or a tensor without axes, got one of shape {tuple(given['lr'].shape)}")
+    if not given["lr"] or given["lr"] < 0:
+        raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
+    if given["damping"] is not None and given["damping"] < 0:
+        raise ValueError(f"damping must not be negative, or None, got {given['damping']!r}")
+    check_count("refresh", given["refresh"], least=1)
+    if given["trust"] is not None and given["trust"] <= 0:
+        raise ValueError(f"trust must be positive, or None, got {given['trust']!r}")
