@@ -8,7 +8,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 import liftednn as lnn
-from liftednn.training.biases import best_biases, cross_validated
+from liftednn.training.biases import best_biases
+from liftednn.training.cross_validation import cross_validated
 from liftednn.training.initial import random_weights
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -127,3 +127,35 @@ def test_columns_unlike_those_of_the_last_fit_are_refused_in_words() -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))
     with pytest.raises(ValueError, match=r"columns of text, \['a'\]: they had numbers in fit"):
         regressor(max_iter=30).fit(frame, REAL).predict(frame.assign(a="z"))
+
+
+def test_categories_that_vary_little_are_not_left_out() -> None:
+    random = np.random.RandomState(0)
+    numbers, category, means = random.normal(size=(2500, 20)), random.randint(0, 250, 2500), random.normal(size=250)
+    x, y = np.concatenate([np.eye(250)[category], numbers], 1), means[category] + numbers[:, 0]
+    model = LiftedRegressor(random_state=0, max_iter=20).fit(x[:2000], y[:2000])
+    assert model.score(x[2000:], y[2000:]) > 0.98
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pd.date_range("2020", periods=40), pd.to_timedelta(np.arange(40), unit="s"), np.arange(40) * 1j],
+    ids=["dates", "durations", "complex"],
+)
+@pytest.mark.parametrize("more", [{}, {"number": np.arange(40.0)}, {"text": ["a", "b"] * 20}], ids=str)
+def test_columns_that_are_no_numbers_are_named(column: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\['when'\]: give real numbers"):
+        LiftedRegressor(max_iter=1).fit(pd.DataFrame({"when": column, **more}), np.arange(40.0))
+
+
+def test_a_fraction_of_numpy_and_weights_in_read_only_memory_are_taken() -> None:
+    x = np.random.RandomState(0).normal(size=(60, 3))
+    model = LiftedRegressor(
+        (4,), max_iter=2, early_stopping=True, validation_fraction=np.float32(0.2), random_state=0
+    ).fit(x, x[:, 0])
+    before = model.predict(x)
+    for part in (*model.coefs_, *model.intercepts_):
+        part.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(model.predict(x), before)

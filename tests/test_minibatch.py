@@ -469,7 +469,7 @@ def test_a_few_batches_of_a_loader_are_evaluated_in_every_pass() -> None:
         ({"patience": 0}, "at least 1"),
         ({"refresh": 0}, "at least 1"),
         ({"damping": -1.0}, "damping non-negative"),
-        ({"keep": 0.0}, "keep in"),
+        ({"keep": 0.0}, "keep must be in"),
     ],
 )
 def test_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
 import liftednn as lnn
 from liftednn.estimators.tails import Tails
+from liftednn.training.cross_validation import left_out
 
 RANDOM = np.random.RandomState(0)
 NORMAL = RANDOM.normal(size=(600, 5))
@@ -78,5 +80,46 @@ def test_it_is_switched_off_where_it_would_not_be_understood() -> None:
     for options in ({"compress_tails": False}, {"robust": 0.1}, {"divergence": "euclidean"}):
         model = lnn.LiftedRegressor((4,), max_iter=2, random_state=0, **options).fit(x, NORMAL[:, 0])  # type: ignore[arg-type]
         assert len(model.to_module()) == 3
-    with pytest.raises(ValueError, match="compress_tails must be True or False, got 'yes'"):
+    with pytest.raises(ValueError, match="compress_tails must be True, False or 'auto', got 'yes'"):
         lnn.LiftedRegressor(compress_tails="yes").fit(x, NORMAL[:, 0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_columns_stay_as_they_are_where_the_response_is_linear_in_them(classes: bool) -> None:
+    x, rest = np.exp(2 * NORMAL[:, :3]), np.exp(2 * np.random.RandomState(1).normal(size=(300, 3)))
+    kind = lnn.LiftedClassifier if classes else lnn.LiftedRegressor
+    scores = []
+    for compress in ("auto", True):
+        y, y_rest = (part[:, 0] - part[:, 1] for part in (x, rest))
+        y, y_rest = (y > 0, y_rest > 0) if classes else (y, y_rest)
+        model = kind((30,), compress_tails=compress, random_state=0).fit(x, y)
+        scores.append(model.score(rest, y_rest))
+    assert scores[0] > (0.97 if classes else 0.99)
+    assert scores[0] >= scores[1] - 0.01
+
+
+@pytest.mark.parametrize("far", [1e3, 1e12])
+def test_a_far_entry_that_a_sample_would_miss_is_judged_too(far: float) -> None:
+    x = np.random.RandomState(2).normal(size=(5000, 3))
+    y = x[:, 0] + np.sin(2 * x[:, 1])
+    x[1, 0] = far
+    model = lnn.LiftedRegressor((30,), max_iter=8, random_state=0).fit(x, y)
+    assert list(model._tails.columns) == [0]
+    assert model.score(x[2:], y[2:]) > 0.95
+
+
+def test_the_leave_one_out_error_is_that_of_leaving_rows_out() -> None:
+    x, y, counts = NORMAL[:30, :4], NORMAL[:30, 4:], np.linspace(0.5, 2, 30)
+    for weights in (None, counts):
+        w = np.ones(30) if weights is None else weights / weights.mean()
+        unit = (w[:, None] * np.square(x - w @ x / w.sum())).sum() / 4
+        errors = []
+        for strength in 10.0 ** np.arange(-8, 3):
+            left = []
+            for out in range(30):
+                rest = np.arange(30) != out
+                ridge = Ridge(alpha=strength * unit).fit(x[rest], y[rest], sample_weight=w[rest])
+                left.append(w[out] * float(y[out, 0] - ridge.predict(x[out : out + 1])[0]) ** 2)
+            errors.append(np.mean(left))
+        given = None if weights is None else torch.from_numpy(weights)
+        assert left_out(torch.from_numpy(x), torch.from_numpy(y), given) == pytest.approx(min(errors), rel=1e-6)

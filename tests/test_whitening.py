@@ -11,8 +11,9 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.moments import Moments
+from liftednn.training.cross_validation import cross_validated, error_of
 from liftednn.training.metric import Metric
-from liftednn.training.whitening import Coordinates, Whitening
+from liftednn.training.whitening import Coordinates, Spectrum, Whitening
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -24,7 +25,7 @@ W = Affine(draw(4, 5, seed=2), draw(4, seed=3))
 
 
 def whitening(x: Tensor, damping: float = 0.0, keep: float = 1.0) -> Whitening:
-    return Whitening.of(Moments.of(x, x[:, :0]), damping, keep, x)
+    return Whitening.of(Spectrum.of(Moments.of(x, x[:, :0])), damping, keep, x)
 
 
 def spectrum(x: Tensor) -> np.ndarray:
@@ -173,8 +174,8 @@ def test_few_rows_of_many_columns_are_whitened_by_their_singular_values(weighted
     """As by the Gram matrix, up to the signs of directions."""
     x = draw(12, 40, seed=3) + 2
     row_weights = torch.linspace(0.2, 3, 12, dtype=torch.float64) if weighted else None
-    by_rows = Whitening.of_rows(x, row_weights, 0.3, 0.9)
-    by_gram = Whitening.of(Moments.of(x, x[:, :0], row_weights), 0.3, 0.9, x)
+    by_rows = Whitening.of(Spectrum.of_rows(x, row_weights), 0.3, 0.9, x)
+    by_gram = Whitening.of(Spectrum.of(Moments.of(x, x[:, :0], row_weights)), 0.3, 0.9, x)
     assert (by_rows.width, by_rows.far) == (by_gram.width, by_gram.far)
     torch.testing.assert_close(by_rows.scale, by_gram.scale)
     torch.testing.assert_close(by_rows(x) @ by_rows(x).T, by_gram(x) @ by_gram(x).T)
@@ -219,7 +220,7 @@ WEIGHTS = [W, Affine(draw(2, 4, seed=6), draw(2, seed=7))]
 @pytest.mark.parametrize("penalty", [lnn.penalties.L2(0.1), lnn.penalties.NoPenalty()], ids=repr)
 def test_a_network_in_whitened_coordinates_gives_the_same_scores(penalty: lnn.Penalty) -> None:
     outer = network(penalty=penalty)
-    coordinates = Coordinates.of(outer, X, Moments.of(X, X[:, :0]), 0.1, 1.0)
+    coordinates = Coordinates.of(outer, X, X[:, :1], Moments.of(X, X[:, :0]), 0.1, 1.0)
     assert coordinates.whitening is not None
     inner = coordinates.to_whitened(WEIGHTS)
     torch.testing.assert_close(
@@ -251,7 +252,7 @@ def test_a_network_in_whitened_coordinates_gives_the_same_scores(penalty: lnn.Pe
     ids=lambda n: f"{type(n.layers[0].penalty).__name__}, bias {n.layers[0].operator.bias}",
 )
 def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: lnn.LiftedNetwork) -> None:
-    coordinates = Coordinates.of(declined, X, Moments.of(X, X[:, :0]), 0.1, 0.9)
+    coordinates = Coordinates.of(declined, X, X[:, :1], Moments.of(X, X[:, :0]), 0.1, 0.9)
     assert coordinates.whitening is None
     assert coordinates.network is declined
     assert coordinates.whiten(X) is X
@@ -259,3 +260,25 @@ def test_what_would_be_another_problem_stays_in_its_own_coordinates(declined: ln
         for (w, b), (w2, b2) in zip(there, WEIGHTS, strict=True):
             assert torch.equal(w, w2)
             assert torch.equal(b, b2)
+
+
+def test_directions_of_little_variance_are_kept_where_a_linear_regression_needs_them() -> None:
+    """By its cross-validated error, which is that of the same regression on the kept directions alone."""
+    x = with_spectrum(0.97 ** np.arange(200.0), 600)
+    spectrum = Spectrum.of_rows(x, None)
+    few, ends = spectrum.number(0.95), (x - spectrum.mean) @ spectrum.vectors[:, [0, -1]]
+    assert few == 128 < spectrum.varying == 200
+    noise = draw(600, 1, seed=5)
+    for column, kept in ((0, 0.95), (1, 1.0)):
+        y = ends[:, column : column + 1] / ends[:, column].std() + 0.1 * noise
+        assert spectrum.needed(x, y, None) == kept
+    assert spectrum.needed(x, noise, None) == 0.95
+    weights = draw(600, 1, seed=6)[:, 0].exp()
+    inner = (spectrum.vectors.T @ Moments.of(x, noise).cross).square().sum(1)
+    for number in (few, 200):
+        projected = (x - spectrum.mean) @ spectrum.vectors[:, :number]
+        unit = float(spectrum.values[:number].mean())
+        found = error_of(spectrum.values[:number], inner[:number], unit, float(noise.var(correction=0)), 600)
+        assert found == pytest.approx(cross_validated(projected, noise, 600), rel=1e-8)
+    y = ends[:, 1:] / ends[:, 1].std() + 0.1 * noise
+    assert Spectrum.of_rows(x, weights).needed(x, y, weights) == 1.0

@@ -79,9 +79,10 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
     categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
         Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
         of a category type or hold text.
-    compress_tails : bool, default=True
-        Compress columns that have an entry further than 20 spreads from their median, so that it does not set their unit; see
-        docs/defaults.md. `coefs_[0]` is then for compressed columns, and `to_module()` begins with the compression.
+    compress_tails : bool or "auto", default="auto"
+        Compress columns that have an entry further than 20 spreads from their median, so that it does not set their unit; "auto" does
+        not where the responses are predicted clearly better from these columns as they are, by leave-one-out; see docs/defaults.md.
+        `coefs_[0]` is then for compressed columns, and `to_module()` begins with the compression.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, {label: weight}, which multiply `sample_weight`; "balanced" is n / (n_classes * rows of the class), for `fit`
         only. With several labels for each row, a list of one dict for each label, and the weight of a row is the product.
@@ -151,7 +152,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
         categorical_features: Any = "from_dtype",
-        compress_tails: bool = True,
+        compress_tails: bool | Literal["auto"] = "auto",
         class_weight: Any = None,
     ) -> None:
         super().__init__(

@@ -37,6 +37,7 @@ def read(model: Any, x: Any, y: Any, known: Known | None, reset: bool, **options
     known   the categories of each column, None for a column of numbers; None: all are numbers
     """
     options["ensure_all_finite"] = True if is_sparse(x) else "allow-nan"
+    _check_kinds(x)
     if known is None:
         _check_no_text(x, reset)
         return validate_data(model, x, y, reset=reset, accept_sparse="csr", **options)
@@ -223,6 +224,15 @@ def _is_text(column: Any) -> bool:
         return False
     values = column.to_numpy()
     return values.dtype.kind in "OUST" and any(isinstance(value, str) for value in values.tolist())
+
+
+def _check_kinds(x: Any) -> None:
+    """Refuse frames with columns of dates, durations or complex numbers."""
+    kinds = {name: getattr(column.dtype, "kind", "O") for name, column in _frame_columns(x)} if _is_frame(x) else {}
+    if names := [name for name, kind in kinds.items() if kind in "mMc"]:
+        raise ValueError(
+            f"X has columns of dates, durations or complex numbers, {names}: give real numbers, such as the days since a date"
+        )
 
 
 def _check_no_text(x: Any, fits: bool) -> None:

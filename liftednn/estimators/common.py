@@ -104,7 +104,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         dtype: str | None = None,
         learn_activation: Literal["layer", "unit"] | None = None,
         categorical_features: Any = "from_dtype",
-        compress_tails: bool = True,
+        compress_tails: bool | Literal["auto"] = "auto",
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -147,7 +147,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         self._rows_seen: int = len(rows) + (self._rows_seen if resumes and passes else 0)
         if not resumes:
-            self._tails = self._found_tails(rows, row_weights) if passes is None else Tails.none()
+            self._tails = self._found_tails(rows, y, row_weights, seed) if passes is None else Tails.none()
         rows = replace(rows, tails=self._tails)
         if not resumes:
             self._inputs, self._moments = self._scaling(rows, row_weights), None
@@ -300,7 +300,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """The fitted weights, on the device of predictions, or with the dtype and device of `like`."""
         target = self.device or "cpu" if like is None else like
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
-        return [Affine(torch.as_tensor(w.T).to(target), torch.as_tensor(b).to(target)) for w, b in pairs]
+        return [Affine(as_tensor(w.T, "coefs_").to(target), as_tensor(b, "intercepts_").to(target)) for w, b in pairs]
 
     def _start(self, like: Tensor) -> list[Affine]:
         """The fitted weights, for scaled inputs."""

@@ -49,9 +49,12 @@ def check_parameters(model: Any) -> None:
         raise ValueError(
             "learn_activation is for Fenchel divergences: give divergence='fenchel', or learn_activation=None"
         )
-    for name in ("compress_tails", "early_stopping", "warm_start", "verbose"):
+    for name in ("early_stopping", "warm_start", "verbose"):
         given = getattr(model, name)
-        if not isinstance(given, (bool, np.bool_)) and not (name == "verbose" and isinstance(given, Integral)):
+        other = name == "verbose" and isinstance(given, Integral)
+        if not isinstance(given, (bool, np.bool_)) and not other:
             raise ValueError(f"{name} must be True or False, got {given!r}")
+    if not isinstance(given := model.compress_tails, (bool, np.bool_)) and given != "auto":
+        raise ValueError(f"compress_tails must be True, False or 'auto', got {given!r}")
     if model.dtype not in (None, "float32", "float64"):
         raise ValueError(f"dtype must be None, 'float32' or 'float64', got {model.dtype!r}")

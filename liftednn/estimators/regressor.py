@@ -87,9 +87,10 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     categorical_features : None, "from_dtype" or list of names, indices or bools, default="from_dtype"
         Which columns of X hold categories, each an input of 0 or 1; "from_dtype" takes the columns of a frame (pandas, polars) that are
         of a category type or hold text.
-    compress_tails : bool, default=True
-        Compress columns that have an entry further than 20 spreads from their median, so that it does not set their unit; see
-        docs/defaults.md. `coefs_[0]` is then for compressed columns, and `to_module()` begins with the compression.
+    compress_tails : bool or "auto", default="auto"
+        Compress columns that have an entry further than 20 spreads from their median, so that it does not set their unit; "auto" does
+        not where the responses are predicted clearly better from these columns as they are, by leave-one-out; see docs/defaults.md.
+        `coefs_[0]` is then for compressed columns, and `to_module()` begins with the compression.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ def hold_back(labels: Array | None, rows: int, fraction: float, seed: int) -> tu
     if labels is None or _can_stratify(labels, count):
         if count >= rows:
             raise ValueError(_too_few(rows, fraction, "none to train on"))
-        kept, back = train_test_split(np.arange(rows), test_size=fraction, random_state=seed, stratify=labels)
+        kept, back = train_test_split(np.arange(rows), test_size=float(fraction), random_state=seed, stratify=labels)
         return kept, back
     order = np.random.RandomState(seed).permutation(rows)
     others = np.delete(order, np.unique(labels[order], return_index=True)[1])

@@ -21,7 +21,7 @@ from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
-from liftednn.estimators.tails import Tails
+from liftednn.estimators.tails import Tails, helps
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.robust.naming import uncertainty_of
@@ -40,7 +40,7 @@ class Structured:
     divergence: str
     lam: float | Sequence[float] | Literal["auto"]
     robust: float | str | Uncertainty | None
-    compress_tails: bool
+    compress_tails: bool | Literal["auto"]
     warm_start: bool
     network_: LiftedNetwork
     coefs_: list[Array]
@@ -137,10 +137,13 @@ class Structured:
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
-    def _found_tails(self, rows: Rows, row_weights: Array | None) -> Tails:
+    def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int) -> Tails:
         """The columns whose tails are compressed. Uncertain inputs are in the units of X."""
         plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None
-        return Tails.of(rows, row_weights) if plain else Tails.none()
+        tails = Tails.of(rows, row_weights) if plain else Tails.none()
+        if not tails or self.compress_tails != "auto":
+            return tails
+        return tails if helps(tails, rows, torch.from_numpy(y), row_weights, seed) else Tails.none()
 
     def _reduces(self, width: int) -> bool:
         """Whether inputs of that many columns are trained on in fewer coordinates: the squared norm of the weights is the same there."""

@@ -6,6 +6,9 @@ It is x near the median and grows like a logarithm far from it. Only columns wit
 compressed, a spread being the interquartile range / 1.349, the standard deviation of normal data: of a million normal numbers none is
 further than 6. Where a quartile is the median, as in a column of many zeros, both a and the spread are the median distance of the entries
 that differ from it. Indicators, columns of two values, stay as they are.
+
+A response that is linear in such columns is not linear in g: whether to compress is measured (`helps`), by the leave-one-out error of a
+ridge regression of the responses on the columns and on random hidden units, in which a row with a far entry counts by its own error.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from torch import Tensor, nn
 
 from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import NORMAL_RANGE, quartiles
+from liftednn.training.biases import biases_at_quantiles
+from liftednn.training.cross_validation import CLEARLY, left_out
 
-__all__ = ["CompressTails", "Tails"]
+__all__ = ["CompressTails", "Tails", "helps"]
 
 _FAR = 20.0
 # Numbers that are read at a time, and those in the rows, spread over all, that quartiles are found from.
 _NUMBERS, _SAMPLED = 1 << 18, 1 << 19
+# Rows that compression is judged by, besides those with the furthest entries, and random hidden units.
+_JUDGED, _FURTHEST, _UNITS = 256, 32, 100
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,7 @@ class Tails:
     @classmethod
     def of(cls, x: Any, row_weights: Array | None = None) -> Tails:
         """From rows x (n, p), an array or what gives rows for slices."""
-        block = max(1, _NUMBERS // x.shape[1])
-        parts = (x[start : start + block] for start in range(0, len(x), block))
+        parts = (x[block] for block in _blocks(x))
         low, high = (np.stack(ends) for ends in zip(*((part.min(0), part.max(0)) for part in parts), strict=True))
         low, high = low.min(0).astype(np.float64), high.max(0).astype(np.float64)
         step = -(-len(x) // max(20, _SAMPLED // x.shape[1]))
@@ -71,6 +77,44 @@ class Tails:
         part = np.asarray(x[:, self.columns], np.float64)
         compressed[:, self.columns] = self.centre + self.unit * np.arcsinh((part - self.centre) / self.unit)
         return compressed
+
+
+def helps(tails: Tails, x: Any, y: Tensor, row_weights: Array | None, seed: int) -> bool:
+    """Whether responses y, labels (n,) or numbers (n, q), are predicted as well from compressed columns as from those given.
+
+    x   rows as they are given, an array or what gives rows for slices
+    """
+    spread = np.arange(0, len(x), -(-len(x) // _JUDGED))
+    chosen = np.union1d(spread, _furthest_rows(tails, x)[:_FURTHEST])
+    raw = np.asarray(x[chosen], np.float64)
+    targets = y[torch.from_numpy(chosen)]
+    targets = targets.reshape(len(chosen), -1) if y.is_floating_point() else nn.functional.one_hot(targets.long())
+    counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
+    errors = [_error(torch.from_numpy(rows), targets.double(), counts, seed) for rows in (raw, tails(raw))]
+    return not errors[0] < CLEARLY * errors[1]
+
+
+def _error(x: Tensor, y: Tensor, counts: Tensor | None, seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    x = (x - x.mean(0)) / x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
+    u = x @ torch.randn(x.shape[1], _UNITS, generator=generator, dtype=x.dtype)
+    hidden = (u + biases_at_quantiles(u, generator, counts)).relu_() / np.sqrt(x.shape[1])
+    return left_out(torch.cat([x, hidden], 1), y, counts)
+
+
+def _furthest_rows(tails: Tails, x: Any) -> Array:
+    """For each compressed column, the row of its entry furthest from the median."""
+    parts = [(block, np.abs(x[block][:, tails.columns] - tails.centre)) for block in _blocks(x)]
+    distances = np.stack([part.max(0) for _, part in parts])
+    rows = np.stack([block.start + part.argmax(0) for block, part in parts])
+    furthest: Array = rows[distances.argmax(0), np.arange(len(tails.columns))]
+    return furthest
+
+
+def _blocks(x: Any) -> list[slice]:
+    """Of rows that are read at a time."""
+    step = max(1, _NUMBERS // x.shape[1])
+    return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 
 
 def _usual_distance(rows: Tensor, centre: Tensor) -> Tensor:

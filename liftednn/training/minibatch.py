@@ -45,7 +45,8 @@ class MiniBatch:
     step               the initial rate, decayed to 0 along a cosine over all passes
     momentum           Nesterov's
     damping            of the Gram matrices, as a fraction of their mean diagonal
-    keep               fraction of the inputs' variance to keep; the directions that hold the rest get zero weights
+    keep               fraction of the inputs' variance to keep; the directions that hold the rest get zero weights. None for .95, and for
+                       all of it where a linear regression of the responses needs the rest (training/whitening.py)
     refresh            steps between two refreshes of the Gram matrices' factors
     patience           stop after this many passes without a better validation score; None: never
     seed               of the initial weights and the order of rows
@@ -69,7 +70,7 @@ class MiniBatch:
     step: float = 0.05
     momentum: float = 0.9
     damping: float | None = None
-    keep: float = 0.95
+    keep: float | None = None
     refresh: int = 60
     patience: int | None = None
     seed: int = 0
@@ -85,15 +86,16 @@ class MiniBatch:
             if (given is not None or name in ("passes", "refresh")) and not (isinstance(given, int) and given >= 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {given}")
         for name in ("step", "momentum", "keep", "damping"):
-            check_real(name, getattr(self, name), none=name == "damping")
+            check_real(name, getattr(self, name), none=name in ("keep", "damping"))
         check_seed(self.seed)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf and 0 < self.keep <= 1):
+        if not (0 < self.step < math.inf and 0 <= (self.damping or 0.0) < math.inf):
             raise ValueError(
-                "step must be positive, damping non-negative and keep in (0, 1], "
-                f"got step={self.step}, damping={self.damping} and keep={self.keep}"
+                f"step must be positive and damping non-negative, got step={self.step} and damping={self.damping}"
             )
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise ValueError(f"keep must be in (0, 1], or None, got {self.keep}")
 
     @plain_arithmetic
     def run(

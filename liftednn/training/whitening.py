@@ -3,13 +3,15 @@
     x' = (x - mean) V diag(s + d)^-1/2,      gram = V diag(s) V',      d = damping * mean diagonal of the Gram matrix
 
 The Gram matrix of the data never changes, so this is done once, and a gradient step in these coordinates is a step of the ridge
-regression preconditioned by (gram + d I)^-1. Directions of almost no variance are left out, which makes every step cheaper.
+regression preconditioned by (gram + d I)^-1. Directions of little variance are left out, which makes every step cheaper, unless they lower
+the cross-validated error of a linear regression of the responses: those of single categories, among many, vary little and may decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +21,72 @@ from liftednn.base import Affine
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import NoPenalty
+from liftednn.training.cross_validation import CLEARLY, error_of
 
 __all__ = ["Coordinates", "Whitening"]
 
-_FEWEST = 128
+# The fraction of the variance that is kept where the rest is not needed, and the fewest directions.
+_KEEP, _FEWEST = 0.95, 128
 # Rows centred at a time.
 _ROWS = 4096
+
+
+class Spectrum(NamedTuple):
+    """The mean of the inputs (p,), the largest eigenvalues of their Gram matrix in descending order (k,), and their eigenvectors (p, k);
+    the other eigenvalues are 0. `eps` is the precision of the data."""
+
+    mean: Tensor
+    values: Tensor
+    vectors: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, moments: Moments) -> Spectrum:
+        values, vectors = torch.linalg.eigh(moments.gram)
+        return cls(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps)
+
+    @classmethod
+    def of_rows(cls, x: Tensor, row_weights: Tensor | None) -> Spectrum:
+        """The same from rows x (n, p), rows weighted by `row_weights`. For n < p, the singular values of an (n, p) matrix take n^2 p
+        operations, the eigenvalues of the (p, p) Gram matrix p^3."""
+        if len(x) >= x.shape[1]:
+            return cls.of(Moments.of(x, x[:, :0], row_weights))
+        mean = reduce.mean(x, row_weights)
+        weights = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
+        centred = (x.double() - mean) * (weights / weights.sum()).sqrt()[:, None]
+        _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
+        return cls(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps)
+
+    @property
+    def varying(self) -> int:
+        """How many directions have variance, to the precision of the data."""
+        return int((self.values > len(self.mean) * self.eps * self.values[0]).sum())
+
+    def number(self, keep: float) -> int:
+        """How many directions hold this fraction of the variance, but at least 128, where there are so many: a few decisive ones may vary
+        little; at least 1."""
+        total = self.values.sum().clamp(min=torch.finfo(self.values.dtype).tiny)
+        enough = int((self.values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
+        return max(1, min(max(enough, _FEWEST), self.varying))
+
+    def needed(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
+        """The fraction of the variance to keep, by a linear regression of responses y (n, q) on the rows x that this is the spectrum of."""
+        few, every = self.number(_KEEP), self.varying
+        if few >= every:
+            return 1.0
+        mean_y, spread = reduce.mean_and_variance(y, row_weights)
+        weights = (
+            torch.ones(len(x), dtype=torch.float64, device=x.device) if row_weights is None else row_weights.double()
+        )
+        centred = (y.double() - mean_y) * (weights / weights.sum())[:, None]
+        blocks = zip(torch.split(x, _ROWS), torch.split(centred, _ROWS), strict=True)
+        covariance = sum(((rows.double() - self.mean).T @ part for rows, part in blocks), start=self.mean.new_zeros(()))
+        inner, unit = (self.vectors.T @ covariance).square().sum(1), float(self.values.sum()) / len(self.mean)
+
+        def error(number: int) -> float:
+            return error_of(self.values[:number], inner[:number], unit, float(spread.sum()), len(x))
+
+        return 1.0 if error(every) < CLEARLY * error(few) else _KEEP
 
 
 @dataclass(frozen=True)
@@ -40,39 +102,16 @@ class Whitening:
     far: bool = True
 
     @classmethod
-    def of(cls, moments: Moments, damping: float, keep: float, like: Tensor) -> Whitening:
-        """From the moments of the inputs; `keep` is the fraction of their variance that the kept directions hold together.
-
-        At least 128 directions are kept, where there are so many: a few decisive ones may vary little. Those without variance, to the
-        precision of the data, are never kept. `like` gives device and precision.
-        """
-        if len(moments.mean_x) != like.shape[1]:
-            raise ValueError(f"moments are of {len(moments.mean_x)} inputs, and the network takes {like.shape[1]}")
-        values, vectors = torch.linalg.eigh(moments.gram)
-        return cls._from(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps, damping, keep, like)
-
-    @classmethod
-    def of_rows(cls, x: Tensor, row_weights: Tensor | None, damping: float, keep: float) -> Whitening:
-        """The same from rows x (n, p), rows weighted by `row_weights`, for n < p: the singular values of an (n, p) matrix take n^2 p
-        operations, the eigenvalues of the (p, p) Gram matrix p^3."""
-        mean = reduce.mean(x, row_weights)
-        weights = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
-        centred = (x.double() - mean) * (weights / weights.sum()).sqrt()[:, None]
-        _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
-        return cls._from(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps, damping, keep, x)
-
-    @classmethod
-    def _from(
-        cls, mean: Tensor, values: Tensor, vectors: Tensor, eps: float, damping: float, keep: float, like: Tensor
-    ) -> Whitening:
-        """From the largest eigenvalues of the Gram matrix, in descending order, and their eigenvectors (p, k); the others are 0."""
+    def of(cls, spectrum: Spectrum, damping: float, keep: float, like: Tensor) -> Whitening:
+        """`keep` is the fraction of the variance that the kept directions hold together; those without variance, to the precision of the
+        data, are never kept. `like` gives device and precision."""
         if damping < 0 or not 0 < keep <= 1:
             raise ValueError(f"damping must be non-negative and keep in (0, 1], got {damping} and {keep}")
-        width, total = len(mean), values.sum().clamp(min=torch.finfo(values.dtype).tiny)
-        enough = int((values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
-        varying = int((values > width * eps * values[0]).sum())
-        kept = max(1, min(max(enough, _FEWEST), varying))
-        damped = values[:kept] + damping * values.sum() / width
+        mean, values, vectors, _ = spectrum
+        if len(mean) != like.shape[1]:
+            raise ValueError(f"moments are of {len(mean)} inputs, and the network takes {like.shape[1]}")
+        kept = spectrum.number(keep)
+        damped = values[:kept] + damping * values.sum() / len(mean)
         scale = torch.where(damped > 0, damped, 1.0).rsqrt()  # constant inputs are not scaled
         basis = vectors[:, :kept].contiguous()
         far = bool(mean.abs().max() > values[0].sqrt())
@@ -111,15 +150,16 @@ class Coordinates:
         cls,
         network: LiftedNetwork,
         x: Tensor,
+        y: Tensor,
         moments: Moments | None,
         damping: float,
-        keep: float,
+        keep: float | None,
         free: tuple[bool, bool] = (True, True),
         stored: dict[str, Tensor] | None = None,
         row_weights: Tensor | None = None,
     ) -> Coordinates:
         """From the moments of the inputs where they are given, otherwise from rows x, rows weighted by `row_weights`; or from the
-        `state()` of earlier coordinates.
+        `state()` of earlier coordinates. What is kept is chosen by responses y (n, q) where `keep` is None.
 
         Only a first layer u = x w' + b under a squared norm, that alone reads the inputs and has its w alone, is the same problem in
         other coordinates; those mix w and b, so that both must be free to move, or neither (`free`).
@@ -134,7 +174,11 @@ class Coordinates:
             mean, basis, scale = (stored[f"white.{name}"].to(x) for name in ("mean", "basis", "scale"))
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
-            whitening = _whitening(x, row_weights, moments, damping, keep)
+            spectrum = Spectrum.of_rows(x, row_weights) if moments is None else Spectrum.of(moments)
+            if keep is None:
+                sample = spectrum if moments is None else Spectrum.of_rows(x, row_weights)
+                keep = sample.needed(x, y.to(x), row_weights)
+            whitening = Whitening.of(spectrum, damping, keep, x)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
@@ -159,12 +203,3 @@ class Coordinates:
         """The weights, for the inputs as they are given; some may share memory with those given."""
         first = weights[0] if self.whitening is None else self.whitening.from_whitened(weights[0])
         return [first, *weights[1:]]
-
-
-def _whitening(
-    x: Tensor, row_weights: Tensor | None, moments: Moments | None, damping: float, keep: float
-) -> Whitening:
-    """From the moments that are given, or from those of rows x."""
-    if moments is None and len(x) < x.shape[1]:
-        return Whitening.of_rows(x, row_weights, damping, keep)
-    return Whitening.of(Moments.of(x, x[:, :0], row_weights) if moments is None else moments, damping, keep, x)

@@ -125,7 +125,7 @@ def test_the_x_step_of_a_hidden_layer_in_a_box_minimises_over_its_state(activati
 def test_whitened_inputs_have_the_same_robust_objective_and_gradient(kind: Uncertainty) -> None:
     x, y = draw(50, 4) * torch.tensor([1.0, 3.0, 0.2, 1.0]), draw(50, 2, seed=1)
     network = LiftedNetwork([Layer(Dense(4, 2), SquaredError(), L2(0.0), uncertainty=kind)])
-    there = Coordinates.of(network, x, Moments.of(x, x[:, :0]), 0.1, 1.0)
+    there = Coordinates.of(network, x, x[:, :1], Moments.of(x, x[:, :0]), 0.1, 1.0)
     assert there.whitening is not None
     weights = [lnn.Affine(draw(2, 4, seed=2), draw(2, seed=3))]
     inner = there.to_whitened(weights)
