@@ -98,6 +98,22 @@ def heavy_tails(level: Level, seed: int, rows: int = 2000) -> Problem:
     return _noisy(generator, x, truth, rows, 0.1)
 
 
+def linear_tails(sigma: float, seed: int, rows: int = 2000) -> Problem:
+    """Columns exp(sigma z), z normal, and responses that are linear in them."""
+    generator = np.random.default_rng(seed)
+    x = np.exp(sigma * generator.normal(size=(rows + TEST, 5)))
+    truth = x[:, 0] - x[:, 1] / 2
+    return _noisy(generator, x, truth, rows, 0.1 * truth.std())
+
+
+def categories(number: int, seed: int, rows: int = 4000) -> Problem:
+    """One column for each category, and ten normal ones, of which the first counts too."""
+    generator = np.random.default_rng(seed)
+    drawn, normal = generator.integers(0, number, rows + TEST), generator.normal(size=(rows + TEST, 10))
+    truth = generator.normal(size=number)[drawn] + normal[:, 0]
+    return _noisy(generator, np.concatenate([np.eye(number)[drawn], normal], 1), truth, rows, 0.1)
+
+
 def many_columns(rows: int, seed: int, columns: int = 2000, used: int = 5) -> Problem:
     """Normal columns, of which the first few count alike."""
     generator = np.random.default_rng(seed)
@@ -122,6 +138,8 @@ PANELS = {
     "three columns": Panel(three_features, (200, 1000, 5000), "rows, b sin 2a + c²"),
     "imbalance": Panel(imbalance, (10, 100, 1000), "rows of the common class for one rare", "average precision"),
     "heavy tails": Panel(heavy_tails, (0.5, 1, 2, 3, CELL), "sigma of log-normal columns"),
+    "linear in tails": Panel(linear_tails, (0.5, 1, 2), "sigma of log-normal columns, response linear"),
+    "categories": Panel(categories, (50, 200, 500), "categories, response additive"),
     "many columns": Panel(many_columns, (20, 50, 200), "rows of 2,000 columns, 5 of them used"),
     "noise": Panel(noise, (0, 0.3, 1, 3, 10), "noise / signal, Friedman 1"),
     "weights": Panel(weights, (1, 100, 1_000_000), "sample weight of every row, Friedman 1"),
