@@ -133,13 +133,15 @@ def lifted_(
 
 
 def _in_shape(module: nn.Module, x: Any, y: Any) -> tuple[int, ...] | None:
-    """The shape of one sample where the module has convolutions or poolings, whose outputs depend on it; otherwise None."""
+    """The shape of one sample where it is not one row, or where the module has convolutions or poolings, whose outputs depend on it;
+    otherwise None."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.AvgPool1d, nn.AvgPool2d)
-    if not isinstance(module, nn.Module) or not any(isinstance(part, kinds) for part in module.modules()):
+    needed = isinstance(module, nn.Module) and any(isinstance(part, kinds) for part in module.modules())
+    if y is None and not needed:  # an iterator can be read only once
         return None
     first: Any = x if y is not None else next((batch[0] for batch in x), None)
     shape = tuple(first.shape if hasattr(first, "shape") else as_tensor(first, "x").shape)
-    return shape[1:]
+    return shape[1:] if needed or len(shape) > 2 else None
 
 
 def _check_biases(graph: Graph) -> None:

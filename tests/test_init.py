@@ -372,7 +372,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     ),
     "width of y": (lambda: (digits(), (X, torch.zeros(len(X), 4)), {}), r"y has shape \(1797, 4\)"),
     "width of x": (lambda: (digits(), (X[:, :9], Y), {}), r"x has shape \(1797, 9\), but the network takes rows of 64"),
-    "images unflattened": (lambda: (digits(), (X.reshape(-1, 8, 8), Y), {}), r"x has shape \(1797, 8, 8\)"),
+    "images unflattened": (lambda: (digits(), (X.reshape(-1, 8, 8), Y), {}), "put a Flatten before it"),
     "nan in x": (lambda: (digits(), (torch.full_like(X, float("nan")), Y), {}), "x holds NaN"),
     "one nan": (lambda: (digits(), (torch.cat([X, X * float("nan")]).repeat(5, 1), Y.repeat(10)), {}), "x holds NaN"),
     "nan in y": (lambda: (nn.Linear(64, 1), (X, Y * float("nan")), {}), "y holds NaN"),

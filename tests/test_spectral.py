@@ -175,10 +175,10 @@ def test_a_layer_that_no_curvature_reaches_stays() -> None:
 def test_runs_of_few_steps_take_longer_ones() -> None:
     assert [spectral_trust(steps) for steps in (None, 10**6, 1000)] == [SPECTRAL_TRUST] * 3
     assert spectral_trust(90) == pytest.approx(0.1)
-    assert spectral_trust(1, 1000) == 1.0
+    assert spectral_trust(1, 1000) == spectral_trust(1) == 0.2
     # Twice the rows of a batch and half the steps: twice as long.
-    assert spectral_trust(400, 250) == pytest.approx(spectral_trust(100, 1000) / 4)
-    assert spectral_trust(400, 250) > SPECTRAL_TRUST > 9 / 400
+    assert spectral_trust(1600, 500) == pytest.approx(spectral_trust(400, 500) / 2)
+    assert spectral_trust(1600, 500) > SPECTRAL_TRUST > 9 / 1600
 
 
 @pytest.mark.parametrize(("passes", "size"), [(1, 40), (20, 4), (2, 25)])

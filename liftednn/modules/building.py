@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from liftednn.base import Operator
-from liftednn.modules.calls import Step, unsupported
+from liftednn.modules.calls import Step, naming, unsupported
 from liftednn.modules.graph import Graph, Use
 from liftednn.modules.parameters import check_parameters
 from liftednn.operators import Composed, Conv1d, Conv2d, Dense
@@ -113,7 +113,9 @@ class Builder:
     ) -> Value:
         """A convolution; `inner` makes the operator for samples of a shape."""
         self._flat = self._flat or value.states == (self._input,)  # rows are flat, and the operator has the shape
-        return self.product(step, inner(self.known_shape(step, value)), weight, False, bias, value)
+        with naming(step):
+            operator = inner(self.known_shape(step, value))
+        return self.product(step, operator, weight, False, bias, value)
 
     def known_shape(self, step: Step, value: Value) -> Shape:
         """The shape of one sample, which layers that depend on it need."""
@@ -145,7 +147,8 @@ class Builder:
         shape = self.known_shape(step, value)
         self._flat = self._flat or value.states == (self._input,)
         found = self.state(value)
-        return replace(found, pools=(*found.pools, (pool, shape)), view=pool.out_shape(shape))
+        with naming(step):
+            return replace(found, pools=(*found.pools, (pool, shape)), view=pool.out_shape(shape))
 
     def max_pool(self, step: Step, out_shape: Callable[[Shape], Shape], value: Value) -> Value:
         """Max-pooling of a layer's output, before or after its activation; `out_shape` gives the shape after it."""
@@ -183,7 +186,8 @@ class Builder:
             )
         if in_place:
             self._changed.add(a.tensor)
-        return Value(next(self._numbers), a.states + b.states, a.product or b.product)
+        view = a.shape if a.view or b.view else None
+        return Value(next(self._numbers), a.states + b.states, a.product or b.product, view=view)
 
     def add_bias(self, where: str, value: Value, bias: Tensor) -> Value:
         """value + b, where the product has no b yet."""
@@ -195,7 +199,10 @@ class Builder:
             )
         check_parameters(old.step, [bias], self._parameters)
         self._parameters.append(bias)
-        return self._replaced(value, old, replace(old, bias=bias))
+        if old.folded is None:
+            return self._replaced(value, old, replace(old, bias=bias))
+        scale, shift = old.folded
+        return self._replaced(value, old, replace(old, folded=(scale, shift + bias.detach().to(shift))))
 
     def fold(self, step: Step, scale: Tensor, shift: Tensor, value: Value) -> Value:
         """scale * value + shift, for each output of the Linear or the convolution that value is."""
@@ -220,6 +227,8 @@ class Builder:
                 else "follows a tensor that a Linear reads too, so that it is a state already: put a Linear before it"
             )
             raise unsupported(step, why)
+        if len(value.shape) > 1 and getattr(step.layer, "dim", 1) != 1:
+            raise unsupported(step, "must be taken over the channels: give dim=1")
         return replace(self._closed(value, value.product, step, next(self._numbers)), view=value.view)
 
     def state(self, value: Value) -> Value:

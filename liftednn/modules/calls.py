@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "no_form", "unsupported"]
+__all__ = ["KNOWN", "Step", "called", "is_size", "known", "name_of", "naming", "no_form", "unsupported"]
 
 KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d),
@@ -29,6 +30,17 @@ def unsupported(step: Step, why: str) -> ValueError:
     """The error for a layer, in one line: its path, its repr (or class, if it contains layers) and why."""
     what = type(step.layer).__name__ if any(step.layer.children()) else repr(step.layer)
     return ValueError(f"{step.path}: {what} {why}")
+
+
+@contextmanager
+def naming(step: Step) -> Iterator[None]:
+    """Errors in it begin with the path of a layer."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(step.path):
+            raise
+        raise unsupported(step, f"has no lifted form here: {error}") from error
 
 
 def known(module: nn.Module) -> bool:
@@ -99,6 +111,12 @@ def _log_softmax(dim: int | None = None, dtype: None = None, _stacklevel: int = 
     return nn.LogSoftmax(_softmax(dim, dtype).dim)  # type: ignore[arg-type]
 
 
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
+    if p and training:
+        raise TypeError("it drops in evaluation mode too: give training=self.training")
+    return nn.Identity()
+
+
 def _max_pool(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """The layer of a function, which has its last two arguments in another order."""
 
@@ -132,7 +150,7 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,
     "max_pool1d": _max_pool(nn.MaxPool1d),
     "max_pool2d": _max_pool(nn.MaxPool2d),
-    "dropout": nn.Identity,
+    "dropout": _dropout,
     "flatten": _flatten,
     "view": _view,
     "reshape": _view,

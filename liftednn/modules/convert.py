@@ -13,7 +13,7 @@ from liftednn import losses
 from liftednn.activations import Identity, ReLU
 from liftednn.base import Activation, Affine, Divergence, Loss
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
-from liftednn.modules.calls import Step, unsupported
+from liftednn.modules.calls import Step, naming, unsupported
 from liftednn.modules.convolutions import max_pooled
 from liftednn.modules.criteria import CRITERIA, loss_of
 from liftednn.modules.graph import Graph, Use
@@ -97,7 +97,8 @@ def _layer(graph: Graph, number: int, divergence: Divergence) -> Layer:
     first = (
         next(other for other in graph.uses if graph.key(other) == key) if key else use
     )  # the one that is not transposed
-    return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed != first.transposed)
+    with naming(use.step if use.after is None else use.after):
+        return Layer(operator, divergence, reads=names, key=key, transposed=use.transposed != first.transposed)
 
 
 def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from liftednn.activations import FenchelClip, Identity, MaxPoolReLU, Pooled, ReLU
 from liftednn.base import Activation
-from liftednn.modules.calls import Step, unsupported
+from liftednn.modules.calls import Step, naming, unsupported
 from liftednn.operators import AvgPool1d, AvgPool2d, Conv1d, Conv2d
 
 __all__ = ["affine_of", "convolution_of", "max_pooled", "max_pooled_shape", "pooling_of"]
@@ -78,15 +78,13 @@ def max_pooled(step: Step, activation: Activation, shape: tuple[int, ...]) -> Ac
     """An activation with max-pooling of pre-activations of a shape; with the jointly convex divergence for a `ReLU`, which has one."""
     assert isinstance(step.layer, nn.MaxPool1d | nn.MaxPool2d)
     kernel, stride = map(_short, _window(step.layer)[:2])
-    try:
+    with naming(step):
         if isinstance(activation, ReLU):
             if kernel != stride:
                 raise ValueError("the windows of MaxPoolReLU do not overlap: give stride=kernel_size")
             return MaxPoolReLU(shape, kernel)
         inner = FenchelClip(-math.inf, math.inf) if isinstance(activation, Identity) else activation
         return Pooled(inner, shape, kernel, None if kernel == stride else stride)
-    except ValueError as error:
-        raise unsupported(step, f"has no lifted form here: {error}") from error
 
 
 def affine_of(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,8 @@ class FeedForward(nn.Module):
     biases        by the layer's number, for layers that have the weight of another one; none where a layer has no bias
     activations   one for each layer
     rules         one for each layer
+    views         layers that give a state another shape where it is added to others: samples of one may be flattened, and those of another
+                  images. By the numbers of the layer and of the state, as "2 0", or "2 in 0" for one that enters
 
     A weight that several layers have is one parameter, and has one entry in the `state_dict`.
     """
@@ -53,8 +55,10 @@ class FeedForward(nn.Module):
         biases: Mapping[int, nn.Parameter],
         activations: Sequence[nn.Module],
         rules: Sequence[Rule],
+        views: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
+        self.views = nn.ModuleDict(views)
         self.linears = nn.ModuleDict({str(number): linear for number, linear in linears.items()})
         self.biases = nn.ParameterDict({str(number): bias for number, bias in biases.items()})
         self.activations = nn.ModuleList(activations)
@@ -63,9 +67,19 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         states = [x]
         for number, (rule, activation) in enumerate(zip(self.rules, self.activations, strict=True)):
-            u = self._linear(number, rule, reduce(torch.add, [states[state] for state in rule.enters]))
-            states.append(activation(reduce(torch.add, [u, *(states[state] for state in rule.added)])))
+            entering, added = (
+                self._read(states, rule.enters, f"{number} in"),
+                self._read(states, rule.added, f"{number}"),
+            )
+            states.append(
+                activation(reduce(torch.add, [self._linear(number, rule, reduce(torch.add, entering)), *added]))
+            )
         return states[-1]
+
+    def _read(self, states: Sequence[Tensor], numbers: Sequence[int], where: str) -> list[Tensor]:
+        """Some states, each in the shape of the others."""
+        named = {at: f"{where} {at}" for at in numbers}
+        return [self.views[name](states[at]) if name in self.views else states[at] for at, name in named.items()]
 
     def _linear(self, number: int, rule: Rule, x: Tensor) -> Tensor:
         linear = self.linears[str(rule.owner)]

@@ -68,14 +68,26 @@ def _inner(number: int, layer: Layer) -> Operator:
 
 def _shapes(network: LiftedNetwork) -> list[tuple[int, ...]]:
     """For each layer, the shape of the sample that enters it: as the layer before gives it."""
-    found = []
-    for number, layer in enumerate(network.layers):
-        reads, operator = network.connections.reads[number], layer.operator
-        entering = next(at for at in range(len(reads)) if not isinstance(operator, Sum) or operator.enters[at])
-        state = reads[entering]
-        reader, index = network.connections.readers[0][0]
-        data = network.layers[reader].operator.in_shapes[index]
-        found.append(network.layers[state - 1].shape if state else data)
+    rules = [_rule(network, number) for number in range(len(network.layers))]
+    return [_state_shape(network, rule.enters[0]) for rule in rules]
+
+
+def _state_shape(network: LiftedNetwork, state: int) -> tuple[int, ...]:
+    """Of one sample, as the layer gives it, or as the data are given."""
+    reader, index = network.connections.readers[0][0]
+    return network.layers[state - 1].shape if state else network.layers[reader].operator.in_shapes[index]
+
+
+def _views(network: LiftedNetwork, operators: Sequence[Operator]) -> dict[str, nn.Module]:
+    """For states that are added to others of another shape."""
+    found: dict[str, nn.Module] = {}
+    for number, (operator, shape) in enumerate(zip(operators, _shapes(network), strict=True)):
+        rule = _rule(network, number)
+        wanted = {f"{number} in {at}": (at, shape) for at in rule.enters}
+        wanted |= {f"{number} {at}": (at, operator.out_shape) for at in rule.added}
+        for name, (at, want) in wanted.items():
+            if views := _reshaped(_state_shape(network, at), want):
+                found[name] = views[0]
     return found
 
 
@@ -174,6 +186,7 @@ def _feedforward(
         {number: nn.Parameter(weights[number].b.detach().clone()) for number in others},
         [*(_joined(each) if each else State() for each in follows[:-1]), _joined(follows[-1] or [nn.Identity()])],
         [_rule(network, number) for number in range(len(network.layers))],
+        _views(network, operators),
     )
 
 

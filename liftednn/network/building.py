@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator as operations
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from liftednn import activations, losses
 from liftednn.base import Activation, Divergence, Loss, Operator
 from liftednn.network.layer import Layer
 from liftednn.operators import AvgPool1d, AvgPool2d, Composed, Conv1d, Conv2d, Dense
+from liftednn.operators.convolution import as_sizes
 from liftednn.penalties import L2
 
 __all__ = ["cnn_layers", "mlp_layers", "one_per_layer"]
@@ -41,9 +42,12 @@ def cnn_layers(
     rho: float,
 ) -> list[Layer]:
     """Those of `LiftedNetwork.cnn`."""
-    shape, pools, operators = tuple(in_shape), list[Pool](), list[Operator]()
-    if len(shape) not in (2, 3):
+    shape, pools, operators = as_sizes(in_shape), list[Pool](), list[Operator]()
+    if not isinstance(shape, tuple) or len(shape) not in (2, 3):
         raise ValueError(f"in_shape must be (channels, height, width) or (channels, length), got {in_shape!r}")
+    if not isinstance(outputs := as_sizes(outputs), int):
+        raise ValueError(f"outputs must be a whole number, got {outputs!r}")
+    layers = [_spec(each) for each in layers]
     divergences = _divergences(activation, sum(each not in ("avgpool", "maxpool") for each in layers), loss)
     for each in [*layers, ("dense", outputs)]:
         # Average pooling belongs to the next operator, max-pooling to the divergence of the layer before.
@@ -81,6 +85,12 @@ def _pooled(operator: Operator, pools: Sequence[Pool]) -> Operator:
     for pool, shape in reversed(pools):
         operator = Composed(operator, pool, shape)
     return operator
+
+
+def _spec(given: Spec) -> Spec:
+    """With numbers as Python ints, from those of Python, numpy or torch."""
+    found = tuple(as_sizes(each) for each in given) if isinstance(given, tuple) else as_sizes(given)
+    return cast(Spec, found)
 
 
 def _operator(spec: Spec, shape: Shape, divergence: Divergence) -> Operator:

@@ -181,8 +181,9 @@ class LiftedNetwork:
         shapes = {self.layers[layer].operator.in_shapes[index] for layer, index in self.connections.readers[0]}
         x = x.flatten(1) if x.ndim > 2 and tuple(x.shape[1:]) in shapes else x
         if x.ndim != 2 or x.shape[1] != width or not len(x):
+            images = "".join(f", or (n, {', '.join(map(str, shape))})" for shape in sorted(shapes) if len(shape) > 1)
             raise ValueError(
-                f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}) with n >= 1"
+                f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}){images} with n >= 1"
             )
         # A NaN or infinity makes the sum NaN or infinite; entries are checked only then, since a sum may also overflow.
         if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):

@@ -7,9 +7,10 @@ The regression of the W-step has one row for each position of the output, the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as fn
@@ -25,10 +26,23 @@ Sizes = int | tuple[int, ...]
 
 def one_each(given: Sizes, count: int, name: str, least: int) -> tuple[int, ...]:
     """`count` numbers, from one for all or one for each dimension."""
-    found = (given,) * count if isinstance(given, int) else tuple(given)
-    if len(found) != count or not all(isinstance(size, int) and size >= least for size in found):
+    found = as_sizes(given)
+    found = (found,) * count if isinstance(found, int) else found
+    if not isinstance(found, tuple) or len(found) != count or not all(type(n) is int and n >= least for n in found):
         raise ValueError(f"{name} must be a whole number of at least {least}, or {count} such numbers, got {given!r}")
     return found
+
+
+def as_sizes(given: Any) -> Any:
+    """A whole number of Python, numpy or torch as an int, a sequence of them as a tuple of ints; anything else as it is."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        whole = isinstance(given, Iterable) and not isinstance(given, str)
+    try:
+        return tuple(operator.index(each) for each in given) if whole else given
+    except TypeError:
+        return given
 
 
 @dataclass(frozen=True)
@@ -49,13 +63,18 @@ class _Convolution(Operator):
     _formed = 512  # beyond, two convolutions cost less than a product with the matrix A'A
 
     def __post_init__(self) -> None:
-        """Sequences become tuples, so that equal operators compare as equal; impossible arguments are refused."""
+        """Sequences become tuples of ints, so that equal operators compare as equal; impossible arguments are refused."""
         for name in ("in_shape", "kernel_size", "stride", "padding", "dilation"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, given if isinstance(given, int) else tuple(given))
-        dimensions = self._dimensions
-        if len(self.in_shape) != dimensions + 1 or not all(isinstance(n, int) and n > 0 for n in self.in_shape):
-            raise ValueError(f"in_shape must be {dimensions + 1} positive numbers, channels first, got {self.in_shape}")
+            object.__setattr__(self, name, as_sizes(getattr(self, name)))
+        for name in ("out_channels", "groups"):
+            object.__setattr__(self, name, one_each(getattr(self, name), 1, name, 1)[0])
+        shape, dimensions = self.in_shape, self._dimensions
+        if (
+            not isinstance(shape, tuple)
+            or len(shape) != dimensions + 1
+            or not all(type(n) is int and n > 0 for n in shape)
+        ):
+            raise ValueError(f"in_shape must be {dimensions + 1} positive numbers, channels first, got {shape!r}")
         if self.groups < 1 or self.in_shape[0] % self.groups or self.out_channels % self.groups:
             raise ValueError(
                 f"groups must divide the channels before and after, {self.in_shape[0]} and {self.out_channels}, got {self.groups}"
@@ -65,7 +84,6 @@ class _Convolution(Operator):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        one_each(self.out_channels, 1, "out_channels", 1)
         if self.padding_mode == "circular" and any(
             p > n for p, n in zip(self._padding, self.in_shape[1:], strict=True)
         ):

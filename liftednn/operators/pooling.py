@@ -12,7 +12,7 @@ import torch.nn.functional as fn
 from torch import Tensor
 
 from liftednn.base import Affine, Operator
-from liftednn.operators.convolution import Conv2d, Sizes, one_each
+from liftednn.operators.convolution import Conv2d, Sizes, as_sizes, one_each
 
 __all__ = ["AvgPool1d", "AvgPool2d", "Composed", "Pooling"]
 
@@ -30,10 +30,9 @@ class Pooling:
     padding: Sizes = 0
 
     def __post_init__(self) -> None:
-        """Sequences become tuples, so that equal poolings compare as equal; impossible arguments are refused."""
+        """Sequences become tuples of ints, so that equal poolings compare as equal; impossible arguments are refused."""
         for name in ("kernel_size", "stride", "padding"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, given if given is None or isinstance(given, int) else tuple(given))
+            object.__setattr__(self, name, as_sizes(getattr(self, name)))
         if any(2 * p > k for k, _, p in self._sizes()):
             raise ValueError(f"padding is at most half of kernel_size {self.kernel_size}, got {self.padding}")
 
@@ -128,9 +127,9 @@ class Composed(Operator):
     in_shape: tuple[int, ...] = (1, 8, 8)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "in_shape", tuple(self.in_shape))
-        pooled, widths = self.pool.out_shape(self.in_shape), self.operator.in_widths
-        if len(widths) != 1 or widths[0] != math.prod(pooled):
+        object.__setattr__(self, "in_shape", as_sizes(self.in_shape))
+        pooled, shapes = self.pool.out_shape(self.in_shape), self.operator.in_shapes
+        if len(shapes) != 1 or shapes[0] not in (pooled, (math.prod(pooled),)):
             raise ValueError(f"{self.pool!r} gives samples of {pooled}, which {self.operator!r} does not take")
 
     bias = property(lambda self: self.operator.bias)

@@ -29,8 +29,8 @@ __all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar", "spectral_
 # the inputs.
 SPECTRAL_TRUST, LEAST_SIZE = 0.055, 0.1
 # Of the rule that makes steps longer where they are few: the least sum of that fraction over all steps, and its square, times the number of
-# steps, over the rows of a batch: motions that are noise add up in squares, and are shorter with more rows.
-_IN_ALL, _NOISE = 9.0, 0.115**2
+# steps, over the rows of a batch: motions that are noise add up in squares, and are shorter with more rows; and the largest fraction.
+_IN_ALL, _NOISE, _MOST = 9.0, 0.115**2, 0.2
 
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -46,7 +46,7 @@ def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
     if steps is None:
         return SPECTRAL_TRUST
     steps = max(steps, 1)
-    return min(1.0, max(SPECTRAL_TRUST, _IN_ALL / steps, math.sqrt(_NOISE * batch / steps)))
+    return min(_MOST, max(SPECTRAL_TRUST, _IN_ALL / steps, math.sqrt(_NOISE * batch / steps)))
 
 
 def polar(x: Tensor) -> Tensor:
