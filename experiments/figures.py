@@ -49,10 +49,6 @@ CONVOLUTION = (convolution, convolution_blocks, convolution_cpu, convolution_ini
 OPTIMISER = (optimisers, optimiser_cost)
 EXTENSIONS = (robust, refit, constraints, regression, defaults, *CONVOLUTION, *OPTIMISER)
 # Below a table until it is made again; then take its name out.
-_CHAINS = (
-    "*Older figures: made before the first layer's initial weights were scaled with the inputs, before blocks were certified at every "
-    "scale, before small networks were trained on one thread, and before the defaults were those of docs/defaults.md.*"
-)
 _SHARED = (
     "*Seconds on a CPU: seven runs shared the machine, each on two cores of its own. This slows what reads all rows most, such as the "
     "preparation before the first step, which has been made faster since.*"
@@ -60,7 +56,6 @@ _SHARED = (
 OLDER = {
     name: line
     for line, names in {
-        _CHAINS: "comparisons compare regimes",
         _SHARED: "training_cpu digits scikit time_to_goal",
     }.items()
     for name in names.split()

@@ -52,14 +52,14 @@ def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
 def polar(x: Tensor) -> Tensor:
     """Matrices (g, q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
 
-    By Newton and Schulz: products of matrices alone, in bfloat16 on a GPU.
+    By Newton and Schulz: products of matrices alone, those of float32 in bfloat16 on a GPU.
     """
     tall = x.shape[-2] > x.shape[-1]
     z = x.mT if tall else x
     # First by the largest entry: squares of entries below 1e-23 or above 1e19 are 0 or infinite in float32.
     z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
-    z = z.bfloat16() if z.is_cuda else z
+    z = z.bfloat16() if z.is_cuda and z.dtype == torch.float32 else z
     for _ in range(_STEPS):
         square = torch.bmm(z, z.mT)
         factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
