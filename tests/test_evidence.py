@@ -7,8 +7,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from torch import Tensor
 
 import liftednn as lnn
@@ -21,6 +24,7 @@ from liftednn.training.evidence import (
     _gradients,
     _inner_products,
     _kernel,
+    _needed,
     adaptable,
     rho_factor,
     with_rho_factor,
@@ -257,3 +261,24 @@ def test_products_in_float32_do_not_overflow(unit: float) -> None:
     a = draw(5, 7)
     products, square = _inner_products(unit * a)
     torch.testing.assert_close(square * products.double(), unit**2 * (a @ a.T), rtol=1e-5, atol=1e-6 * unit**2)
+
+
+@pytest.mark.parametrize("signal", [True, False])
+def test_rho_stays_where_a_linear_regression_needs_as_many_parameters_as_rows(signal: bool) -> None:
+    """With more columns than rows, as many parameters as rows are no sign of noise, if a linear regression is best so."""
+    x = draw(60, 400)
+    y = x[:, :100] @ draw(100, 1) / 10 if signal else draw(60, 1)
+    x[:, 100:] = x[:, :300] + 0.1 * draw(60, 300)
+    assert _needed(0.7, x, y, 60, None) == signal
+    assert not _needed(0.7, x, y, 600, None)  # some of many rows
+    assert not _needed(0.7, x[:, :40], y, 60, None)
+
+
+def test_few_rows_of_many_columns_have_scores_that_are_sure_enough() -> None:
+    random = np.random.RandomState(0)
+    y, y_test = random.randint(0, 2, 80), random.randint(0, 2, 500)
+    shift = 0.8 * (np.arange(600) < 30)
+    x, x_test = (random.normal(size=(len(each), 600)) + np.outer(each, shift) for each in (y, y_test))
+    found = lnn.LiftedClassifier(random_state=0).fit(x, y).predict_proba(x_test)
+    linear = LogisticRegression(max_iter=500).fit(x, y).predict_proba(x_test)
+    assert log_loss(y_test, found) < 1.15 * log_loss(y_test, linear)

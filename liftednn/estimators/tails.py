@@ -99,7 +99,7 @@ def _error(x: Tensor, y: Tensor, counts: Tensor | None, seed: int) -> float:
     x = (x - x.mean(0)) / x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
     u = x @ torch.randn(x.shape[1], _UNITS, generator=generator, dtype=x.dtype)
     hidden = (u + biases_at_quantiles(u, generator, counts)).relu_() / np.sqrt(x.shape[1])
-    return left_out(torch.cat([x, hidden], 1), y, counts)
+    return min(left_out(torch.cat([x, hidden], 1), y, counts)).error
 
 
 def _furthest_rows(tails: Tails, x: Any) -> Array:

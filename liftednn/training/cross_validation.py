@@ -5,17 +5,26 @@ GCV = min_r  |y - H_r y|^2 / (1 - trace(H_r) / n)^2 / n,      H_r the ridge regr
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from liftednn.moments import Moments
 
-__all__ = ["CLEARLY", "cross_validated", "error_of", "left_out"]
+__all__ = ["CLEARLY", "LeftOut", "cross_validated", "error_of", "left_out"]
 
 # What costs more than another choice must lower the error to this fraction.
 CLEARLY = 0.95
 # The ridge's strengths, in units of the inputs' mean variance.
 _STRENGTHS = tuple(10.0**k for k in range(-8, 3))
+
+
+class LeftOut(NamedTuple):
+    """The leave-one-out error of a regression, a mean over rows, and its effective parameters as a fraction of the rows."""
+
+    error: float
+    used: float
 
 
 def cross_validated(x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None) -> float:
@@ -40,18 +49,18 @@ def error_of(values: Tensor, inner: Tensor, unit: float, spread: float, rows: in
     return float(torch.where(left > 0, errors, torch.inf).min())
 
 
-def left_out(x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
-    """The leave-one-out error of the best ridge regression of y (n, q) on x (n, p), both in float64: the mean over rows."""
+def left_out(x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> list[LeftOut]:
+    """Ridge regressions of y (n, q) on x (n, p), both in float64, from the weakest ridge to the strongest; the last is a constant."""
     weights = x.new_ones(len(x)) if row_weights is None else row_weights / row_weights.mean()
     root = weights.sqrt()[:, None]
     x, y = ((part - (weights @ part) / weights.sum()) * root for part in (x, y))
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
-    strengths = values.new_tensor(_STRENGTHS) * (values.sum() / x.shape[1])
-    best = torch.inf
-    for strength in strengths:
-        share = values / (values + strength + torch.finfo(values.dtype).tiny)
-        leverage = (vectors.square() @ share + weights / weights.sum()).clamp(max=1 - 1e-6)
-        residual = (y - vectors @ (share[:, None] * inner)) / (1 - leverage)[:, None]
-        best = min(best, float(residual.square().sum() / len(x)))
-    return best
+    strengths = values.new_tensor(_STRENGTHS) * (values.sum() / x.shape[1]) + torch.finfo(values.dtype).tiny
+    found = []
+    for rest in [*(strength / (values + strength) for strength in strengths), torch.ones_like(values)]:
+        # `rest` is what the regression leaves of each direction, `unused` 1 minus the leverage; a constant is always fitted.
+        unused = (vectors.square() @ rest - weights / weights.sum()).clamp(min=1e-13)
+        residual = vectors @ (rest[:, None] * inner) / unused[:, None]
+        found.append(LeftOut(float(residual.square().sum() / len(x)), 1 - float(unused.mean())))
+    return found

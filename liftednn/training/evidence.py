@@ -29,6 +29,7 @@ from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.training.batch import probe_gradients, recursion
+from liftednn.training.cross_validation import CLEARLY, left_out
 
 __all__ = ["adaptable", "rho_factor", "with_rho_factor"]
 
@@ -37,7 +38,8 @@ Gradients = list[list[Tensor]]
 
 # What one effective parameter counts for.
 _COUNTED = 1.5
-# With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor.
+# With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor,
+# unless the best linear regression has as many.
 _MOST, _RISE = 0.95, 3.0
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
@@ -82,9 +84,19 @@ def rho_factor(
     shared = _shared_fraction(network, weights, x, vectors, gradients, degrees, row_weights) if degrees > 1 else 1.0
     dof = _COUNTED * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
-        return _RISE
+        return 1.0 if _needed(dof / (_COUNTED * rows * degrees), x, y, rows, row_weights) else _RISE
     found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
+
+
+def _needed(used: float, x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None) -> bool:
+    """Whether the best linear regression of y on x, some of so many rows, has as many effective parameters as this fraction of the rows,
+    and is clearly better than a constant."""
+    if x.shape[1] < used * rows:
+        return False
+    every = left_out(x.double(), y.double(), None if row_weights is None else row_weights.double())
+    best, constant = min(every), every[-1]
+    return best.used >= used and best.error < CLEARLY * constant.error
 
 
 def _effective_parameters(kernel: Tensor, rows: int) -> float:
