@@ -76,7 +76,7 @@ def lifted_(
     penalty  on the weights: "l2", "orthogonal", "group:0.01" (see `penalties.named`) or a Penalty, one for all layers or one for each
     robust   how far true inputs may differ from the rows given, in units of x: a number is the standard deviation of noise on every entry;
              "noise:0.3", "ball:1.0" or "box:0.1"; or an uncertainty of `liftednn.robust`
-    passes   over the data; "auto": 3, and where lam is chosen too more on fewer than 20,000 rows, at most 200
+    passes   over the data; "auto": 3, and more, up to 200, on at most 15,000 rows if lam is "auto" too
     device   where to train; None: where the module is
     report   print loss and score before and after, each layer's gap and the seconds; the logger "liftednn.init" gets them always
     learn_activation
@@ -182,7 +182,7 @@ def _passes(given: Any) -> int | None:
     except TypeError:
         passes = 0
     if passes < 1:
-        raise ValueError(f"passes must be 'auto' or an integer of at least 1, got {given}")
+        raise ValueError(f"passes must be 'auto' or a whole number of at least 1, got {given}")
     return passes
 
 

@@ -66,14 +66,10 @@ def test_robust_training_may_lead_to_constant_scores() -> None:
     assert guard.first >= float(Y.var(correction=0)) / 2
 
 
-def test_what_is_stored_comes_back_and_older_files_are_read() -> None:
+def test_what_is_stored_comes_back() -> None:
     guard, other = begun(Y + 0.1), DivergenceGuard(network())
     other.load(guard.metadata())
     assert (other.first, other.spread, other.beats_constant) == (guard.first, guard.spread, True)
-    other.load({"first_loss": 2.0})
-    assert (other.first, other.spread) == (2.0, 0.0)
-    other.load({"first_loss": 2.0, "told": True})
-    assert other.beats_constant
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:

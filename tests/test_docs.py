@@ -17,25 +17,11 @@ from liftednn.cli import main
 ROOT = Path(__file__).parents[1]
 
 
-RUN = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/training.md",
-    "docs/optimiser.md",
-    "docs/optimiser-recipes.md",
-    "docs/networks.md",
-    "docs/how-to-choose.md",
-    "docs/notation.md",
-    "docs/estimators.md",
-    "docs/initialisation.md",
-    "docs/constraints.md",
-    "docs/learned-activations.md",
-    "docs/regression.md",
-    "docs/robust.md",
-]
-# Pages whose snippets take seconds.
-LONG = RUN[8:]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+RUN = [page for page in PAGES if "```python\n" in (ROOT / page).read_text()]
+# Pages whose snippets take seconds.
+_LONG = "estimators initialisation constraints learned-activations regression robust"
+LONG = [f"docs/{name}.md" for name in _LONG.split()]
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in RUN])

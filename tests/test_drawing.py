@@ -35,7 +35,7 @@ def test_a_method_has_one_colour_under_all_its_names() -> None:
         ("Lifted (euclidean)", "lifted, relu"),
     ):
         assert len({STYLES[name].colour for name in same}) == 1
-    assert drawing.style("something new") == drawing.style("something new")
+    assert drawing.style("ab") == drawing.style("ba") != drawing.style("bb")
 
 
 def test_a_line_is_the_median_and_its_band_the_range() -> None:

@@ -396,8 +396,11 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
     ),
     "words": (lambda: (digits(), (X, ["a"] * len(X)), {}), "y cannot be read as numbers"),
     "out of range": (lambda: (nn.Sequential(nn.Linear(64, 1), nn.Tanh()), (X, Y.float()), {}), "must lie from -1 to 1"),
-    "passes": (lambda: (digits(), (X, Y), {"passes": 0}), "passes must be 'auto' or an integer of at least 1, got 0"),
-    "half a pass": (lambda: (digits(), (X, Y), {"passes": 1.5}), "an integer of at least 1, got 1.5"),
+    "passes": (
+        lambda: (digits(), (X, Y), {"passes": 0}),
+        "passes must be 'auto' or a whole number of at least 1, got 0",
+    ),
+    "half a pass": (lambda: (digits(), (X, Y), {"passes": 1.5}), "a whole number of at least 1, got 1.5"),
     "lam": (lambda: (digits(), (X, Y), {"lam": -1.0}), "lam must be positive, got -1.0"),
     "lams": (lambda: (digits(), (X, Y), {"lam": [1.0]}), "lam has 1 entries for 2 hidden layers"),
     "lam, a word": (lambda: (digits(), (X, Y), {"lam": "large"}), "lam must be 'auto', a number"),

@@ -465,7 +465,7 @@ def test_a_few_batches_of_a_loader_are_evaluated_in_every_pass() -> None:
         ({"momentum": 1.0}, "momentum must be in"),
         ({"step": 0.0}, "step must be positive"),
         ({"step": float("nan")}, "step must be positive"),
-        ({"batch_size": 50.0}, "integer"),
+        ({"batch_size": 50.0}, "whole number"),
         ({"patience": 0}, "at least 1"),
         ({"refresh": 0}, "at least 1"),
         ({"damping": -1.0}, "damping non-negative"),

@@ -205,7 +205,7 @@ OPTIONS: dict[str, tuple[Callable[[], object], str]] = {
     "network of BCD": (lambda: lnn.BCD().run(None, X, Y), "network must be a LiftedNetwork, got NoneType"),  # type: ignore[arg-type]
     "network, automatic": (lambda: lnn.automatic(3, X, Y), "network must be a LiftedNetwork, got int"),  # type: ignore[arg-type]
     "step": (lambda: lnn.MiniBatch(step="a"), "step must be a number, got 'a'"),  # type: ignore[arg-type]
-    "max_iter": (lambda: lnn.MiniBatch(passes=None), "passes must be an integer of at least 1"),  # type: ignore[arg-type]
+    "max_iter": (lambda: lnn.MiniBatch(passes=None), "passes must be a whole number of at least 1"),  # type: ignore[arg-type]
     "seed": (lambda: lnn.MiniBatch(seed=1.5), "seed must be a whole number below 2.64, got 1.5"),  # type: ignore[arg-type]
     "device": (lambda: lnn.MiniBatch(device="tpu"), "there is no device 'tpu' to train on"),
     "device, meta": (lambda: lnn.MiniBatch(device="meta"), "there is no device 'meta' to train on"),

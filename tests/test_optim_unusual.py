@@ -157,8 +157,9 @@ def test_complex_parameters_are_moved_by_adamw() -> None:
 
 
 def test_a_group_may_be_empty() -> None:
-    module = net(8, 16, 3)
+    module, before = net(8, 16, 3), net(8, 16, 3)
     one_step(module, params=[{"params": [], "weight_decay": 0.0}, {"params": list(module.parameters())}])
+    assert all(not torch.equal(a, b) for a, b in zip(module.parameters(), before.parameters(), strict=True))
 
 
 def test_a_copy_of_the_module_can_be_compiled_whole() -> None:

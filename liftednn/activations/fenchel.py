@@ -1,4 +1,4 @@
-"""Bi-convex activations (sec. 4, eq. 5 to 8): the Fenchel divergence of a convex Phi.
+"""Bi-convex activations (sec. 4, eq. 6 to 8): the Fenchel divergence of a convex Phi.
 
     Phi(z) = integral_0^z phi^-1,    D(u, z) = Phi(z) + Phi*(u) - <u, z> >= 0,    D = 0 exactly at z = phi(u)
 

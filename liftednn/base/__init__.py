@@ -1,6 +1,6 @@
 """The protocols. Read this first.
 
-The package minimises one function, the lifted objective (eq. 2 and 10 of the paper),
+The package minimises one function, the lifted objective (eq. 5 and 10 of the paper),
 
     F(W, b, X) = mean over rows of sum_l lam_{l+1} D_l(A_l(X_l; W_l, b_l), X_{l+1}) + sum_l pi_l(W_l),
 

@@ -23,7 +23,7 @@ from liftednn.runtime.files import beside, check_writable
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Lifted neural networks: trained by convex blocks instead of back-propagation, with nothing to tune.",
+    help="Lifted neural networks: trained on a table, with no learning rate to tune.",
     epilog="Begin with:  liftednn fit train.csv --target label --out model.safetensors",
     add_completion=False,
     pretty_exceptions_enable=False,

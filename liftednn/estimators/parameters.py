@@ -24,7 +24,7 @@ def check_parameters(model: Any) -> None:
         given = getattr(model, name)
         chosen = open_ and isinstance(given, str) and given == "auto"
         if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
-            raise ValueError(f"{name} must be an integer of at least 1{' or auto' * open_}, got {given!r}")
+            raise ValueError(f"{name} must be a whole number of at least 1{' or auto' * open_}, got {given!r}")
     for name, open_ in {"alpha": True, "tol": False}.items():
         given = getattr(model, name)
         chosen = open_ and isinstance(given, str) and given == "auto"

@@ -271,7 +271,7 @@ class LiftedNetwork:
     def equalised(
         self, weights: Weights, states: States, lam: float = 1.0
     ) -> tuple[LiftedNetwork, list[Affine], list[Tensor]]:
-        """The same model with all hidden weights equal to `lam` (the rescaling of sec. 3), objective and scores unchanged.
+        """The same model with every hidden layer's lam equal to `lam` (the rescaling of sec. 3), objective and scores unchanged.
 
         X_l -> s_l X_l with s_l = sqrt(lam_l / lam), w_l -> (s_{l+1} / s_l) w_l, b_l -> s_{l+1} b_l, rho_l -> (s_l / s_{l+1})^2 rho_l.
         Needs divergences that are homogeneous of degree 2 and squared-norm penalties.

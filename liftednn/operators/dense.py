@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from liftednn.base import Affine, Operator, SelfAdjoint
+from liftednn.checks import check_count
 
 __all__ = ["Dense"]
 
@@ -31,10 +33,9 @@ class Dense(Operator):
     plain = True
 
     def __post_init__(self) -> None:
-        if min(self.in_features, self.out_features) < 1:
-            raise ValueError(
-                f"a dense layer needs at least 1 input and 1 output, got {self.in_features} and {self.out_features}"
-            )
+        for name in ("in_features", "out_features"):
+            check_count(name, getattr(self, name), least=1)
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
 
     in_shapes = property(lambda self: ((self.in_features,),))
     out_shape = property(lambda self: (self.out_features,))

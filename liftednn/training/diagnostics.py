@@ -59,10 +59,7 @@ def _constant_units(network: LiftedNetwork, weights: Sequence[Affine], x: Tensor
     """Layers whose penalty may set units to 0 are left out."""
     states = zip(network.layers[:-1], network.propagate(weights, x)[1:], strict=True)
     ends = [reduce.ends(z) for layer, z in states if layer.penalty.ridge is not None]
-    constant, units = (
-        sum(int((low == high).sum()) for low, high in ends),
-        sum(layer.width for layer in network.layers[:-1]),
-    )
+    constant, units = sum(int((low == high).sum()) for low, high in ends), sum(len(low) for low, _ in ends)
     if constant > _CONSTANT * units:
         yield (
             f"{constant} of {units} hidden units give one and the same value on all of {len(x)} training rows, so they do nothing: try "

@@ -64,8 +64,8 @@ class DivergenceGuard:
         return {"first_loss": self.first, "first_spread": self.spread, "beats_constant": self.beats_constant}
 
     def load(self, metadata: dict[str, Any]) -> None:
-        self.first, self.spread = metadata["first_loss"], metadata.get("first_spread", 0.0)
-        self.beats_constant = metadata.get("beats_constant", metadata.get("told", False))  # "told" in older checkpoints
+        self.first, self.spread = metadata["first_loss"], metadata["first_spread"]
+        self.beats_constant = metadata["beats_constant"]
 
 
 def _variance(scores: Tensor) -> float:

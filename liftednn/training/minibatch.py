@@ -9,6 +9,7 @@ that diverges, or whose scores collapse, is rolled back to its last good weights
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from liftednn.blocks import Granularities
-from liftednn.checks import check_callable, check_kind, check_pair, check_real, check_seed
+from liftednn.checks import check_callable, check_count, check_kind, check_pair, check_real, check_seed
 from liftednn.data.sources import source_of
 from liftednn.data.validation import check_device, check_network
 from liftednn.moments import Moments
@@ -83,8 +84,9 @@ class MiniBatch:
         check_device(self.device)
         for name in ("passes", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if (given is not None or name in ("passes", "refresh")) and not (isinstance(given, int) and given >= 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {given}")
+            if given is not None or name in ("passes", "refresh"):
+                check_count(name, given, least=1)
+                object.__setattr__(self, name, operator.index(given))
         for name in ("step", "momentum", "keep", "damping"):
             check_real(name, getattr(self, name), none=name in ("keep", "damping"))
         check_seed(self.seed)

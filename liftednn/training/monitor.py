@@ -157,7 +157,7 @@ class Monitor:
         """How the run ended, as a sentence."""
         done, best = len(self.history), self.best_pass
         all_done = (
-            f"{done} passes done, no more since the loss is negligible" if shortened else f"all {done} passes done"
+            f"{done} passes done, then stopped since the loss is negligible" if shortened else f"all {done} passes done"
         )
         kept = f"; the weights are those of pass {best}, the best on the validation data" if best else ""
         shorter = f"; the rate was halved {halved} times" if halved else ""

@@ -200,7 +200,7 @@ def input_mean_and_scale(
 def median_and_scale(
     values: NDArray[np.float64], row_weights: NDArray[np.float64] | None = None
 ) -> tuple[float, float]:
-    """The median and the interquartile range of a standard normal, which outliers do not change; 0 where all values are the same."""
+    """The median and the interquartile range / 1.349, which outliers do not change; 0 where all values are the same."""
     if values.min() == values.max():
         return float(values[0]), 0.0
     weights = None if row_weights is None else torch.as_tensor(row_weights)
