@@ -241,7 +241,7 @@ class Descent:
         """All that the next step depends on, by name."""
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate} | self.model.state()
         if self.norm_limit is not None:
-            named["reach"] = self.norm_limit
+            named["norm_limit"] = self.norm_limit
         for layers, geometry in zip(self.members, self.geometries, strict=True):
             named |= {f"{layers[0]}.{name}": part for name, part in geometry.state().items()}
         return named
@@ -251,7 +251,7 @@ class Descent:
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
-        self.norm_limit = named["reach"].to(self.values) if "reach" in named else None
+        self.norm_limit = named["norm_limit"].to(self.values) if "norm_limit" in named else None
         self.model.load(named)
         for layers, geometry in zip(self.members, self.geometries, strict=True):
             geometry.load({name: named[f"{layers[0]}.{name}"] for name in geometry.state()})

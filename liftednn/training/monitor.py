@@ -173,7 +173,7 @@ class Monitor:
         """What a checkpoint stores as JSON; `state` gives the tensors."""
         return {
             "history": [asdict(record) for record in self.history],
-            "looks": self.evaluations,
+            "evaluations": self.evaluations,
             "penalty": self.penalty,
             "pass": self.tally.sums,
             "best_pass": self.best_pass,
@@ -192,7 +192,7 @@ class Monitor:
         best = [tensors[name].to(like) for name in names if name in tensors]
         self.history = [_record(each) for each in metadata["history"]]
         self.evaluations = [
-            Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in metadata["looks"]
+            Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in metadata["evaluations"]
         ]
         self.penalty = metadata.get("penalty")
         self.tally.load(metadata.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
