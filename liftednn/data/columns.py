@@ -113,7 +113,7 @@ class Columns:
 
 
 def medians(values: Array, row_weights: Array | None = None) -> list[float]:
-    """Of each column of values (n, p), the median of what is not NaN, weighted by `row_weights`; 0 where all are."""
+    """The median of each column of values (n, p), of what is not NaN, weighted by `row_weights`; 0 where all are."""
     missing = np.isnan(values)
     weights = None if row_weights is None else torch.as_tensor(row_weights, dtype=torch.float64)
     found = quantile(torch.from_numpy(np.where(missing, 0.0, values)), 0.5, weights).numpy()

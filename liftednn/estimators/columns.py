@@ -160,7 +160,7 @@ def _values(x: Any, known: Known) -> Array:
 
 
 def _indices(values: Array, categories: Sequence[Any]) -> Array:
-    """Of each value, its index among the categories; NaN where it is none of them."""
+    """The index of each value among the categories; NaN where it is none of them."""
     index = {category: float(number) for number, category in enumerate(categories)}
     missing = index.get(None, np.nan)
     found = [index.get(value, np.nan) for value in values.tolist()]

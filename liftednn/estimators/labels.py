@@ -85,7 +85,7 @@ class Indicator:
         return labels
 
     def probabilities(self, scores: Tensor, loss: Loss, energies: bool) -> Array:
-        """Of each label. Both prediction rules give scores."""
+        """The probability of each label; both prediction rules give scores."""
         return loss(scores).numpy()
 
     def log_probabilities(self, scores: Tensor, loss: Loss, energies: bool) -> Array:

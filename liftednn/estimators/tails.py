@@ -112,7 +112,7 @@ def _furthest_rows(tails: Tails, x: Any) -> Array:
 
 
 def _blocks(x: Any) -> list[slice]:
-    """Of rows that are read at a time."""
+    """Blocks of rows that are read at a time."""
     step = max(1, _NUMBERS // x.shape[1])
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 

@@ -78,7 +78,7 @@ class Value:
 
     @property
     def shape(self) -> Shape:
-        """Of one sample."""
+        """The shape of one sample."""
         return self.view or (self.product.shape if self.product else self.states[0].shape)
 
 

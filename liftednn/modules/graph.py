@@ -71,6 +71,6 @@ class Graph:
         return [use for use in self.uses if any(part is own for own in use.parameters)]
 
     def key(self, use: Use) -> str:
-        """Of the layers that share a weight: its path; empty for a weight that is used once."""
+        """The path of a weight that several layers share; empty for one that is used once."""
         users = self.sharing(use.weight)
         return self.paths.get(use.weight, users[0].step.path) if len(users) > 1 else ""

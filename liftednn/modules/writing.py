@@ -73,7 +73,7 @@ def _shapes(network: LiftedNetwork) -> list[tuple[int, ...]]:
 
 
 def _state_shape(network: LiftedNetwork, state: int) -> tuple[int, ...]:
-    """Of one sample, as the layer gives it, or as the data are given."""
+    """The shape of one sample of a state, as the layer gives it, or as the data are given."""
     reader, index = network.connections.readers[0][0]
     return network.layers[state - 1].shape if state else network.layers[reader].operator.in_shapes[index]
 

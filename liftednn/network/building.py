@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def mlp_layers(sizes: Sequence[int], activation: Activations, loss: str | Loss, lam: Lams, rho: float) -> list[Layer]:
-    """Those of `LiftedNetwork.mlp`."""
+    """The layers of `LiftedNetwork.mlp`."""
     sizes = _widths(sizes)
     divergences = _divergences(activation, len(sizes) - 2, loss)
     operators = [Dense(p, d.preactivation_width(q)) for p, q, d in zip(sizes[:-1], sizes[1:], divergences, strict=True)]
@@ -41,7 +41,7 @@ def cnn_layers(
     lam: Lams,
     rho: float,
 ) -> list[Layer]:
-    """Those of `LiftedNetwork.cnn`."""
+    """The layers of `LiftedNetwork.cnn`."""
     shape, pools, operators = as_sizes(in_shape), list[Pool](), list[Operator]()
     if not isinstance(shape, tuple) or len(shape) not in (2, 3):
         raise ValueError(f"in_shape must be (channels, height, width) or (channels, length), got {in_shape!r}")

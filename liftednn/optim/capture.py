@@ -31,7 +31,7 @@ AddUp = Callable[[Tensor], Tensor]
 
 
 class Capture:
-    """What one layer shows in a rerun.
+    """What is measured of one layer in a rerun.
 
     moments     of its rows
     sample      some of the rows, (r, g, p)
@@ -78,7 +78,7 @@ class Capture:
 
     @property
     def mean_square(self) -> Tensor:
-        """Of its outputs."""
+        """The mean square of its outputs."""
         return self.size[0] / self.size[1]
 
     @property
@@ -169,7 +169,7 @@ def _warn_of_unreached(layers: Sequence[Regression]) -> None:
 
 
 def last_weight(found: Sequence[Capture]) -> Tensor | None:
-    """That of the layer that is called last of those that lead to the criterion; gates of recurrent layers have no number."""
+    """The weight of the layer that is called last of those that lead to the criterion; gates of recurrent layers have no number."""
     called = [capture for capture in found if capture.number >= 0 and capture.curvature < math.inf]
     return max(called, key=lambda capture: capture.number).regression.weight if called else None
 

@@ -45,7 +45,7 @@ class Regression:
 
     @property
     def name(self) -> str:
-        """That of its geometry in the state of the weight."""
+        """The name of its geometry in the state of the weight."""
         return "metric" if self.rows == _ALL else f"metric_{self.rows.start}"
 
     @cached_property
@@ -91,7 +91,7 @@ class Regression:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of its moments and inverses."""
+        """The precision of its moments and inverses."""
         return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
 
     def of_tokens(self, x: Tensor) -> bool:
@@ -207,7 +207,7 @@ class _Projection(NamedTuple):
 
 
 def _projections(module: nn.Module) -> list[_Projection]:
-    """Those of the parameters that a module has itself."""
+    """The projections by the parameters that a module has itself."""
     held = module._parameters
     if isinstance(module, _TRANSPOSED) and not _pointwise(module):
         return [_Projection(held.get("weight"), None)]  # an intercept belongs to several rows of the matrix
@@ -226,7 +226,7 @@ def _projections(module: nn.Module) -> list[_Projection]:
 
 
 def _gates(module: nn.RNNBase) -> list[_Projection]:
-    """Of a recurrent layer with one direction, alone, which returns all of its states."""
+    """The projections of each gate of a recurrent layer of one direction, alone, which returns all of its states."""
     if module.num_layers > 1 or module.bidirectional:
         return []
     held, h = module._parameters, module.hidden_size
@@ -273,7 +273,7 @@ def regressions(module: nn.Module, held: set[Tensor]) -> list[Regression]:
 
 
 def norm_parameters(module: nn.Module, held: set[Tensor]) -> list[Tensor]:
-    """Those of modules with a weight of one axis, such as all norms, that are in `held` and have a gradient."""
+    """The parameters of modules with a weight of one axis, such as all norms, that are in `held` and have a gradient."""
     own = [dict(each._parameters.items()) for each in module.modules()]
     norms = [named for named in own if (gain := named.get("weight")) is not None and gain.ndim == 1]
     return [p for named in norms for p in named.values() if p is not None and p.grad is not None and p in held]

@@ -266,7 +266,7 @@ class Lifted(torch.optim.Optimizer):
         return LayerMetric.of(metric.moments, spectral)
 
     def _settings(self, capture: Capture) -> tuple[float, float, bool]:
-        """Of a layer's refresh: its curvature and damping, and whether its intercepts move."""
+        """What a layer's refresh takes: its curvature and damping, and whether its intercepts move."""
         layer = capture.regression
         fraction = damping_fraction(self.damping, layer.columns, capture.rows, layer.overlapping)
         return capture.curvature, fraction, layer.moving[1]
@@ -289,7 +289,7 @@ class Lifted(torch.optim.Optimizer):
         metric.limit(allowed.clamp(min=torch.finfo(size.dtype).tiny))  # it waits while inputs and outputs are all 0
 
     def _decays(self, group: dict[str, Any]) -> tuple[float, float | None]:
-        """Of inner layers and of the last: what is given, or by the rule: of responses without noise it would leave a bias."""
+        """The weight decay of inner layers and of the last: as given, or by the rule; it would bias responses without noise."""
         if group["weight_decay"] is not None:
             return float(group["weight_decay"]), None
         by_rule = isinstance(self.criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss)
@@ -309,7 +309,7 @@ class Lifted(torch.optim.Optimizer):
         return self._stacked[1]
 
     def _averages(self, stacks: Sequence[Stack]) -> dict[Tensor, Tensor]:
-        """Of the gradients of spectral layers over steps: the noise of one batch would be as large in their steps as all else."""
+        """Averages of the gradients of spectral layers over steps: the noise of one batch would be as large in a step as all else."""
         spectral = {p for stack in stacks if stack.root for p in stack.parameters}
         found = [averaged(self.state, group, spectral) for group in self.param_groups]
         return {p: average for each in found for p, average in each.items()}

@@ -87,13 +87,13 @@ class LayerMetric:
         return [Regularised.of(gram, curvature, curvature * d) for gram in grams]
 
     def invert(self, matrices: Sequence[Regularised], singular: Iterator[bool]) -> None:
-        """Those that `refresh` has returned; `singular` for each group of each."""
+        """Invert what `refresh` has returned; `singular` says it of each group of each."""
         found = [(matrix, list(islice(singular, len(matrix.gram)))) for matrix in matrices]
         if found:
             self.replace([matrix.root(flags) if self.spectral else matrix.inverse(flags) for matrix, flags in found])
 
     def replace(self, matrices: list[Tensor]) -> None:
-        """Those that a step multiplies with."""
+        """Set the matrices that a step multiplies with."""
         if self.spectral:
             self.root = matrices
         else:
@@ -142,7 +142,7 @@ class Regularised(NamedTuple):
         return cls(gram, c, shift, lower, (info != 0) | (shift == 0))
 
     def inverse(self, singular: Sequence[bool]) -> Tensor:
-        """Of every group; the pseudo-inverse of the singular ones."""
+        """The inverse of every group; the pseudo-inverse of the singular ones."""
         groups = [group for group, is_singular in enumerate(singular) if is_singular]
         if groups:
             self.lower[groups] = torch.eye(self.gram.shape[-1]).to(self.gram)

@@ -41,7 +41,7 @@ class BlockMoments:
 
     @classmethod
     def zeros(cls, groups: int, p: int, like: Tensor) -> BlockMoments:
-        """Those of no rows."""
+        """The moments of no rows."""
         sizes = [block.stop - block.start for block in column_blocks(p)]
         return cls(
             like.new_zeros(()), like.new_zeros(groups, p), [like.new_zeros(groups, size, size) for size in sizes]

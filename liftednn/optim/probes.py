@@ -77,7 +77,7 @@ def _curvature(criterion: nn.Module) -> float:
 
 
 def _largest(weights: Tensor | None) -> float:
-    """Of the weights of classes or bits; 1 where there are none."""
+    """The largest of the weights of classes or bits; 1 where there are none."""
     return 1.0 if weights is None else float(weights.max())
 
 

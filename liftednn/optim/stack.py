@@ -66,7 +66,7 @@ class Stack:
         return [*self.inverse, *self.root, self.curvature, self.centre, self.allowed]
 
     def gradients(self, averages: Mapping[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Those in the weights (g, q, p) and in the intercepts (g, q); averages over steps, for parameters that have them."""
+        """The gradients in the weights (g, q, p) and in the intercepts (g, q); averages over steps, for parameters that have them."""
         weights = [_gradient(layer.weight, averages) for layer in self.layers]
         biases = [_gradient(layer.bias, averages) for layer in self.layers]
         g = b = None
@@ -80,12 +80,12 @@ class Stack:
 
     @cached_property
     def groups(self) -> list[int]:
-        """Of each layer."""
+        """The number of groups of each layer."""
         return [layer.groups for layer in self.layers]
 
     @property
     def parameters(self) -> set[Tensor]:
-        """That its steps move."""
+        """The parameters that its steps move."""
         pairs = [zip((layer.weight, layer.bias), layer.moving, strict=True) for layer in self.layers]
         return {p for pair in pairs for p, moves in pair if moves and p is not None}
 

@@ -31,12 +31,12 @@ class Ranks:
         return part
 
     def mean(self, value: Tensor, weight: float) -> Tensor:
-        """That of a number over all processes, each with its weight."""
+        """The mean of a number over all processes, each with its weight."""
         sums: Tensor = self.add_up(torch.stack([value * weight, torch.full_like(value, weight)]))
         return sums[0] / sums[1]
 
     def sums(self, numbers: list[float], device: torch.device) -> list[float]:
-        """Those of some numbers over all processes."""
+        """The sums of some numbers over all processes."""
         if self.number == 1:
             return numbers
         found: list[float] = self.add_up(torch.tensor(numbers, device=device)).tolist()

@@ -131,7 +131,7 @@ class GroupL2(Penalty):
             raise ValueError(f"size is for by='input', got {self.size} with by='output': leave size=1")
 
     def _norms(self, w: Tensor) -> Tensor:
-        """Of every group, (q, 1) or (1, groups)."""
+        """The norm of every group, (q, 1) or (1, groups)."""
         if self.by == "output":
             rows: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
             return rows

@@ -301,7 +301,7 @@ def sample_rows(network: LiftedNetwork, most: int, work: float = 1e10) -> int:
 
 
 def _multiplications(network: LiftedNetwork) -> int | None:
-    """Those of the forward pass of a sample; None where all layers are dense."""
+    """The multiplications in the forward pass of a sample; None where all layers are dense."""
     operators = [layer.operator for layer in network.layers]
     if all(operator.positions == 1 for operator in operators):
         return None

@@ -137,8 +137,8 @@ class Descent:
         return batch.scores
 
     def _averaged_direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor | float]:
-        """That of a spectral step: Nesterov's momentum on the gradients, which are the velocities here. A layer whose gradient is all 0
-        in this batch stays: old averages would move it as far as new ones, and without end."""
+        """The direction of a spectral step: Nesterov's momentum on the gradients, which are the velocities here. A layer whose gradient is
+        all 0 in this batch stays: old averages would move it as far as new ones, and without end."""
         (layer,), samples = self.members[at], batch.scores.shape[0]
         w, b = batch.w_gradients[layer], batch.b_gradients[layer]
         reached = w.any() | b.any()

@@ -112,7 +112,7 @@ class Monitor:
         return sum(record.steps for record in self.history)
 
     def add_evaluation(self, evaluation: Evaluation, first: bool) -> None:
-        """Of a batch, the first of its pass or one more."""
+        """Add the evaluation of a batch, the first of its pass or one more."""
         self.evaluations = [evaluation] if first else [*self.evaluations, evaluation]
         self.penalty = None
 

@@ -343,7 +343,7 @@ def _own(part: object) -> bool:
 
 
 def _fast_without_onednn(operator: Operator) -> bool:
-    """Of dense layers and of convolutions of images without groups, strides and dilations (runtime/threads.py)."""
+    """Whether it is a dense layer, or a convolution of images without groups, strides and dilations (runtime/threads.py)."""
     while isinstance(operator, (Composed, Sum)):
         operator = operator.operator
     return operator.positions == 1 or (isinstance(operator, Conv2d) and operator.unit_steps and not operator.grouped)

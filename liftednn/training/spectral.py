@@ -113,7 +113,7 @@ class SpectralMetric:
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor]:
-        """Of averaged gradients; an intercept has inputs 1."""
+        """As for every geometry, from averaged gradients; an intercept has inputs 1."""
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = (torch.addr(g, b, mean, alpha=-1) if moves_b else g) @ self.root.T

@@ -44,7 +44,7 @@ class Table:
     guessed: frozenset[str] = frozenset()
 
     def column(self, name: str) -> Any:
-        """That column; refused where it does not exist or has missing values."""
+        """The column of that name; refused where it does not exist or has missing values."""
         self.check_name(name)
         self.check_whole([name])
         return self.columns[name]
@@ -72,7 +72,7 @@ class Table:
         return np.asarray(pc.is_null(self.columns[name], nan_is_null=True), dtype=bool)
 
     def present(self, name: str) -> Table:
-        """That column alone, without the rows that have no value in it."""
+        """The column of that name alone, without the rows that have no value in it."""
         return replace(self, columns={name: self.columns[name]}).only(~self.missing(name))
 
     def only(self, mask: NDArray[np.bool_]) -> Table:
