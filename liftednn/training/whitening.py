@@ -75,12 +75,11 @@ class Spectrum(NamedTuple):
         if few >= every:
             return 1.0
         mean_y, spread = reduce.mean_and_variance(y, row_weights)
-        weights = (
-            torch.ones(len(x), dtype=torch.float64, device=x.device) if row_weights is None else row_weights.double()
-        )
-        centred = (y.double() - mean_y) * (weights / weights.sum())[:, None]
+        weights = y.new_ones(len(y)).double() if row_weights is None else row_weights.double()
+        centred = ((y.double() - mean_y) * (weights / weights.sum())[:, None]).to(x)
         blocks = zip(torch.split(x, _ROWS), torch.split(centred, _ROWS), strict=True)
-        covariance = sum(((rows.double() - self.mean).T @ part for rows, part in blocks), start=self.mean.new_zeros(()))
+        parts = [((rows - self.mean.to(x)).T @ part).double() for rows, part in blocks]
+        covariance = torch.stack(parts).sum(0)
         inner, unit = (self.vectors.T @ covariance).square().sum(1), float(self.values.sum()) / len(self.mean)
 
         def error(number: int) -> float:
