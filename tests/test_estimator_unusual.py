@@ -159,3 +159,33 @@ def test_a_fraction_of_numpy_and_weights_in_read_only_memory_are_taken() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(model.predict(x), before)
+
+
+def test_dates_may_be_categories() -> None:
+    when = pd.Series(pd.to_datetime(["2020-01-01", "2021-01-01"] * 30))
+    x, y = pd.DataFrame({"when": when, "number": np.arange(60.0)}), np.arange(60) % 2.0
+    model = LiftedRegressor((8,), categorical_features=["when"], random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.9
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+def test_a_few_more_rows_keep_what_was_learned_in_directions_that_they_do_not_vary_in(rows: int) -> None:
+    random = np.random.RandomState(0)
+    x = random.normal(size=(1500, 5))
+    x[:, 4] = random.rand(1500) < 0.5
+    y = ((x[:, 0] > 0) ^ (x[:, 4] > 0)).astype(int)
+    model = LiftedClassifier(random_state=0, max_iter=20).fit(x[:1000], y[:1000])
+    before = model.score(x[1200:], y[1200:])
+    chosen = 1000 + np.flatnonzero(x[1000:1200, 4] == 1)[:rows]
+    model.partial_fit(x[chosen], y[chosen])
+    assert model.score(x[1200:], y[1200:]) > before - 0.02
+
+
+def test_a_stream_of_single_rows_keeps_what_was_learned() -> None:
+    x = np.random.RandomState(1).normal(size=(1600, 5))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
+    model = LiftedRegressor(random_state=0).partial_fit(x[:500], y[:500])
+    before = model.score(x[600:], y[600:])
+    for row in range(500, 530):
+        model.partial_fit(x[row : row + 1], y[row : row + 1])
+    assert model.score(x[600:], y[600:]) > before - 0.02

@@ -99,6 +99,14 @@ def test_a_softmax_of_one_position_is_over_channels() -> None:
             from_module(module, in_shape=(2, 6, 6))
 
 
+def test_a_softmax_of_rows_is_over_the_last_axis() -> None:
+    network = lnn.LiftedNetwork([lnn.Layer(Dense(3, 4), Softmax()), lnn.Layer(Dense(4, 2), SoftmaxCrossEntropy())])
+    weights, x = drawn(network), torch.randn(2, 5, 3)
+    module = to_module(network, weights)
+    torch.testing.assert_close(module(x).flatten(0, 1), module(x.flatten(0, 1)))
+    torch.testing.assert_close(module(x[0, 0]), module(x)[0, 0])
+
+
 def test_dropout_that_never_ends_is_refused() -> None:
     def forward(training: bool | None) -> Callable[[Any, Tensor], Tensor]:
         def dropped(self: Any, x: Tensor) -> Tensor:

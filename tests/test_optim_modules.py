@@ -160,16 +160,17 @@ def test_a_recurrent_weight_that_is_computed_from_others_is_moved_by_adamw(
     assert any("exp_avg" in held for held in optimiser.state.values())
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("criterion", [None, nn.MSELoss()])
-def test_the_module_itself_may_be_under_a_checkpoint(criterion: nn.Module | None) -> None:
+def test_the_module_itself_may_be_under_a_checkpoint(criterion: nn.Module | None, reentrant: bool) -> None:
     modules = mlp(), mlp()
     optimisers = [Lifted(module, criterion) for module in modules]
-    x, y = draw(16, 4), draw(16, 2, seed=1)
+    x, y = draw(16, 4).requires_grad_(reentrant), draw(16, 2, seed=1)
     for _ in range(3):
         for optimiser in optimisers:
             optimiser.zero_grad()
         fn.mse_loss(modules[0](x), y).backward()
-        fn.mse_loss(checkpoint(modules[1], x, use_reentrant=False), y).backward()
+        fn.mse_loss(checkpoint(modules[1], x, use_reentrant=reentrant), y).backward()
         for optimiser in optimisers:
             optimiser.step()
     torch.testing.assert_close(weights_of(modules[1]), weights_of(modules[0]))
@@ -229,11 +230,19 @@ def test_a_module_that_calls_itself_is_measured_as_a_whole(criterion: nn.Module 
         assert "velocity" in optimiser.state[layer.weight]
 
 
-def test_a_call_that_fails_does_not_hide_the_next_one() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_fails_does_not_hide_the_next_one(error: type[BaseException]) -> None:
     module = mlp()
     optimiser = Lifted(module, nn.MSELoss())
-    with pytest.raises(RuntimeError):
-        module(draw(16, 5))
+
+    def fail(module: nn.Module, args: Any) -> None:
+        raise error
+
+    handle = module[1].register_forward_pre_hook(fail)
+    with pytest.raises(error):
+        module(draw(16, 4))
+    handle.remove()
+    optimiser.zero_grad()
     fn.mse_loss(module(draw(16, 4)), draw(16, 2, seed=1)).backward()
     optimiser.step()
     assert optimiser.steps == 1
@@ -302,6 +311,51 @@ def test_layers_without_weights_are_left_out(sizes: tuple[int, int]) -> None:
     fn.mse_loss(both(draw(16, 4)), draw(16, 2, seed=1)).backward()
     optimiser.step()
     assert not torch.equal(weights_of(both), before)
+
+
+class OfTokens(nn.Module):
+    """Logits (n, t, classes), as models of text have them, with the loss before them."""
+
+    def __init__(self, form: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.form = mlp(4, 5), form
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        logits = self.inner(x)
+        return self.form(loss=fn.cross_entropy(logits.flatten(0, 1), y.flatten()), logits=logits)
+
+
+@pytest.mark.parametrize("form", [Output, Named, lambda loss, logits: (loss, logits)])
+def test_classes_are_last_in_the_logits_of_a_module_with_its_own_loss(form: Callable[..., Any]) -> None:
+    x, y = draw(6, 7, 4), torch.randint(0, 5, (6, 7))
+    terms = []
+    for each in (dict, form):
+        module = OfTokens(each)
+        optimiser = Lifted(module, nn.CrossEntropyLoss())
+        found = module(x, y)
+        (found["loss"] if isinstance(found, dict) else found[0] if isinstance(found, tuple) else found.loss).backward()
+        optimiser.step()
+        terms.append(optimiser.param_groups[0]["terms"])
+    assert terms[0] == terms[1] == 7.0
+
+
+def test_a_forward_may_read_the_gradient_of_its_argument() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(q=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.inner(x)
+            found.sum().backward(retain_graph=True)
+            assert x.grad is not None
+            return found + 0 * x.grad.mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+    module, x = Reader(), draw(16, 4).requires_grad_()
+    optimiser, before = Lifted(module, nn.MSELoss()), weights_of(module)
+    fn.mse_loss(module(x), draw(16, 1, seed=1)).backward()
+    optimiser.step()
+    assert not torch.equal(weights_of(module), before)
 
 
 def test_wrong_uses_are_named() -> None:

@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import liftednn as lnn
-from liftednn.estimators.tails import Tails
+from liftednn.estimators.tails import Tails, _furthest_rows
 from liftednn.training.cross_validation import left_out
 
 RANDOM = np.random.RandomState(0)
@@ -125,3 +125,12 @@ def test_the_leave_one_out_error_is_that_of_leaving_rows_out() -> None:
         assert min(left_out(torch.from_numpy(x), torch.from_numpy(y), given)).error == pytest.approx(
             min(errors), rel=1e-6
         )
+
+
+def test_the_rows_with_the_furthest_entries_are_judged_wherever_their_column_is() -> None:
+    x = np.random.RandomState(3).normal(size=(3000, 50))
+    x[np.arange(50), np.arange(50)] = 100.0
+    x[2999, 49] = 1e6
+    tails = Tails.of(x)
+    assert len(tails.columns) == 50
+    assert _furthest_rows(tails, x)[0] == 2999

@@ -282,3 +282,14 @@ def test_directions_of_little_variance_are_kept_where_a_linear_regression_needs_
         assert found == pytest.approx(cross_validated(projected, noise, 600), rel=1e-8)
     y = ends[:, 1:] / ends[:, 1].std() + 0.1 * noise
     assert Spectrum.of_rows(x, weights).needed(x, y, weights) == 1.0
+
+
+def test_given_weights_keep_what_they_have_in_directions_that_the_rows_do_not_vary_in() -> None:
+    network = lnn.LiftedNetwork.mlp([5, 4, 2], "fenchel_relu")
+    weights = [Affine(draw(4, 5, seed=1), draw(4, seed=2)), Affine(draw(2, 4, seed=3), draw(2, seed=4))]
+    x = X.clone()
+    x[:, 3] = 2.0
+    fit = lnn.MiniBatch(passes=1, step=1e-12).run(network, x, torch.arange(len(x)) % 2, weights=weights)
+    for (w, b), (w0, b0) in zip(fit.weights, weights, strict=True):
+        torch.testing.assert_close(w, w0)
+        torch.testing.assert_close(b, b0)

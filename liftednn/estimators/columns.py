@@ -37,7 +37,7 @@ def read(model: Any, x: Any, y: Any, known: Known | None, reset: bool, **options
     known   the categories of each column, None for a column of numbers; None: all are numbers
     """
     options["ensure_all_finite"] = True if is_sparse(x) else "allow-nan"
-    _check_kinds(x)
+    _check_kinds(x, known)
     if known is None:
         _check_no_text(x, reset)
         return validate_data(model, x, y, reset=reset, accept_sparse="csr", **options)
@@ -226,10 +226,12 @@ def _is_text(column: Any) -> bool:
     return values.dtype.kind in "OUST" and any(isinstance(value, str) for value in values.tolist())
 
 
-def _check_kinds(x: Any) -> None:
-    """Refuse frames with columns of dates, durations or complex numbers."""
-    kinds = {name: getattr(column.dtype, "kind", "O") for name, column in _frame_columns(x)} if _is_frame(x) else {}
-    if names := [name for name, kind in kinds.items() if kind in "mMc"]:
+def _check_kinds(x: Any, known: Known | None) -> None:
+    """Refuse frames with columns of dates, durations or complex numbers that are no categories."""
+    columns = _frame_columns(x) if _is_frame(x) else []
+    pairs = zip(columns, known or [None] * len(columns), strict=False)
+    numbers = {name: getattr(column.dtype, "kind", "O") for (name, column), categories in pairs if categories is None}
+    if names := [name for name, kind in numbers.items() if kind in "mMc"]:
         raise ValueError(
             f"X has columns of dates, durations or complex numbers, {names}: give real numbers, such as the days since a date"
         )

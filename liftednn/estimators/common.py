@@ -44,6 +44,7 @@ from liftednn.estimators.tails import CompressTails, Tails
 from liftednn.modules import to_module
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.training import choices
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
 
@@ -234,7 +235,10 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
-            trainer = replace(trainer, step=trainer.step * min(1.0, decay))
+            few = len(work.x) / choices.batch_size(
+                len(work.x)
+            )  # a batch of fewer rows takes a shorter step, in proportion
+            trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, few))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)

@@ -103,12 +103,15 @@ def _error(x: Tensor, y: Tensor, counts: Tensor | None, seed: int) -> float:
 
 
 def _furthest_rows(tails: Tails, x: Any) -> Array:
-    """For each compressed column, the row of its entry furthest from the median."""
-    parts = [(block, np.abs(x[block][:, tails.columns] - tails.centre)) for block in _blocks(x)]
-    distances = np.stack([part.max(0) for _, part in parts])
-    rows = np.stack([block.start + part.argmax(0) for block, part in parts])
-    furthest: Array = rows[distances.argmax(0), np.arange(len(tails.columns))]
-    return furthest
+    """For each compressed column, the row of its entry furthest from the median; those that are furthest in units of their column first."""
+    furthest, rows = np.zeros(len(tails.columns)), np.zeros(len(tails.columns), int)
+    for block in _blocks(x):
+        distances = np.abs(x[block][:, tails.columns] - tails.centre) / tails.unit
+        largest, at = distances.max(0), block.start + distances.argmax(0)
+        rows = np.where(largest > furthest, at, rows)
+        furthest = np.maximum(furthest, largest)
+    ordered: Array = rows[np.argsort(-furthest, kind="stable")]
+    return ordered
 
 
 def _blocks(x: Any) -> list[slice]:

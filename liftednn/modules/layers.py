@@ -119,7 +119,7 @@ def layer_of(activation: Activation) -> nn.Module | None:
         act.Sigmoid: nn.Sigmoid(),
         act.Tanh: nn.Tanh(),
         act.Softplus: nn.Softplus(threshold=50),
-        act.Softmax: nn.Softmax(1),
+        act.Softmax: nn.Softmax(-1),
     }
     return plain.get(type(activation))
 

@@ -124,6 +124,8 @@ def _follows(network: LiftedNetwork, number: int, weight: Affine) -> tuple[list[
     follows = layer_of(phi)
     if follows is None:
         raise ValueError(f"layer {number}: torch has no standard layer for {phi!r}: write a module of your own for it")
+    if isinstance(follows, nn.Softmax) and len(layer.operator.out_shape) > 1:
+        follows = nn.Softmax(1)  # over channels
     parts = list(follows) if isinstance(follows, nn.Sequential) else [follows]
     if isinstance(phi, Pooled | MaxPoolReLU):
         parts = [*_reshaped(layer.operator.out_shape, (layer.shape[0], *phi.shape[1:])), *parts]

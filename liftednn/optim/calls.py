@@ -21,7 +21,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from liftednn.optim.wrappers import Ranks
 
-__all__ = ["Call", "Hook", "attach", "copied_buffers", "empty_hook", "tensors_in", "transformed", "watched_linear"]
+__all__ = [
+    *("Call", "Hook", "attach", "copied_buffers", "empty_hook", "in_backward", "missing_call", "tensors_in"),
+    *("transformed", "watched_linear"),
+]
 
 
 # Whether a module runs for a refresh, which no optimiser of this module or of its parts may take for a training call.
@@ -95,7 +98,8 @@ class Call:
             stack.enter_context(torch.enable_grad())
             stack.callback(_rerunning.reset, _rerunning.set(True))
             args, kwargs = tree_map(partial(_detached, copy=self.written), (self.args, self.kwargs))
-            args, kwargs = tree_map(_writable, (args, kwargs))
+            if self.written:
+                args, kwargs = tree_map(_writable, (args, kwargs))
             return module(*args, **kwargs)
 
 
@@ -132,6 +136,21 @@ def _set_other_generators(states: tuple[Any, Any]) -> None:
 def _writable(value: Any) -> Any:
     """A copy of a tensor with a gradient, which a module may not write to while it is a leaf of the graph."""
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def missing_call(closed: bool) -> RuntimeError:
+    """The error for a step that needs a call of the module, and has none."""
+    return RuntimeError(
+        "the optimiser was closed: make another one"
+        if closed
+        else "step() needs a call of the module in training mode, with gradients, since the last step: call module.train(), and train by "
+        "calling the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted that instead"
+    )
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs, in which a checkpoint may call the module again."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _counts_writes(value: Any) -> bool:
@@ -196,8 +215,7 @@ class Hook:
     @_disable_dynamo
     def __call__(self, module: nn.Module, *given: Any) -> None:
         optimiser = self.optimiser()
-        in_backward = torch._C._current_graph_task_id() != -1  # a checkpoint runs the module again
-        if optimiser is not None and not _rerunning.get() and not in_backward:
+        if optimiser is not None and not _rerunning.get():
             getattr(optimiser, self.method)(module, *given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from liftednn.optim.calls import Call, attach, transformed
+from liftednn.optim.calls import Call, attach, in_backward, missing_call, transformed
 from liftednn.optim.capture import Capture, last_weight, measure
 from liftednn.optim.layers import Regression, norm_parameters, regressions
 from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
@@ -138,6 +138,8 @@ class Lifted(torch.optim.Optimizer):
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
+        if in_backward() and self._call is not None:
+            return
         self._open += 1
         held = self.due and self._open == 1 and self._held
         if held and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
@@ -146,8 +148,8 @@ class Lifted(torch.optim.Optimizer):
 
     def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
-        self._open = max(self._open - 1, 0)
-        if self._call is not None and not self._open and module.training and not transformed((args, outputs)):
+        outermost, self._open = self._open == 1, max(self._open - 1, 0)
+        if self._call is not None and outermost and module.training and not transformed((args, outputs)):
             self._written = self._call.close()
             if self.criterion is None:
                 self._call.watch(outputs, self._passes)
@@ -162,9 +164,15 @@ class Lifted(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._open = 0
         self._move()
         self._passes.clear()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, as every optimiser of torch does."""
+        self._open = 0  # a call that Ctrl-C has ended does not return
+        super().zero_grad(set_to_none)
 
     @plain_arithmetic
     def _move(self) -> None:
@@ -205,13 +213,7 @@ class Lifted(torch.optim.Optimizer):
     def _measure(self) -> None:
         """Refresh the geometry of every layer that has a gradient."""
         if self._call is None:
-            raise RuntimeError(
-                "the optimiser was closed: make another one"
-                if not self._detach.alive
-                else "step() needs a call of the module in training mode, with gradients, since the last step: call module.train(), and "
-                "train by calling the module that was given to Lifted, not a copy, a part, or what torch.compile returned: give Lifted "
-                "that instead"
-            )
+            raise missing_call(closed=not self._detach.alive)
         self._postponed = self.criterion is None and without_gradients(self._call)
         if self._postponed:
             self._call = None

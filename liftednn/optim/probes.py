@@ -126,7 +126,7 @@ def _scores(outputs: Any) -> tuple[Tensor, bool]:
             "the module's outputs hold no tensor with a gradient, and the curvature is measured from there: let forward return "
             "a tensor, or a tuple, list or dict of tensors"
         )
-    return found[0], isinstance(outputs, Mapping) or len(losses) not in (0, len(found))
+    return found[0], isinstance(outputs, Mapping) or bool(losses and found[0].ndim)
 
 
 def _signs(like: Tensor, seed: int) -> list[Tensor]:

@@ -151,8 +151,8 @@ class Run:
         free = [(w is None, b is None) for w, b in self.fixed]
         keep = self.settings.keep if given is None and all(free[0]) else 1.0
         damping = self.damping if moments is None else self._damping(int(moments.weight))
-        self.coordinates = Coordinates.of(self.network, x, y, moments, damping, keep, free[0], stored, row_weights)
-        there = self.coordinates
+        there = Coordinates.of(self.network, x, y, moments, damping, keep, free[0], stored, row_weights)
+        self.coordinates = there = there if given is None else there.keeping(weights[0])
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
         scale = there.whitening.scale if there.whitening else None

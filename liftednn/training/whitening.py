@@ -70,7 +70,8 @@ class Spectrum(NamedTuple):
         return max(1, min(max(enough, _FEWEST), self.varying))
 
     def needed(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
-        """The fraction of the variance to keep, by a linear regression of responses y (n, q) on the rows x that this is the spectrum of."""
+        """The fraction of the variance to keep, by a linear regression of responses y (n, q) on rows x, those that this is the spectrum of
+        or some of them."""
         few, every = self.number(_KEEP), self.varying
         if few >= every:
             return 1.0
@@ -139,10 +140,14 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A network whose inputs are whitened, with the conversions in both directions; `whitening` is None where it is not possible."""
+    """A network whose inputs are whitened, with the conversions in both directions; `whitening` is None where it is not possible.
+
+    outside   what the first layer's weights have in directions that are not kept, (q, p); None for 0
+    """
 
     network: LiftedNetwork
     whitening: Whitening | None
+    outside: Tensor | None = None
 
     @classmethod
     def of(
@@ -174,14 +179,19 @@ class Coordinates:
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
             spectrum = Spectrum.of_rows(x, row_weights) if moments is None else Spectrum.of(moments)
-            if keep is None:
-                sample = spectrum if moments is None else Spectrum.of_rows(x, row_weights)
-                keep = sample.needed(x, y.to(x), row_weights)
+            keep = spectrum.needed(x, y.to(x), row_weights) if keep is None else keep
             whitening = Whitening.of(spectrum, damping, keep, x)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
         inner = replace(first, operator=operator, penalty=NoPenalty(), uncertainty=carried)
         return cls(LiftedNetwork([inner, *network.layers[1:]]), whitening)
+
+    def keeping(self, first: Affine) -> Coordinates:
+        """The same for weights that are given: what they have in other directions, in which these rows do not vary, stays."""
+        if self.whitening is None or self.whitening.width == first.w.shape[1]:
+            return self
+        basis = self.whitening.basis
+        return replace(self, outside=first.w - (first.w @ basis) @ basis.T)
 
     def state(self) -> dict[str, Tensor]:
         """What `of` takes as `stored`, by name."""
@@ -200,5 +210,9 @@ class Coordinates:
 
     def from_whitened(self, weights: Sequence[Affine]) -> list[Affine]:
         """The weights, for the inputs as they are given; some may share memory with those given."""
-        first = weights[0] if self.whitening is None else self.whitening.from_whitened(weights[0])
-        return [first, *weights[1:]]
+        if self.whitening is None:
+            return list(weights)
+        w, b = self.whitening.from_whitened(weights[0])
+        if self.outside is not None:
+            w, b = w + self.outside, b - self.outside @ self.whitening.mean
+        return [Affine(w, b), *weights[1:]]
