@@ -17,6 +17,7 @@ from liftednn import activations as act
 from liftednn import losses
 from liftednn import penalties as pen
 from liftednn.blocks import Design, WeightStep, update_weights
+from liftednn.data.sources import Mapped
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -559,3 +560,15 @@ def test_a_score_without_weights_is_refused_before_training() -> None:
         lnn.MiniBatch(passes=1).run(network, x, x[:, 0], validation=(x, x[:, 0], torch.rand(50)))
     with pytest.raises(ValueError, match=r"must be None, \(x, y\) or \(x, y, weights\), got 4 parts"):
         lnn.MiniBatch(passes=1).run(network, x, x[:, 0], validation=(x, x, x, x))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_memory_map_in_which_few_rows_count_is_prepared_from_these(tmp_path: Path, seed: int) -> None:
+    x, weights = np.random.RandomState(0).normal(size=(40_000, P)), np.zeros(40_000)
+    y = (x[:, 0] > 0).astype(int)
+    weights[20_000:20_100] = 1.0
+    rows, found, counts = (np.asarray(part) for part in Mapped(on_disk(tmp_path, x), y, weights).sample(8192, seed))
+    assert len(rows) == 100
+    assert np.array_equal(np.sort(rows[:, 0]), np.sort(x[20_000:20_100, 0]))
+    assert np.array_equal(found, rows[:, 0] > 0)
+    assert counts.all()

@@ -8,6 +8,7 @@ import json
 import math
 import zipfile
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -617,3 +618,15 @@ def test_a_row_of_every_class_is_trained_on() -> None:
         assert set(labels[kept]) == {0, 1, 2}
         assert len(back) == 20
         assert sorted([*kept, *back]) == list(range(40))
+
+
+def test_decimals_are_integers_where_they_are_whole(tmp_path: Path) -> None:
+    """Databases write them; as labels they would be neither numbers nor text."""
+    whole, cents = pa.array([Decimal(i % 2) for i in range(6)]), pa.array([Decimal(i) / 4 for i in range(6)])
+    huge = pa.array([Decimal(10) ** 25 * i for i in range(6)])
+    parquet.write_table(pa.table({"whole": whole, "cents": cents, "huge": huge}), tmp_path / "t.parquet")
+    columns = read(tmp_path / "t.parquet").columns
+    assert columns["whole"].to_pylist() == [0, 1, 0, 1, 0, 1]
+    assert pa.types.is_int64(columns["whole"].type)
+    assert columns["cents"].to_pylist() == [0, 0.25, 0.5, 0.75, 1, 1.25]
+    assert columns["huge"].to_pylist() == pytest.approx([1e25 * i for i in range(6)])

@@ -154,11 +154,16 @@ class Mapped:
         return (self.x, self.y) if self.row_weights is None else (self.x, self.y, self.row_weights)
 
     def sample(self, count: int, seed: int) -> Batch:
-        """Short runs from all over the array, in random order."""
+        """Short runs from all over the array, in random order, without rows of weight 0."""
         run = max(1, count // _RUNS)
-        starts = _permutation(-(-len(self.x) // run), seed, -1)[: -(-count // run)].tolist()
-        pieces = [slice(start * run, (start + 1) * run) for start in starts]
+        runs = _permutation(-(-len(self.x) // run), seed, -1)
+        if self.row_weights is not None:
+            runs = runs[
+                torch.isin(runs, torch.from_numpy(np.unique(np.flatnonzero(np.asarray(self.row_weights)) // run)))
+            ]
+        pieces = [slice(start * run, (start + 1) * run) for start in runs[: -(-count // run)].tolist()]
         parts = [np.concatenate([np.array(part[piece]) for piece in pieces]) for part in self._parts]
+        parts = parts if self.row_weights is None else [part[parts[2] != 0] for part in parts]
         chosen = _permutation(len(parts[0]), seed, -2)[:count].numpy()
         x, y, *row_weights = (part[chosen] for part in parts)
         return x, y, row_weights[0] if row_weights else None

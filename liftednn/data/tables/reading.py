@@ -119,7 +119,8 @@ def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | No
     if not columns or not len(columns[0][1]):
         raise ValueError(f"{path} has no rows: give at least a few")
     if not kind.startswith(".csv"):
-        return Table(str(path), {name: _blanked(values, missing or ()) for name, values in columns}, len(columns[0][1]))
+        plain = {name: _without_decimals(_blanked(values, missing or ())) for name, values in columns}
+        return Table(str(path), plain, len(columns[0][1]))
     guessed = frozenset(name for name, values in columns if pa.types.is_string(values.type)) - frozenset(text)
     return Table(str(path), dict(columns), len(columns[0][1]), guessed=guessed)
 
@@ -131,6 +132,16 @@ def _blanked(values: Any, missing: Sequence[str]) -> Any:
         return pc.if_else(found, pa.scalar(None, values.type), values) if missing else values
     except pa.ArrowException:
         return values
+
+
+def _without_decimals(values: Any) -> Any:
+    """Decimals as integers, where all are whole and small enough, otherwise as floating-point numbers."""
+    if not pa.types.is_decimal(values.type):
+        return values
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowException:
+        return values.cast(pa.float64())
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> str:
