@@ -133,7 +133,7 @@ def test_a_stream_of_many_columns_keeps_what_it_has_learned(monkeypatch: pytest.
     scale, mean = model._inputs.scale, model._inputs.mean
     span = np.linalg.qr(((X[6:12] - mean) / scale).T)[0]
     change = scale[:, None] * (after - before)
-    assert np.abs(change).max() > 1e-3
+    assert np.abs(change).max() > 1e-6  # a few rows take a short step
     np.testing.assert_allclose(span @ (span.T @ change), change, atol=1e-12)
 
 
