@@ -47,14 +47,15 @@ def check_strengths(lam: Any, rho: Any) -> None:
         ) from error
 
 
-def check_count(name: str, given: Any, least: int = 0) -> None:
-    """`given` must be a whole number of at least `least`."""
+def check_count(name: str, given: Any, least: int = 0) -> int:
+    """`given` as an int; it must be a whole number of at least `least`, of Python, numpy or torch."""
     try:
-        right = operator.index(given) >= least
+        found = operator.index(given)
     except TypeError:
-        right = False
-    if not right:
+        found = least - 1
+    if found < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {given!r}")
+    return found
 
 
 def check_seed(given: Any) -> None:

@@ -271,8 +271,8 @@ def test_directions_of_little_variance_are_kept_where_a_linear_regression_needs_
     noise = draw(600, 1, seed=5)
     for column, kept in ((0, 0.95), (1, 1.0)):
         y = ends[:, column : column + 1] / ends[:, column].std() + 0.1 * noise
-        assert spectrum.needed(x, y, None) == kept
-    assert spectrum.needed(x, noise, None) == 0.95
+        assert spectrum.fraction_needed(x, y, None) == kept
+    assert spectrum.fraction_needed(x, noise, None) == 0.95
     weights = draw(600, 1, seed=6)[:, 0].exp()
     inner = (spectrum.vectors.T @ Moments.of(x, noise).cross).square().sum(1)
     for number in (few, 200):
@@ -281,7 +281,7 @@ def test_directions_of_little_variance_are_kept_where_a_linear_regression_needs_
         found = error_of(spectrum.values[:number], inner[:number], unit, float(noise.var(correction=0)), 600)
         assert found == pytest.approx(cross_validated(projected, noise, 600), rel=1e-8)
     y = ends[:, 1:] / ends[:, 1].std() + 0.1 * noise
-    assert Spectrum.of_rows(x, weights).needed(x, y, weights) == 1.0
+    assert Spectrum.of_rows(x, weights).fraction_needed(x, y, weights) == 1.0
 
 
 def test_given_weights_keep_what_they_have_in_directions_that_the_rows_do_not_vary_in() -> None:

@@ -158,9 +158,8 @@ class Mapped:
         run = max(1, count // _RUNS)
         runs = _permutation(-(-len(self.x) // run), seed, -1)
         if self.row_weights is not None:
-            runs = runs[
-                torch.isin(runs, torch.from_numpy(np.unique(np.flatnonzero(np.asarray(self.row_weights)) // run)))
-            ]
+            counting = torch.from_numpy(np.flatnonzero(np.asarray(self.row_weights)) // run)
+            runs = runs[torch.isin(runs, counting)]
         pieces = [slice(start * run, (start + 1) * run) for start in runs[: -(-count // run)].tolist()]
         parts = [np.concatenate([np.array(part[piece]) for piece in pieces]) for part in self._parts]
         parts = parts if self.row_weights is None else [part[parts[2] != 0] for part in parts]

@@ -235,10 +235,10 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
-            few = len(work.x) / choices.batch_size(
+            fraction = len(work.x) / choices.batch_size(
                 len(work.x)
-            )  # a batch of fewer rows takes a shorter step, in proportion
-            trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, few))
+            )  # of a batch: the step is in proportion to its rows
+            trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, fraction))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)

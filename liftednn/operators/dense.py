@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -34,8 +33,7 @@ class Dense(Operator):
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features"):
-            check_count(name, getattr(self, name), least=1)
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
+            object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
 
     in_shapes = property(lambda self: ((self.in_features,),))
     out_shape = property(lambda self: (self.out_features,))

@@ -1,6 +1,10 @@
-"""The generalised cross-validation (Golub, Heath, Wahba 1979) of ridge regressions with an intercept, for choices between inputs:
+"""Errors of ridge regressions with an intercept on rows that they are not fitted to, for choices between inputs.
 
-GCV = min_r  |y - H_r y|^2 / (1 - trace(H_r) / n)^2 / n,      H_r the ridge regression's hat matrix.
+With H_r the hat matrix of a ridge of strength r, the generalised cross-validation error (Golub, Heath, Wahba 1979) is
+
+    GCV = min_r  |y - H_r y|^2 / (1 - trace(H_r) / n)^2 / n
+
+and the leave-one-out error has 1 - (H_r)_ii for each row in place of the mean: where single rows are far from all others, these differ.
 """
 
 from __future__ import annotations

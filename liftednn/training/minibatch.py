@@ -9,7 +9,6 @@ that diverges, or whose scores collapse, is rolled back to its last good weights
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +84,7 @@ class MiniBatch:
         for name in ("passes", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
             if given is not None or name in ("passes", "refresh"):
-                check_count(name, given, least=1)
-                object.__setattr__(self, name, operator.index(given))
+                object.__setattr__(self, name, check_count(name, given, least=1))
         for name in ("step", "momentum", "keep", "damping"):
             check_real(name, getattr(self, name), none=name in ("keep", "damping"))
         check_seed(self.seed)

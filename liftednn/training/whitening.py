@@ -69,7 +69,7 @@ class Spectrum(NamedTuple):
         enough = int((self.values.cumsum(0) < keep * total * (1 - 1e-12)).sum()) + 1
         return max(1, min(max(enough, _FEWEST), self.varying))
 
-    def needed(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
+    def fraction_needed(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
         """The fraction of the variance to keep, by a linear regression of responses y (n, q) on rows x, those that this is the spectrum of
         or some of them."""
         few, every = self.number(_KEEP), self.varying
@@ -179,7 +179,7 @@ class Coordinates:
             whitening = Whitening(mean, basis, scale, bool(stored["white.far"]))
         else:
             spectrum = Spectrum.of_rows(x, row_weights) if moments is None else Spectrum.of(moments)
-            keep = spectrum.needed(x, y.to(x), row_weights) if keep is None else keep
+            keep = spectrum.fraction_needed(x, y.to(x), row_weights) if keep is None else keep
             whitening = Whitening.of(spectrum, damping, keep, x)
         operator = first.operator.resized(whitening.width, first.operator.outputs)
         carried = first.uncertainty and first.uncertainty.through(whitening.basis * whitening.scale)
