@@ -131,7 +131,7 @@ def test_a_stream_of_many_columns_keeps_what_it_has_learned(monkeypatch: pytest.
     model = classifier(hidden_layer_sizes=(3,), alpha=0.0).partial_fit(X[:6], Y[:6], classes=[0, 1])
     before = model.coefs_[0]
     monkeypatch.setattr(choices, "batch_size", lambda rows: 6)  # so that six rows take a step of full length
-    after = model.partial_fit(X[6:12], Y[6:12]).coefs_[0]
+    after = model.partial_fit(X[6:12], 1 - Y[6:12]).coefs_[0]  # labels that it must change for
     scale, mean = model._inputs.scale, model._inputs.mean
     span = np.linalg.qr(((X[6:12] - mean) / scale).T)[0]
     change = scale[:, None] * (after - before)

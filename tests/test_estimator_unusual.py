@@ -189,3 +189,10 @@ def test_a_stream_of_single_rows_keeps_what_was_learned() -> None:
     for row in range(500, 530):
         model.partial_fit(x[row : row + 1], y[row : row + 1])
     assert model.score(x[600:], y[600:]) > before - 0.02
+
+
+def test_a_first_call_of_few_rows_learns_as_much_as_fit_would() -> None:
+    """Only calls that go on from weights take shorter steps."""
+    x = np.random.RandomState(2).normal(size=(20, 3))
+    model = LiftedRegressor((8,), random_state=0).partial_fit(x, x[:, 0])
+    assert model.score(x, x[:, 0]) > 0.8

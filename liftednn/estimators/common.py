@@ -235,10 +235,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
-            fraction = len(work.x) / choices.batch_size(
-                len(work.x)
-            )  # of a batch: the step is in proportion to its rows
-            trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, fraction))
+            # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
+            part = 1.0 if work.start is None else len(work.x) / choices.batch_size(len(work.x))
+            trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
         moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
