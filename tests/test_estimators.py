@@ -626,7 +626,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"loss": "hinge"}, "unknown loss 'hinge'"),
     ({"lam": -1.0}, "lam must be positive, got -1.0"),
     ({"lam": [1.0, 2.0, 3.0]}, "lam has 3 entries for 1 hidden layers"),
-    ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes must hold widths of at least 1"),
+    ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes must be 'auto' or hold widths of at least 1"),
     ({"divergence": "euclidean", "activation": "logistic"}, "no jointly convex divergence: use divergence='fenchel'"),
     ({"divergence": "euclidean", "early_stopping": True}, "early_stopping and batch_size belong to mini-batches"),
     ({"divergence": "euclidean", "batch_size": 10}, "early_stopping and batch_size belong to mini-batches"),

@@ -27,8 +27,8 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
     Parameters
     ----------
-    hidden_layer_sizes : int or sequence of ints, default=(100,)
-        Widths of the hidden layers.
+    hidden_layer_sizes : int, sequence of ints or "auto", default="auto"
+        Widths of the hidden layers. "auto" is one layer of 100 units.
     activation : str or Activation, default="relu"
         "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
     divergence : {"fenchel", "euclidean"}, default="fenchel"
@@ -129,7 +129,7 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
         activation: str | Activation = "relu",
         *,
         divergence: Literal["fenchel", "euclidean"] = "fenchel",

@@ -42,11 +42,11 @@ from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.estimators.tails import CompressTails, Tails
 from liftednn.modules import to_module
-from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
+from liftednn.training.result import Fit
 
 __all__ = ["Lifted"]
 
@@ -82,7 +82,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
         activation: str | Activation = "relu",
         *,
         divergence: Literal["fenchel", "euclidean"] = "fenchel",
@@ -161,12 +161,14 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
-            self.network_ = self._network(resumes, work)
-        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
+            self.network_ = self._network(self._widths(resumes), resumes, work)
         if self.divergence == "euclidean":
-            self._descend(work, stopping)
-        else:
-            self._train(work, stopping, validation)
+            self._descend(work)
+            return
+        fit = self._train(work, validation)
+        if passes is None and not resumes and self._linear_is_enough(fit, work.x, work.y, work.row_weights, seed):
+            self.network_ = self._network([], False, work)
+            self._train(work, validation)
 
     def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
         """X and y checked, with categories as their indices, which are found here, in rows that count, unless training goes on."""
@@ -192,9 +194,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         check_parameters(self)
         check_categorical(self.categorical_features)
 
-    def _network(self, resumes: bool, work: _Work) -> LiftedNetwork:
-        """The network with all settings chosen, and with the activations of the last fit where this one resumes from it."""
-        hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
+    def _network(self, hidden: list[int], resumes: bool, work: _Work) -> LiftedNetwork:
+        """The network with hidden layers of these widths and all settings chosen, and with the activations of the last fit where this one
+        resumes from it."""
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
@@ -229,8 +231,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
         )
 
-    def _train(self, work: _Work, stopping: EarlyStopping, validation: tuple[Tensor, ...] | None) -> None:
+    def _train(self, work: _Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
+        stopping = self._stopping()
         classes = self.n_outputs_ if self.network_.loss.classes else 1
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
@@ -238,7 +241,9 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
             part = 1.0 if work.start is None else len(work.x) / choices.batch_size(len(work.x))
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
-        moments = self._moments = self._moments_so_far(work) if work.passes and work.x.basis is None else None
+        moments = self._moments = (
+            work.x.moments(work.row_weights, self._moments) if work.passes and work.x.basis is None else None
+        )
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
         fit = trainer.run(network, source, weights=start, validation=validation, callback=stopping, moments=moments)
@@ -250,29 +255,20 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
         self._keep(widened(fit.weights, work.x.basis, work.start), fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
+        return fit
 
-    def _moments_so_far(self, work: _Work) -> Moments:
-        """The moments of all rows that partial_fit was given, with these; on the CPU, so that they can be pickled anywhere."""
-        moments = self._moments
-        for part in blocks(*work.x.shape):
-            rows = as_tensor(work.x[part], "X")
-            # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
-            unit = 1.0 if work.row_weights is None else float(work.row_weights[part].max())
-            row_weights = None if work.row_weights is None else torch.as_tensor(work.row_weights[part] / unit).to(rows)
-            fresh = unit * Moments.of(rows, rows[:, :0], row_weights)
-            moments = fresh if moments is None else moments + fresh
-        assert moments is not None
-        return moments
-
-    def _descend(self, work: _Work, stopping: EarlyStopping) -> None:
+    def _descend(self, work: _Work) -> None:
         """Train by full passes."""
         passes = work.passes or (_PASSES if self.max_iter == "auto" else int(self.max_iter))
         bcd, rows = BCD(passes=passes, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
-        solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.row_weights)
+        solution = bcd.run(self.network_, rows, work.y, work.start, self._stopping(), work.row_weights)
         if solution.status == "stopped":
             raise KeyboardInterrupt
         self._keep(solution.weights, solution.history, len(solution.history) - 1)
         self.validation_scores_ = None
+
+    def _stopping(self) -> EarlyStopping:
+        return EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
 
     def _stratifies(self) -> bool:
         """Whether responses are labels, and all classes should be among the rows held back."""

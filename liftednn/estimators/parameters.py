@@ -22,20 +22,22 @@ def check_parameters(model: Any) -> None:
             raise ValueError(f"{name} must be one of {allowed}, got {getattr(model, name)!r}")
     for name, open_ in {"max_iter": True, "batch_size": True, "n_iter_no_change": False}.items():
         given = getattr(model, name)
-        chosen = open_ and isinstance(given, str) and given == "auto"
+        chosen = open_ and _is_auto(given)
         if not chosen and not (isinstance(given, Integral) and int(given) >= 1):
             raise ValueError(f"{name} must be a whole number of at least 1{' or auto' * open_}, got {given!r}")
     for name, open_ in {"alpha": True, "tol": False}.items():
         given = getattr(model, name)
-        chosen = open_ and isinstance(given, str) and given == "auto"
+        chosen = open_ and _is_auto(given)
         if not chosen and not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             raise ValueError(f"{name} must be a number of at least 0{' or auto' * open_}, got {given!r}")
     if not isinstance(model.validation_fraction, Real) or not 0 < float(model.validation_fraction) < 1:
         raise ValueError(f"validation_fraction must lie between 0 and 1, got {model.validation_fraction!r}")
     numbers_of(model.lam)
-    widths = np.atleast_1d(np.asarray(model.hidden_layer_sizes))
+    widths = np.atleast_1d(np.asarray([] if _is_auto(model.hidden_layer_sizes) else model.hidden_layer_sizes))
     if widths.ndim != 1 or (widths.size and (widths.dtype.kind not in "iu" or widths.min() < 1)):
-        raise ValueError(f"hidden_layer_sizes must hold widths of at least 1, got {model.hidden_layer_sizes!r}")
+        raise ValueError(
+            f"hidden_layer_sizes must be 'auto' or hold widths of at least 1, got {model.hidden_layer_sizes!r}"
+        )
     check_device(model.device)
     uncertainty_of(model.robust)
     if model.divergence == "euclidean" and (model.early_stopping or model.batch_size != "auto"):
@@ -58,3 +60,7 @@ def check_parameters(model: Any) -> None:
         raise ValueError(f"compress_tails must be True, False or 'auto', got {given!r}")
     if model.dtype not in (None, "float32", "float64"):
         raise ValueError(f"dtype must be None, 'float32' or 'float64', got {model.dtype!r}")
+
+
+def _is_auto(given: object) -> bool:
+    return isinstance(given, str) and given == "auto"

@@ -33,8 +33,9 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
 
     Parameters
     ----------
-    hidden_layer_sizes : int or sequence of ints, default=(100,)
-        Widths of the hidden layers.
+    hidden_layer_sizes : int, sequence of ints or "auto", default="auto"
+        Widths of the hidden layers. "auto" is one layer of 100 units, and none where a linear regression does as well; see
+        docs/defaults.md.
     activation : str or Activation, default="relu"
         "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
     divergence : {"fenchel", "euclidean"}, default="fenchel"

@@ -16,6 +16,7 @@ from liftednn.data.columns import Columns
 from liftednn.data.sources import Gathered, Mapped, Source, weighted
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.estimators.tails import Tails
+from liftednn.moments import Moments
 
 __all__ = ["Rows", "blocks", "is_sparse"]
 
@@ -95,6 +96,19 @@ class Rows:
     def tensor(self, device: str | None = None) -> Tensor:
         """All rows as a tensor, which must not be written to: it may share the memory of X."""
         return as_tensor(self[:], "X").to(device or "cpu")
+
+    def moments(self, row_weights: Array | None, before: Moments | None) -> Moments:
+        """The moments of these rows and of those `before`; on the CPU, so that they can be pickled anywhere."""
+        total = before
+        for part in blocks(*self.shape):
+            rows = as_tensor(self[part], "X")
+            # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
+            unit = 1.0 if row_weights is None else float(row_weights[part].max())
+            weights = None if row_weights is None else torch.as_tensor(row_weights[part] / unit).to(rows)
+            fresh = unit * Moments.of(rows, rows[:, :0], weights)
+            total = fresh if total is None else total + fresh
+        assert total is not None
+        return total
 
     def source(self, y: Tensor, row_weights: Array | None, device: str | None) -> Source:
         """The source for a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""

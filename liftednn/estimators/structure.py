@@ -12,28 +12,37 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from torch import Tensor
 
-from liftednn import activations, penalties
+from liftednn import activations, penalties, predict
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
+from liftednn.data.arrays import as_tensor
 from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
+from liftednn.estimators.linear import is_enough
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.estimators.tails import Tails, helps
+from liftednn.losses import SquaredError
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
+from liftednn.penalties import L2
 from liftednn.robust.naming import uncertainty_of
 from liftednn.training.choices import with_input_uncertainty
+from liftednn.training.result import Fit
 
 __all__ = ["Structured"]
+
+# The width of the hidden layer where none is given, and the rows by which it is compared with a linear regression.
+_UNITS, _JUDGED = 100, 4096
 
 
 class Structured:
     """The part of `Lifted` for activations, penalties and uncertainty."""
 
-    hidden_layer_sizes: int | Sequence[int]
+    hidden_layer_sizes: int | Sequence[int] | Literal["auto"]
     activation: str | Activation
     learn_activation: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
@@ -73,7 +82,27 @@ class Structured:
 
     def _penalties(self) -> list[Penalty]:
         """One for each layer."""
-        return penalties.one_each(self.penalty, len(np.atleast_1d(np.asarray(self.hidden_layer_sizes))) + 1)
+        return penalties.one_each(self.penalty, len(self._widths(False)) + 1)
+
+    def _widths(self, resumes: bool) -> list[int]:
+        """Of the hidden layers, as given; where that is "auto", one layer to begin with, or those of the last fit if this one resumes."""
+        if isinstance(self.hidden_layer_sizes, str):
+            return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
+        return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
+
+    def _linear_is_enough(self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> bool:
+        """Whether the trained network, whose widths were not given, does no better than a linear regression; asked where that has the same
+        loss and penalty."""
+        ridges = all(type(layer.penalty) is L2 for layer in fit.network.layers)
+        plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
+        given = not isinstance(self.hidden_layer_sizes, str)
+        if given or not ridges or not plain or type(fit.network.loss) is not SquaredError:
+            return False
+        chosen = np.arange(0, len(x), -(-len(x) // _JUDGED))
+        counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
+        rows = as_tensor(x[chosen], "X")
+        trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
+        return is_enough(rows.double(), y[chosen].double(), trained.double(), seed, counts)
 
     def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """The checked sample weights."""

@@ -9,6 +9,7 @@ and the leave-one-out error has 1 - (H_r)_ii for each row in place of the mean: 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor
 
 from liftednn.moments import Moments
 
-__all__ = ["CLEARLY", "LeftOut", "cross_validated", "error_of", "left_out"]
+__all__ = ["CLEARLY", "BestRidge", "LeftOut", "cross_validated", "error_of", "left_out"]
 
 # What costs more than another choice must lower the error to this fraction.
 CLEARLY = 0.95
 # The ridge's strengths, in units of the inputs' mean variance.
 _STRENGTHS = tuple(10.0**k for k in range(-8, 3))
+
+# Differences that are smaller fractions than this are rounding.
+_ROUNDING = 1e-5
 
 
 class LeftOut(NamedTuple):
@@ -55,16 +59,107 @@ def error_of(values: Tensor, inner: Tensor, unit: float, spread: float, rows: in
 
 def left_out(x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> list[LeftOut]:
     """Ridge regressions of y (n, q) on x (n, p), both in float64, from the weakest ridge to the strongest; the last is a constant."""
-    weights = x.new_ones(len(x)) if row_weights is None else row_weights / row_weights.mean()
-    root = weights.sqrt()[:, None]
-    x, y = ((part - (weights @ part) / weights.sum()) * root for part in (x, y))
+    weights = _relative(row_weights, x)
+    x, y = _centred(x, weights), _centred(y, weights)
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
-    strengths = values.new_tensor(_STRENGTHS) * (values.sum() / x.shape[1]) + torch.finfo(values.dtype).tiny
     found = []
-    for rest in [*(strength / (values + strength) for strength in strengths), torch.ones_like(values)]:
+    for rest in [
+        *(strength / (values + strength) for strength in _strengths(values, x.shape[1])),
+        torch.ones_like(values),
+    ]:
         # `rest` is what the regression leaves of each direction, `unused` 1 minus the leverage; a constant is always fitted.
         unused = (vectors.square() @ rest - weights / weights.sum()).clamp(min=1e-13)
         residual = vectors @ (rest[:, None] * inner) / unused[:, None]
         found.append(LeftOut(float(residual.square().sum() / len(x)), 1 - float(unused.mean())))
     return found
+
+
+@dataclass(frozen=True)
+class BestRidge:
+    """The ridge regression of y (n, q) on x (n, p) with the smallest leave-one-out error.
+
+    With hat matrix H and M = I - H it leaves the residual M y, and the leave-one-out errors (M y)_i / M_ii. Further columns h with a ridge
+    of strength r, and G = M h, change these to M y - G (h'G + r)^-1 h'M y and M_ii - (G (h'G + r)^-1 G')_ii.
+
+    residual    (n, q), of centred rows multiplied by the roots of their weights
+    unused      M_ii (n,)
+    directions  the left singular vectors of x (n, k), of which H keeps the fractions `kept` (k,)
+    weights     those of the rows (n,), with mean 1
+    """
+
+    residual: Tensor
+    unused: Tensor
+    directions: Tensor
+    kept: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BestRidge:
+        """From x and y in float64."""
+        weights = _relative(row_weights, x)
+        x, y = _centred(x, weights), _centred(y, weights)
+        directions, values = _left_directions(x)
+        inner, squares = directions.T @ y, directions.square()
+        # What no regression on x fits, of y and of each row; sums of small parts, since differences of large ones would be rounding.
+        outside, free = y - directions @ inner, (1 - weights / weights.sum() - squares.sum(1)).clamp(min=0)
+        every = [strength / (values + strength) for strength in _strengths(values, x.shape[1])]
+        found = [(outside + directions @ (rest[:, None] * inner), free + squares @ rest, 1 - rest) for rest in every]
+        residual, unused, kept = min(found, key=lambda each: float(_squared_errors(*each[:2]).mean()))
+        return cls(residual, unused, directions, kept, weights)
+
+    @property
+    def errors(self) -> Tensor:
+        """The squared leave-one-out error of every row (n,), times its weight."""
+        return _squared_errors(self.residual, self.unused)
+
+    @property
+    def trained(self) -> float:
+        """The mean squared error on the rows that it is fitted to."""
+        return float(self.residual.square().sum() / len(self.residual))
+
+    def errors_with(self, h: Tensor) -> Tensor:
+        """`errors` of the regression on x and h (n, k), with the best ridge on h."""
+        h = _centred(h, self.weights)
+        g = h - self.directions @ (self.kept[:, None] * (self.directions.T @ h))
+        values, vectors = torch.linalg.eigh(h.T @ g)
+        values, g, inner = values.clamp(min=0), g @ vectors, vectors.T @ (h.T @ self.residual)
+        inverses = 1 / (values[:, None] + _strengths(values, h.shape[1]))  # a column for every strength
+        fitted = g @ (inverses.T[:, :, None] * inner)
+        unused = self.unused[:, None] - g.square() @ inverses
+        sound = (unused > _ROUNDING * self.unused[:, None]).all(
+            0
+        )  # otherwise h fits a row so closely that only rounding is left
+        every = [
+            _squared_errors(self.residual - part, rest)
+            for part, rest in zip(fitted[sound], unused.T[sound], strict=True)
+        ]
+        return min([self.errors, *every], key=lambda errors: float(errors.mean()))
+
+
+def _relative(row_weights: Tensor | None, x: Tensor) -> Tensor:
+    """The weights of rows x, with mean 1."""
+    return x.new_ones(len(x)) if row_weights is None else row_weights / row_weights.mean()
+
+
+def _centred(part: Tensor, weights: Tensor) -> Tensor:
+    """Columns minus their means, rows times the roots of their weights."""
+    return (part - (weights @ part) / weights.sum()) * weights.sqrt()[:, None]
+
+
+def _left_directions(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The left singular vectors of x (n, p) that are not of rounding alone, and the squares of its singular values."""
+    wide = x.shape[1] > len(x)
+    values, vectors = torch.linalg.eigh(x @ x.T if wide else x.T @ x)
+    seen = values > len(values) * torch.finfo(x.dtype).eps * values[-1:]
+    values, vectors = values[seen], vectors[:, seen]
+    return vectors if wide else (x @ vectors) / values.sqrt(), values
+
+
+def _strengths(values: Tensor, columns: int) -> Tensor:
+    """The ridge's strengths for a matrix of so many columns that has these squared singular values."""
+    return values.new_tensor(_STRENGTHS) * (values.sum() / columns) + torch.finfo(values.dtype).tiny
+
+
+def _squared_errors(residual: Tensor, unused: Tensor) -> Tensor:
+    return (residual / unused.clamp(min=1e-13)[:, None]).square().sum(1)

@@ -1,0 +1,143 @@
+"""Whether a regressor has hidden units: not where a linear regression does as well."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
+
+from liftednn import LiftedClassifier, LiftedRegressor
+from liftednn.training.cross_validation import _STRENGTHS, BestRidge
+
+X = np.random.default_rng(0).normal(size=(1000, 5))
+NOISE = np.random.default_rng(1).normal(size=1000)
+LINEAR = X @ [1.0, -0.5, 2.0, 0.0, 0.3] + 4 + NOISE
+
+
+def fitted(y: np.ndarray, **options: Any) -> LiftedRegressor:
+    return LiftedRegressor(**{"random_state": 0, **options}).fit(X, y)
+
+
+def widths(model: Any) -> list[int]:
+    return [len(b) for b in model.intercepts_[:-1]]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+def test_errors_are_those_of_regressions_without_each_row(weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, h, y = (torch.randn(30, k, generator=generator, dtype=torch.float64) for k in (4, 6, 2))
+    y = 0.3 * y + x[:, :2] + h[:, :2]
+    weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5 if weighted else torch.ones(30).double()
+    found = BestRidge.of(x, y, weights if weighted else None)
+    relative = weights / weights.mean()
+
+    def centred(part: torch.Tensor) -> torch.Tensor:
+        return part - (relative @ part) / relative.sum()
+
+    def left_out(rows: torch.Tensor, ridge: torch.Tensor) -> torch.Tensor:
+        """Fit without each row in turn: an intercept that is not penalised, and a strength for each column."""
+        ones, errors = torch.ones(30, 1, dtype=torch.float64), []
+        design = torch.cat([ones, rows], 1)
+        penalty = torch.cat([ridge.new_zeros(1), ridge]).diag()
+        for i in range(30):
+            kept = torch.arange(30) != i
+            gram = design[kept].T @ (relative[kept, None] * design[kept]) + penalty
+            fit = torch.linalg.solve(gram, design[kept].T @ (relative[kept, None] * y[kept]))
+            errors.append(relative[i] * (y[i] - design[i] @ fit).square().sum())
+        return torch.stack(errors)
+
+    unit = (relative[:, None] * centred(x).square()).sum() / 4
+    alone = {s: left_out(x, (s * unit).expand(4)) for s in _STRENGTHS}
+    best = min(alone, key=lambda s: float(alone[s].mean()))
+    torch.testing.assert_close(found.errors, alone[best], rtol=1e-7, atol=1e-9)
+    # The strengths of h are in units of what x leaves of it.
+    root = relative.sqrt()[:, None]
+    a, b = centred(x) * root, centred(h) * root
+    left = b - a @ torch.linalg.solve(a.T @ a + best * unit * torch.eye(4).double(), a.T @ b)
+    unit_of_h = (b * left).sum() / 6
+    both = torch.cat([x, h], 1)
+    every = [left_out(both, torch.cat([(best * unit).expand(4), (s * unit_of_h).expand(6)])) for s in _STRENGTHS]
+    expected = min([alone[best], *every], key=lambda errors: float(errors.mean()))
+    torch.testing.assert_close(found.errors_with(h), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 10.0])
+def test_a_linear_response_needs_no_hidden_units(noise: float) -> None:
+    truth = LINEAR - NOISE
+    y = truth + noise * NOISE
+    model, linear = fitted(y), LinearRegression().fit(X, y)
+    assert widths(model) == []
+    fresh = np.random.default_rng(2).normal(size=(1000, 5))
+    exact = fresh @ [1.0, -0.5, 2.0, 0.0, 0.3] + 4
+    assert r2_score(exact, model.predict(fresh)) >= r2_score(exact, linear.predict(fresh)) - 1e-4 * (1 + noise)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, 0] + 0.5 * x[:, 1] ** 2,
+        lambda x: x[:, 0] + 0.7 * np.abs(x[:, 4]),
+        lambda x: x[:, 0] + x[:, 1] * x[:, 2],
+        lambda x: 3 * np.sign(x[:, 0] * x[:, 1] * x[:, 2]),  # which units that are not trained do not show
+        lambda x: np.sin(4 * x[:, 0]) * 2,
+    ],
+    ids=["square", "kink", "product", "three signs", "sine"],
+)
+def test_other_responses_keep_their_units(function: Any) -> None:
+    assert widths(fitted(function(X) + 0.5 * NOISE)) == [100]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_layer_sizes": (100,)},
+        {"hidden_layer_sizes": (20, 10)},
+        {"loss": "absolute"},
+        {"divergence": "euclidean", "max_iter": 1},
+        {"penalty": "l1"},
+        {"learn_activation": "layer", "activation": "leaky_relu", "max_iter": 2},
+        {"robust": 0.1, "max_iter": 2},
+        {"lam": [2.0], "max_iter": 2},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_was_asked_for_is_kept(options: dict[str, Any]) -> None:
+    expected = options.get("hidden_layer_sizes", (100,))
+    assert widths(fitted(LINEAR, **options)) == list(expected)
+
+
+def test_a_classifier_has_hidden_units_and_so_has_a_stream() -> None:
+    assert widths(LiftedClassifier(random_state=0, max_iter=2).fit(X, LINEAR > 4)) == [100]
+    assert widths(LiftedRegressor(random_state=0).partial_fit(X, LINEAR)) == [100]
+
+
+def test_a_warm_start_and_more_rows_go_on_without_units() -> None:
+    model = fitted(LINEAR, warm_start=True)
+    before = model.predict(X)
+    assert widths(model.fit(X, LINEAR)) == []
+    np.testing.assert_allclose(model.predict(X), before, atol=0.05)
+    assert widths(model.partial_fit(X[:100], LINEAR[:100])) == []
+
+
+def test_a_model_without_units_has_every_method() -> None:
+    weights = 1.0 + (X[:, 0] > 0)
+    model = LiftedRegressor(random_state=0).fit(X, np.stack([LINEAR, -2 * LINEAR], 1), sample_weight=weights)
+    assert widths(model) == []
+    np.testing.assert_allclose(model.transform(X), X)
+    assert model.get_feature_names_out().shape == (5,)
+    with torch.no_grad():
+        np.testing.assert_allclose(model.to_module()(torch.from_numpy(X)), model.predict(X), atol=1e-9)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+    lifted = LiftedRegressor(random_state=0, prediction="lifted").fit(X, LINEAR)
+    np.testing.assert_allclose(lifted.predict(X), fitted(LINEAR).predict(X), atol=1e-6)
+
+
+def test_many_columns_and_few_rows_are_no_problem() -> None:
+    wide = np.random.default_rng(3).normal(size=(40, 300))
+    model = LiftedRegressor(random_state=0).fit(wide, wide[:, :3].sum(1))
+    assert np.isfinite(model.predict(wide)).all()
