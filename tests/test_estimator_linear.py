@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 
 from liftednn import LiftedClassifier, LiftedRegressor
+from liftednn.estimators.linear import fitted as fitted_linear
+from liftednn.estimators.rows import Rows
 from liftednn.training.cross_validation import _STRENGTHS, BestRidge
 
 X = np.random.default_rng(0).normal(size=(1000, 5))
@@ -135,6 +137,28 @@ def test_a_model_without_units_has_every_method() -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
     lifted = LiftedRegressor(random_state=0, prediction="lifted").fit(X, LINEAR)
     np.testing.assert_allclose(lifted.predict(X), fitted(LINEAR).predict(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [5, 60], ids=["tall", "wide"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+def test_the_regression_is_that_of_scikit_learn(columns: int, weighted: bool) -> None:
+    generator = np.random.default_rng(4)
+    x, y = generator.normal(size=(40, columns)) + 3, generator.normal(size=(40, 2))
+    weights = generator.uniform(0.5, 2, 40) if weighted else None
+    w, b = fitted_linear(Rows.of(x, None), torch.from_numpy(y), weights, 0.3)
+    alpha = 0.3 * (40 if weights is None else weights.sum())
+    expected = Ridge(alpha=alpha).fit(x, y, weights)
+    np.testing.assert_allclose(w, expected.coef_, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(b, expected.intercept_, rtol=1e-8, atol=1e-10)
+
+
+def test_a_given_alpha_is_that_of_the_regression() -> None:
+    model = fitted(LINEAR, alpha=0.3)
+    standard = (X - X.mean(0)) / X.std(0)
+    expected = Ridge(alpha=0.3 * len(X)).fit(standard, LINEAR)
+    assert widths(model) == []
+    assert model.network_.layers[0].penalty.rho == 0.3
+    np.testing.assert_allclose(model.predict(X), expected.predict(standard), rtol=1e-6, atol=1e-6)
 
 
 def test_many_columns_and_few_rows_are_no_problem() -> None:

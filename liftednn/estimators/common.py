@@ -24,6 +24,7 @@ from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
 from liftednn.data.sources import Loader, Source
 from liftednn.defaults import Recipe, numbers_of
+from liftednn.estimators import linear
 from liftednn.estimators.columns import (
     NO_RESPONSES,
     Known,
@@ -166,9 +167,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._descend(work)
             return
         fit = self._train(work, validation)
-        if passes is None and not resumes and self._linear_is_enough(fit, work.x, work.y, work.row_weights, seed):
-            self.network_ = self._network([], False, work)
-            self._train(work, validation)
+        if passes is None and not resumes and (best := self._linear(fit, work.x, work.y, work.row_weights, seed)):
+            self._keep_linear(work, fit, best.strength)
 
     def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
         """X and y checked, with categories as their indices, which are found here, in rows that count, unless training goes on."""
@@ -233,7 +233,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _train(self, work: _Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
-        stopping = self._stopping()
+        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         classes = self.n_outputs_ if self.network_.loss.classes else 1
         trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
         if work.passes:
@@ -241,9 +241,8 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
             part = 1.0 if work.start is None else len(work.x) / choices.batch_size(len(work.x))
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
-        moments = self._moments = (
-            work.x.moments(work.row_weights, self._moments) if work.passes and work.x.basis is None else None
-        )
+        stream = work.passes and work.x.basis is None
+        moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
         source = work.x.source(work.y, work.row_weights, self.device)
         network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
         fit = trainer.run(network, source, weights=start, validation=validation, callback=stopping, moments=moments)
@@ -257,18 +256,23 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
+    def _keep_linear(self, work: _Work, fit: Fit, strength: float) -> None:
+        """Replace the trained network by a ridge regression; that of so much, unless alpha is given."""
+        rho = strength / len(work.x) if isinstance(self.alpha, str) else float(self.alpha)
+        self.network_ = LiftedNetwork.mlp([work.x.scaling.width, self.n_outputs_], [], self._loss(), rho=rho)
+        found = linear.fitted(work.x, work.y, work.row_weights, rho)
+        self._keep(widened([found], work.x.basis, None), fit.history, len(fit.history))
+
     def _descend(self, work: _Work) -> None:
         """Train by full passes."""
         passes = work.passes or (_PASSES if self.max_iter == "auto" else int(self.max_iter))
         bcd, rows = BCD(passes=passes, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
-        solution = bcd.run(self.network_, rows, work.y, work.start, self._stopping(), work.row_weights)
+        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
+        solution = bcd.run(self.network_, rows, work.y, work.start, stopping, work.row_weights)
         if solution.status == "stopped":
             raise KeyboardInterrupt
         self._keep(solution.weights, solution.history, len(solution.history) - 1)
         self.validation_scores_ = None
-
-    def _stopping(self) -> EarlyStopping:
-        return EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
 
     def _stratifies(self) -> bool:
         """Whether responses are labels, and all classes should be among the rows held back."""

@@ -12,11 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from liftednn.base import Affine
+from liftednn.estimators.rows import Rows
+from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import quartiles
+from liftednn.solvers import Factor, ridge
 from liftednn.training.biases import biases_at_quantiles
 from liftednn.training.cross_validation import BestRidge
 
-__all__ = ["is_enough"]
+__all__ = ["as_good", "fitted"]
 
 # Errors that are within these fractions of the regression's, on the rows trained on and on those left out, are taken for the same, unless
 # they differ by so many standard errors.
@@ -25,16 +29,34 @@ _TRAINED, _LEFT_OUT, _SURE = 2 / 3, 0.99, 2.0
 _UNITS = 100
 
 
-def is_enough(x: Tensor, y: Tensor, trained: Tensor, seed: int, row_weights: Tensor | None = None) -> bool:
-    """Whether responses y (n, q) are as well predicted by a linear regression on x (n, p) as by the network, which gives `trained` (n, q)
-    on these rows; all in float64."""
+def as_good(x: Tensor, y: Tensor, trained: Tensor, seed: int, row_weights: Tensor | None = None) -> BestRidge | None:
+    """The best linear regression of responses y (n, q) on x (n, p), if it is as good as the network, which gives `trained` (n, q) on these
+    rows; all in float64."""
     linear = BestRidge.of(x, y, row_weights)
     if float((linear.weights * (trained - y).square().sum(1)).mean()) < _TRAINED * linear.trained:
-        return False
+        return None
     alone, together = linear.errors, linear.errors_with(_hidden(x, seed, row_weights))
     gain = alone - together
     sure = float(gain.mean()) > _SURE * float(gain.std(correction=0)) / math.sqrt(len(gain))
-    return not sure and float(together.mean()) > _LEFT_OUT * float(alone.mean())
+    return None if sure or float(together.mean()) < _LEFT_OUT * float(alone.mean()) else linear
+
+
+def fitted(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:
+    """The linear regression of y (n, q) on all rows, with rho |w|^2 beside the mean squared error; in the precision of the rows."""
+    w, b = ridge(x.moments(row_weights, y), 1.0, rho) if x.shape[1] <= len(x) else _from_rows(x, y, row_weights, rho)
+    return Affine(w.to(x.like), b.to(x.like))
+
+
+def _from_rows(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:
+    """The same by an (n, n) system, w = x' (x x' + n rho)^-1 y with x and y centred, for more columns than rows."""
+    rows, targets = x.tensor().double(), y.double()
+    weights = torch.ones(len(rows)) if row_weights is None else torch.as_tensor(row_weights)
+    share = (weights.double() / weights.double().sum())[:, None]
+    centre, mean = (share * rows).sum(0), (share * targets).sum(0)
+    rows, targets = (rows - centre) * share.sqrt(), (targets - mean) * share.sqrt()
+    factor = Factor.of(rows @ rows.T, 1.0, rho, torch.finfo(x.like.dtype).eps)
+    w = (rows.T @ factor.solve(targets)).T
+    return Affine(w, mean - w @ centre)
 
 
 def _hidden(x: Tensor, seed: int, row_weights: Tensor | None) -> Tensor:

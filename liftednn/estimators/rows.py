@@ -97,15 +97,16 @@ class Rows:
         """All rows as a tensor, which must not be written to: it may share the memory of X."""
         return as_tensor(self[:], "X").to(device or "cpu")
 
-    def moments(self, row_weights: Array | None, before: Moments | None) -> Moments:
-        """The moments of these rows and of those `before`; on the CPU, so that they can be pickled anywhere."""
+    def moments(self, row_weights: Array | None, y: Tensor | None = None, before: Moments | None = None) -> Moments:
+        """The moments of these rows, with responses y (n, q) where they are given, and of those `before`; on the CPU, so that they can be
+        pickled anywhere."""
         total = before
         for part in blocks(*self.shape):
             rows = as_tensor(self[part], "X")
             # In units of the largest weight: with huge or tiny weights, sums of squares would overflow or underflow.
             unit = 1.0 if row_weights is None else float(row_weights[part].max())
             weights = None if row_weights is None else torch.as_tensor(row_weights[part] / unit).to(rows)
-            fresh = unit * Moments.of(rows, rows[:, :0], weights)
+            fresh = unit * Moments.of(rows, rows[:, :0] if y is None else y[part].to(rows), weights)
             total = fresh if total is None else total + fresh
         assert total is not None
         return total

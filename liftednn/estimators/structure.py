@@ -19,7 +19,7 @@ from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.data.arrays import as_tensor
 from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
-from liftednn.estimators.linear import is_enough
+from liftednn.estimators.linear import as_good
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
@@ -31,6 +31,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.robust.naming import uncertainty_of
 from liftednn.training.choices import with_input_uncertainty
+from liftednn.training.cross_validation import BestRidge
 from liftednn.training.result import Fit
 
 __all__ = ["Structured"]
@@ -90,19 +91,19 @@ class Structured:
             return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
         return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
 
-    def _linear_is_enough(self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> bool:
-        """Whether the trained network, whose widths were not given, does no better than a linear regression; asked where that has the same
-        loss and penalty."""
+    def _linear(self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> BestRidge | None:
+        """The linear regression that is as good as the trained network, where widths were not given and both have the same loss and
+        penalty; None where there is none."""
         ridges = all(type(layer.penalty) is L2 for layer in fit.network.layers)
         plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
         given = not isinstance(self.hidden_layer_sizes, str)
         if given or not ridges or not plain or type(fit.network.loss) is not SquaredError:
-            return False
+            return None
         chosen = np.arange(0, len(x), -(-len(x) // _JUDGED))
         counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
         rows = as_tensor(x[chosen], "X")
         trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
-        return is_enough(rows.double(), y[chosen].double(), trained.double(), seed, counts)
+        return as_good(rows.double(), y[chosen].double(), trained.double(), seed, counts)
 
     def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """The checked sample weights."""

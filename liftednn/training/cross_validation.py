@@ -86,6 +86,7 @@ class BestRidge:
     unused      M_ii (n,)
     directions  the left singular vectors of x (n, k), of which H keeps the fractions `kept` (k,)
     weights     those of the rows (n,), with mean 1
+    strength    of its ridge: it minimises the weighted sum of squared residuals plus strength |w|^2
     """
 
     residual: Tensor
@@ -93,6 +94,7 @@ class BestRidge:
     directions: Tensor
     kept: Tensor
     weights: Tensor
+    strength: float
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BestRidge:
@@ -103,10 +105,12 @@ class BestRidge:
         inner, squares = directions.T @ y, directions.square()
         # What no regression on x fits, of y and of each row; sums of small parts, since differences of large ones would be rounding.
         outside, free = y - directions @ inner, (1 - weights / weights.sum() - squares.sum(1)).clamp(min=0)
-        every = [strength / (values + strength) for strength in _strengths(values, x.shape[1])]
-        found = [(outside + directions @ (rest[:, None] * inner), free + squares @ rest, 1 - rest) for rest in every]
-        residual, unused, kept = min(found, key=lambda each: float(_squared_errors(*each[:2]).mean()))
-        return cls(residual, unused, directions, kept, weights)
+        found = []
+        for strength in _strengths(values, x.shape[1]):
+            rest = strength / (values + strength)
+            residual, unused = outside + directions @ (rest[:, None] * inner), free + squares @ rest
+            found.append(cls(residual, unused, directions, 1 - rest, weights, float(strength)))
+        return min(found, key=lambda each: float(each.errors.mean()))
 
     @property
     def errors(self) -> Tensor:
