@@ -25,7 +25,7 @@ __all__ = ["Lifted"]
 
 # Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least, and
 # where a layer reads tokens.
-_DECAY, _LAST_DECAY, _TRUST, _TOKEN_TRUST = 0.06, 0.3, 0.1, 0.04
+_DECAY, _LAST_DECAY, _TRUST, _TOKEN_TRUST = 0.06, 0.6, 0.15, 0.04
 
 
 class Lifted(torch.optim.Optimizer):
@@ -55,7 +55,7 @@ class Lifted(torch.optim.Optimizer):
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
     refresh         the number of steps between two refreshes
     trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
-                    from .1 to .3, and for .04 where a layer reads tokens
+                    from .15 to .3, and for .04 where a layer reads tokens
     adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution, a projection of
                     nn.MultiheadAttention or a recurrent module of one layer and direction that the module calls; it follows `lr`, when
                     a scheduler changes that
