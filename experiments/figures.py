@@ -48,12 +48,6 @@ SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 CONVOLUTION = (convolution, convolution_blocks, convolution_cpu, convolution_init, convolution_lam)
 OPTIMISER = (optimisers, optimiser_cost)
 EXTENSIONS = (robust, refit, constraints, regression, defaults, *CONVOLUTION, *OPTIMISER)
-# Below these tables until they are made again; then take their names out.
-_SHARED = (
-    "*Seconds on a CPU: seven runs shared the machine, each on two cores of its own. This slows what reads all rows most, such as the "
-    "preparation before the first step, which has been made faster since.*"
-)
-OLDER = dict.fromkeys(["training_cpu", "digits", "scikit", "time_to_goal"], _SHARED)
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -307,8 +301,7 @@ def render(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         names = [name.strip() for name in match[2].split(",")]
         tables = ["\n".join(globals()[name]()) for name in names]
-        older = dict.fromkeys(OLDER[name] for name in names if name in OLDER)
-        return match[1] + "\n\n".join([*tables, *older]) + "\n" + match[3]
+        return match[1] + "\n\n".join(tables) + "\n" + match[3]
 
     return MARKED.sub(fill, text)
 

@@ -104,11 +104,6 @@ def test_the_readme_is_short() -> None:
     assert sum(line.startswith("|") for line in lines) <= 12
 
 
-def test_only_tables_of_the_documents_are_marked_as_older() -> None:
-    marked = [match[2].split(",") for page in figures.DOCUMENTS for match in figures.MARKED.finditer(page.read_text())]
-    assert set(figures.OLDER) <= {name.strip() for names in marked for name in names}
-
-
 @pytest.mark.parametrize("document", figures.DOCUMENTS, ids=lambda path: path.name)
 def test_the_figures_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
