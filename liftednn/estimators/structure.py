@@ -16,7 +16,6 @@ from torch import Tensor
 
 from liftednn import activations, penalties, predict
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
-from liftednn.data.arrays import as_tensor
 from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
 from liftednn.estimators.linear import as_good
@@ -36,8 +35,9 @@ from liftednn.training.result import Fit
 
 __all__ = ["Structured"]
 
-# The width of the hidden layer where none is given, and the rows by which it is compared with a linear regression.
-_UNITS, _JUDGED = 100, 4096
+# The width of the hidden layer where none is given, and the most rows for which it is compared with a linear regression: among more, it
+# fits little of the noise.
+_UNITS, _FEW = 100, 8192
 
 
 class Structured:
@@ -96,14 +96,12 @@ class Structured:
         penalty; None where there is none."""
         ridges = all(type(layer.penalty) is L2 for layer in fit.network.layers)
         plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
-        given = not isinstance(self.hidden_layer_sizes, str)
-        if given or not ridges or not plain or type(fit.network.loss) is not SquaredError:
+        asked = isinstance(self.hidden_layer_sizes, str) and len(x) <= _FEW
+        if not asked or not ridges or not plain or type(fit.network.loss) is not SquaredError:
             return None
-        chosen = np.arange(0, len(x), -(-len(x) // _JUDGED))
-        counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
-        rows = as_tensor(x[chosen], "X")
+        counts, rows = None if row_weights is None else torch.as_tensor(row_weights).double(), x.tensor()
         trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
-        return as_good(rows.double(), y[chosen].double(), trained.double(), seed, counts)
+        return as_good(rows.double(), y.double(), trained.double(), seed, counts)
 
     def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """The checked sample weights."""
