@@ -56,7 +56,7 @@ def test_errors_are_those_of_regressions_without_each_row(weighted: bool) -> Non
     unit = (relative[:, None] * centred(x).square()).sum() / 4
     alone = {s: left_out(x, (s * unit).expand(4)) for s in _STRENGTHS}
     best = min(alone, key=lambda s: float(alone[s].mean()))
-    torch.testing.assert_close(found.errors, alone[best], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found.errors.sum(1), alone[best], rtol=1e-7, atol=1e-9)
     # The strengths of h are in units of what x leaves of it.
     root = relative.sqrt()[:, None]
     a, b = centred(x) * root, centred(h) * root
@@ -65,7 +65,7 @@ def test_errors_are_those_of_regressions_without_each_row(weighted: bool) -> Non
     both = torch.cat([x, h], 1)
     every = [left_out(both, torch.cat([(best * unit).expand(4), (s * unit_of_h).expand(6)])) for s in _STRENGTHS]
     expected = min([alone[best], *every], key=lambda errors: float(errors.mean()))
-    torch.testing.assert_close(found.errors_with(h), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.errors_with(h).sum(1), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 10.0])
@@ -118,12 +118,57 @@ def test_a_classifier_has_hidden_units_and_so_has_a_stream() -> None:
     assert widths(LiftedRegressor(random_state=0).partial_fit(X, LINEAR)) == [100]
 
 
-def test_a_warm_start_and_more_rows_go_on_without_units() -> None:
+def test_training_goes_on_from_the_network_that_a_regression_replaced() -> None:
     model = fitted(LINEAR, warm_start=True)
     before = model.predict(X)
-    assert widths(model.fit(X, LINEAR)) == []
+    assert widths(model.fit(X, LINEAR)) == []  # asked again
     np.testing.assert_allclose(model.predict(X), before, atol=0.05)
-    assert widths(model.partial_fit(X[:100], LINEAR[:100])) == []
+    assert widths(model.fit(X, X[:, 0] ** 2)) == [100]
+    assert model.score(X, X[:, 0] ** 2) > 0.9
+    assert widths(fitted(LINEAR).partial_fit(X[:100], LINEAR[:100])) == [100]
+    given = fitted(LINEAR, warm_start=True).set_params(hidden_layer_sizes=(100,))
+    assert widths(given.fit(X, LINEAR)) == [100]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interaction_that_untrained_units_miss_is_kept(seed: int) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4000, 25))
+    y = np.where(generator.integers(0, 2, 4000) == 1, 1, -1)
+    x[:, 0] = y
+    y = y * x[:, 1] + generator.normal(size=4000)
+    assert widths(LiftedRegressor(random_state=seed).fit(x, y)) == [100]
+
+
+def test_one_output_that_needs_units_is_enough() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(3000, 40))
+    y = np.c_[x[:, 0] * x[:, 1] + 0.3 * generator.normal(size=3000), generator.normal(size=(3000, 3))]
+    assert widths(LiftedRegressor(random_state=0).fit(x, y)) == [100]
+
+
+def test_copies_of_rows_decide_as_weights_do() -> None:
+    counts = np.random.default_rng(3).integers(1, 6, 400)
+    x, y = X[:400], LINEAR[:400] + NOISE[:400]
+    weighted = LiftedRegressor(random_state=0).fit(x, y, counts)
+    copied = LiftedRegressor(random_state=0).fit(np.repeat(x, counts, 0), np.repeat(y, counts))
+    assert widths(weighted) == widths(copied) == []
+    np.testing.assert_allclose(weighted.predict(X), copied.predict(X), atol=0.1)
+
+
+def test_a_number_in_the_penalty_is_kept_and_a_list_of_penalties_can_go_on() -> None:
+    model = fitted(LINEAR, penalty="l2:0.5", alpha=1e-3)
+    assert widths(model) == []
+    assert model.network_.layers[0].penalty.rho == 0.5
+    listed = fitted(LINEAR, penalty=["l2", "l2"], warm_start=True)
+    assert widths(listed.fit(X, LINEAR)) == []
+    assert widths(listed.prune().fit(X, LINEAR)) == []
+
+
+def test_a_network_that_is_replaced_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    assert widths(fitted(LINEAR, alpha=0.1)) == []
+    LiftedRegressor().fit([[1.0, 2.0]], [3.0])
+    assert not recwarn.list
 
 
 def test_a_model_without_units_has_every_method() -> None:

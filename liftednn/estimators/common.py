@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
@@ -26,7 +27,6 @@ from liftednn.data.sources import Loader, Source
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators import linear
 from liftednn.estimators.columns import (
-    NO_RESPONSES,
     Known,
     categorical_mask,
     check_categorical,
@@ -36,17 +36,18 @@ from liftednn.estimators.columns import (
     that_count,
 )
 from liftednn.estimators.parameters import check_parameters
+from liftednn.estimators.predicting import Predicting
 from liftednn.estimators.reduction import main_directions, narrowed, widened, with_inputs
-from liftednn.estimators.rows import Rows, blocks, is_sparse
+from liftednn.estimators.rows import Rows, is_sparse
 from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
-from liftednn.estimators.tails import CompressTails, Tails
-from liftednn.modules import to_module
+from liftednn.estimators.tails import Tails
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
 from liftednn.training.learning import snapshot
+from liftednn.training.minibatch import MiniBatch
 from liftednn.training.result import Fit
 
 __all__ = ["Lifted"]
@@ -72,7 +73,7 @@ class _Work:
     passes: int | None
 
 
-class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """What both estimators share; a subclass encodes responses as numbers, and names their loss, `task_loss`."""
 
     task_loss: str
@@ -134,6 +135,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _fit(self, x: Array, y: Array, row_weights: Array | None, passes: int | None, resumes: bool) -> None:
         """Train on encoded responses, from the present weights if it `resumes`; with `passes`, for that many."""
+        self._restore_units()
         chosen = None if row_weights is None or row_weights.all() else np.flatnonzero(row_weights)
         if chosen is not None and row_weights is not None:
             y, row_weights = y[chosen], row_weights[chosen]
@@ -167,8 +169,14 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             self._descend(work)
             return
         fit = self._train(work, validation)
-        if passes is None and not resumes and (best := self._linear(fit, work.x, work.y, work.row_weights, seed)):
+        best = None
+        if passes is None:
+            best = self._linear(fit, work.x, work.y, work.row_weights, seed, partial(self._learned, work))
+        if best is not None:
             self._keep_linear(work, fit, best.strength)
+        # After partial_fit, training is not finished.
+        for sentence in fit.warnings if best is None and (passes is None or fit.status == "diverged") else ():
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=4)
 
     def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
         """X and y checked, with categories as their indices, which are found here, in rows that count, unless training goes on."""
@@ -233,9 +241,7 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _train(self, work: _Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
-        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
-        classes = self.n_outputs_ if self.network_.loss.classes else 1
-        trainer = self._recipe(work).trainer(None if work.passes else len(work.x), classes)
+        trainer = self._trainer(work)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
@@ -243,22 +249,38 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
         stream = work.passes and work.x.basis is None
         moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
-        source = work.x.source(work.y, work.row_weights, self.device)
-        network, start = with_inputs(self.network_, work.x.shape[1]), narrowed(work.start, work.x.basis)
-        fit = trainer.run(network, source, weights=start, validation=validation, callback=stopping, moments=moments)
+        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
+        fit = self._run(trainer, self.network_, work, validation=validation, callback=stopping, moments=moments)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
-        # After partial_fit, training is not finished.
-        for sentence in fit.warnings if work.passes is None or fit.status == "diverged" else ():
-            warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
         self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
         self._keep(widened(fit.weights, work.x.basis, work.start), fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
+    def _trainer(self, work: _Work) -> MiniBatch:
+        classes = self.n_outputs_ if self.network_.loss.classes else 1
+        return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
+
+    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: _Work, **options: Any) -> Fit:
+        source = work.x.source(work.y, work.row_weights, self.device)
+        start = narrowed(work.start, work.x.basis)
+        return trainer.run(with_inputs(network, work.x.shape[1]), source, weights=start, **options)
+
+    def _learned(self, work: _Work, chosen: Array, others: Array) -> Tensor:
+        """What a network that is trained on the chosen rows gives on others."""
+        row_weights = None if work.row_weights is None else work.row_weights[chosen]
+        part = replace(work, x=work.x.take(chosen), y=work.y[chosen], row_weights=row_weights, start=None)
+        fit = self._run(self._trainer(part), self._network(self._widths(True), False, part), part)
+        if fit.status == "stopped":
+            raise KeyboardInterrupt
+        return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()
+
     def _keep_linear(self, work: _Work, fit: Fit, strength: float) -> None:
         """Replace the trained network by a ridge regression; that of so much, unless alpha is given."""
-        rho = strength / len(work.x) if isinstance(self.alpha, str) else float(self.alpha)
+        self._with_units = self.network_, self.coefs_, self.intercepts_
+        given = fit.network.layers[-1].penalty.ridge
+        rho = strength / len(work.x) if isinstance(self.alpha, str) or given is None else given
         self.network_ = LiftedNetwork.mlp([work.x.scaling.width, self.n_outputs_], [], self._loss(), rho=rho)
         found = linear.fitted(work.x, work.y, work.row_weights, rho)
         self._keep(widened([found], work.x.basis, None), fit.history, len(fit.history))
@@ -299,48 +321,19 @@ class Lifted(Structured, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.history_, self.n_iter_ = history, n_iter
         self.loss_curve_ = [record.loss for record in history]
 
-    def _weights(self, like: Tensor | None = None) -> list[Affine]:
-        """The fitted weights, on the device of predictions, or with the dtype and device of `like`."""
-        target = self.device or "cpu" if like is None else like
-        pairs = zip(self.coefs_, self.intercepts_, strict=True)
-        return [Affine(as_tensor(w.T, "coefs_").to(target), as_tensor(b, "intercepts_").to(target)) for w, b in pairs]
-
     def _start(self, like: Tensor) -> list[Affine]:
         """The fitted weights, for scaled inputs."""
         self._check_resumable(self._penalties()[0], self._inputs, "the columns of X")
         first, *others = self._weights(like)
         return [self._inputs.to_scaled_inputs(first), *others]
 
-    def _blocks(self, x: ArrayLike) -> Iterator[Tensor]:
-        """New rows, a few at a time, in the precision and on the device of the fitted network."""
-        checked = read(self, x, NO_RESPONSES, self._known, reset=False)
-        for part in blocks(checked.shape[0], self._inputs.width):
-            rows = Rows.of(checked[part], str(self.coefs_[0].dtype), self._columns)
-            yield replace(rows, tails=self._tails).tensor(self.device)
-
-    def _scores(self, x: ArrayLike) -> Tensor:
-        check_is_fitted(self)
-        rule, weights = predict.lifted if self.prediction == "lifted" else predict.feedforward, self._weights()
-        return torch.cat([rule(self.network_, weights, rows).cpu() for rows in self._blocks(x)])
-
     def transform(self, X: ArrayLike) -> Array:  # noqa: N803
-        """The states of the last hidden layer for rows X (n, features), an array of shape (n, units): features for another model."""
+        """The states of the last hidden layer for rows X (n, features), an array of shape (n, units): features for another model.
+        Without hidden layers, the inputs."""
         check_is_fitted(self)
         network, weights = self.network_, self._weights()
         parts = (network.propagate(weights, network.check_rows(rows))[-1] for rows in self._blocks(X))
         return np.concatenate([part.numpy(force=True) for part in parts])
-
-    @property
-    def _n_features_out(self) -> int:
-        return len(self.coefs_[-1])
-
-    def to_module(self) -> nn.Sequential:
-        """The same network as a standard torch module; a classifier's gives logits."""
-        check_is_fitted(self)
-        module = to_module(self.network_, self._weights(torch.from_numpy(self.coefs_[0])))
-        assert isinstance(module, nn.Sequential)  # the network is a chain
-        compress = [CompressTails(self._tails, self.coefs_[0])] if self._tails else []
-        return nn.Sequential(*compress, *module)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,13 +1,16 @@
 """Whether a linear regression is as good as the network: then hidden units would only fit noise.
 
-It is where two things hold, on the same rows. Trained, the network leaves nearly the residuals that the regression leaves. And hidden units
-that are not trained hardly lower the regression's leave-one-out error: kinks at the quartiles of single columns, random units of two
-columns and of all, and products of two columns. A difference of more than two standard errors counts however small it is.
+It is asked in the order of cost. The regression is the ridge with the smallest leave-one-out error. The network is better where it leaves
+much smaller residuals on the rows that it is trained on; or where hidden units that are not trained surely lower the leave-one-out error of
+the regression: kinks at the quartiles of single columns, random units of two columns and of all, and products of two columns; or, among
+enough rows, where a second network, trained on half of them, predicts the other half better than a regression on the same half does. An
+output of its own is enough. Copies of rows are one row with their weights added up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,46 +19,90 @@ from liftednn.base import Affine
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import quartiles
+from liftednn.moments import Moments
 from liftednn.solvers import Factor, ridge
 from liftednn.training.biases import biases_at_quantiles
 from liftednn.training.cross_validation import BestRidge
 
 __all__ = ["as_good", "fitted"]
 
-# Errors that are within these fractions of the regression's, on the rows trained on and on those left out, are taken for the same, unless
-# they differ by so many standard errors.
-_TRAINED, _LEFT_OUT, _SURE = 2 / 3, 0.99, 2.0
+# The network is taken for better where its error is less than this fraction of the regression's: on the rows trained on, with few rows and
+# with enough, and on rows left out. With enough rows, differences on the latter must be of so many standard errors.
+_TRAINED_FEW, _TRAINED, _LEFT_OUT, _SURE = 2 / 3, 1 / 4, 0.99, 2.0
+# Rows that are enough to train a network on half of them.
+_ENOUGH = 200
 # Units of each kind.
 _UNITS = 100
 
+# From the numbers of rows to train on, and of others: what a new network gives on these (n, q).
+Learned = Callable[[Array, Array], Tensor]
 
-def as_good(x: Tensor, y: Tensor, trained: Tensor, seed: int, row_weights: Tensor | None = None) -> BestRidge | None:
+
+def as_good(
+    x: Tensor, y: Tensor, trained: Tensor, seed: int, row_weights: Tensor | None, learned: Learned
+) -> BestRidge | None:
     """The best linear regression of responses y (n, q) on x (n, p), if it is as good as the network, which gives `trained` (n, q) on these
     rows; all in float64."""
-    linear = BestRidge.of(x, y, row_weights)
-    if float((linear.weights * (trained - y).square().sum(1)).mean()) < _TRAINED * linear.trained:
+    one, group, weights = _without_copies(x, y, row_weights)
+    linear, enough = BestRidge.of(x[one], y[one], weights), len(one) >= _ENOUGH
+    error = (linear.weights[:, None] * (trained[one] - y[one]).square()).mean(0)
+    if bool((error < (_TRAINED if enough else _TRAINED_FEW) * linear.residual.square().mean(0)).any()):
         return None
-    alone, together = linear.errors, linear.errors_with(_hidden(x, seed, row_weights))
+    alone, together = linear.errors, linear.errors_with(_hidden(x[one], seed, weights))
     gain = alone - together
-    sure = float(gain.mean()) > _SURE * float(gain.std(correction=0)) / math.sqrt(len(gain))
-    return None if sure or float(together.mean()) < _LEFT_OUT * float(alone.mean()) else linear
+    sure = gain.mean(0) > _SURE * gain.std(0, correction=0) / math.sqrt(len(gain))
+    seen = sure if enough else sure | (together.mean(0) < _LEFT_OUT * alone.mean(0))
+    if bool(seen.any()) or (enough and _predicts_better(x, y, row_weights, group, seed, learned)):
+        return None
+    return linear
+
+
+def _without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of rows that differ from each other, for each row which of these it equals, and the weights of these, added up."""
+    counts = x.new_ones(len(x)) if row_weights is None else row_weights
+    _, group = torch.unique(torch.cat([x, y], 1), dim=0, return_inverse=True)
+    first = torch.full((int(group.max()) + 1,), len(x)).scatter_reduce(0, group, torch.arange(len(x)), "amin")
+    one, order = first.sort()  # in the order of the rows
+    group = order.argsort()[group]
+    return one, group, x.new_zeros(len(one)).index_add(0, group, counts)
+
+
+def _predicts_better(
+    x: Tensor, y: Tensor, row_weights: Tensor | None, group: Tensor, seed: int, learned: Learned
+) -> bool:
+    """Whether a network on half of the rows predicts an output on the others better than a linear regression on the same half."""
+    drawn = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
+    half = (drawn < (len(drawn) + 1) // 2)[group]
+    counts = x.new_ones(len(x)) if row_weights is None else row_weights
+    own, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
+    linear = BestRidge.of(x[own], y[own], counts[own])
+    w, b = _solved(x[own], y[own], counts[own], linear.strength / len(own))
+    share = counts[rest, None] / counts[rest].sum()
+    errors = [
+        (share * (given.to(y) - y[rest]).square()).sum(0)
+        for given in (learned(own.numpy(), rest.numpy()), x[rest] @ w.T + b)
+    ]
+    return bool((errors[0] < _LEFT_OUT * errors[1]).any())
 
 
 def fitted(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:
     """The linear regression of y (n, q) on all rows, with rho |w|^2 beside the mean squared error; in the precision of the rows."""
-    w, b = ridge(x.moments(row_weights, y), 1.0, rho) if x.shape[1] <= len(x) else _from_rows(x, y, row_weights, rho)
+    if x.shape[1] <= len(x):
+        w, b = ridge(x.moments(row_weights, y), 1.0, rho)
+    else:
+        counts = torch.ones(len(y)) if row_weights is None else torch.as_tensor(row_weights)
+        w, b = _solved(x.tensor().double(), y.double(), counts.double(), rho)
     return Affine(w.to(x.like), b.to(x.like))
 
 
-def _from_rows(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:
-    """The same by an (n, n) system, w = x' (x x' + n rho)^-1 y with x and y centred, for more columns than rows."""
-    rows, targets = x.tensor().double(), y.double()
-    weights = torch.ones(len(rows)) if row_weights is None else torch.as_tensor(row_weights)
-    share = (weights.double() / weights.double().sum())[:, None]
-    centre, mean = (share * rows).sum(0), (share * targets).sum(0)
-    rows, targets = (rows - centre) * share.sqrt(), (targets - mean) * share.sqrt()
-    factor = Factor.of(rows @ rows.T, 1.0, rho, torch.finfo(x.like.dtype).eps)
-    w = (rows.T @ factor.solve(targets)).T
+def _solved(x: Tensor, y: Tensor, row_weights: Tensor, rho: float) -> Affine:
+    """The same in float64; with more columns than rows by an (n, n) system, w = x' (x x' + rho)^-1 y with x and y centred and weighted."""
+    if x.shape[1] <= len(x):
+        return ridge(Moments.of(x, y, row_weights), 1.0, rho)
+    share = (row_weights / row_weights.sum())[:, None]
+    centre, mean = (share * x).sum(0), (share * y).sum(0)
+    rows, targets = (x - centre) * share.sqrt(), (y - mean) * share.sqrt()
+    w = (rows.T @ Factor.of(rows @ rows.T, 1.0, rho, torch.finfo(x.dtype).eps).solve(targets)).T
     return Affine(w, mean - w @ centre)
 
 
@@ -73,4 +120,4 @@ def _hidden(x: Tensor, seed: int, row_weights: Tensor | None) -> Tensor:
         torch.triu_indices(width, width) if width < 20 else torch.randint(width, (2, 2 * _UNITS), generator=generator)
     )
     kinds = [torch.cat(kinks, 1), *units, x[:, left] * x[:, right]]
-    return torch.cat([kind / kind.std(0).clamp(min=1e-9) / math.sqrt(kind.shape[1]) for kind in kinds], 1)
+    return torch.cat([kind / kind.std(0, correction=0).clamp(min=1e-9) / math.sqrt(kind.shape[1]) for kind in kinds], 1)

@@ -18,7 +18,7 @@ from liftednn import activations, penalties, predict
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
-from liftednn.estimators.linear import as_good
+from liftednn.estimators.linear import Learned, as_good
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
@@ -38,6 +38,8 @@ __all__ = ["Structured"]
 # The width of the hidden layer where none is given, and the most rows for which it is compared with a linear regression: among more, it
 # fits little of the noise.
 _UNITS, _FEW = 100, 8192
+# The most numbers in these rows and their responses.
+_NUMBERS = 1 << 22
 
 
 class Structured:
@@ -91,17 +93,31 @@ class Structured:
             return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
         return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
 
-    def _linear(self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> BestRidge | None:
+    def _linear(
+        self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int, learned: Learned
+    ) -> BestRidge | None:
         """The linear regression that is as good as the trained network, where widths were not given and both have the same loss and
         penalty; None where there is none."""
         ridges = all(type(layer.penalty) is L2 for layer in fit.network.layers)
         plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
-        asked = isinstance(self.hidden_layer_sizes, str) and len(x) <= _FEW
-        if not asked or not ridges or not plain or type(fit.network.loss) is not SquaredError:
-            return None
-        counts, rows = None if row_weights is None else torch.as_tensor(row_weights).double(), x.tensor()
-        trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
-        return as_good(rows.double(), y.double(), trained.double(), seed, counts)
+        small = len(x) <= _FEW and len(x) * (x.shape[1] + y.shape[-1]) <= _NUMBERS
+        if (
+            isinstance(self.hidden_layer_sizes, str)
+            and small
+            and ridges
+            and plain
+            and type(fit.network.loss) is SquaredError
+        ):
+            counts, rows = None if row_weights is None else torch.as_tensor(row_weights).double(), x.tensor()
+            trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
+            return as_good(rows.double(), y.double(), trained.double(), seed, counts, learned)
+        return None
+
+    def _restore_units(self) -> None:
+        """The network with hidden units that a linear regression has replaced, for training to go on from."""
+        if kept := getattr(self, "_with_units", None):
+            self.network_, self.coefs_, self.intercepts_ = kept
+        self._with_units: tuple[LiftedNetwork, list[Array], list[Array]] | None = None
 
     def _checked_weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
         """The checked sample weights."""
@@ -197,13 +213,14 @@ class Structured:
         Those of the lifted rule may differ, since it also minimises over the states of constant units."""
         check_is_fitted(self)
         smaller = copy.copy(self)
-        smaller._first_rows = None  # training goes on from the smaller network
+        smaller._first_rows = smaller._with_units = None  # training goes on from the smaller network
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
         weights = [Affine(torch.from_numpy(w.T), torch.from_numpy(b)) for w, b in pairs]
         smaller.network_, found = self.network_.prune(weights)
         smaller.coefs_, smaller.intercepts_ = [w.T.numpy() for w, _ in found], [b.numpy() for _, b in found]
         smaller.hidden_layer_sizes = tuple(len(b) for b in smaller.intercepts_[:-1])
         cut = zip(self.network_.layers, smaller.network_.layers, strict=True)
-        if any(before.penalty is not after.penalty for before, after in cut):
+        given = isinstance(self.penalty, str | Penalty) or len(self.penalty) == len(smaller.intercepts_)
+        if not given or any(before.penalty is not after.penalty for before, after in cut):
             smaller.penalty = [layer.penalty for layer in smaller.network_.layers]
         return smaller

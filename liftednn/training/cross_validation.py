@@ -114,13 +114,8 @@ class BestRidge:
 
     @property
     def errors(self) -> Tensor:
-        """The squared leave-one-out error of every row (n,), times its weight."""
+        """The squared leave-one-out errors (n, q), those of a row times its weight."""
         return _squared_errors(self.residual, self.unused)
-
-    @property
-    def trained(self) -> float:
-        """The mean squared error on the rows that it is fitted to."""
-        return float(self.residual.square().sum() / len(self.residual))
 
     def errors_with(self, h: Tensor) -> Tensor:
         """`errors` of the regression on x and h (n, k), with the best ridge on h."""
@@ -166,4 +161,4 @@ def _strengths(values: Tensor, columns: int) -> Tensor:
 
 
 def _squared_errors(residual: Tensor, unused: Tensor) -> Tensor:
-    return (residual / unused.clamp(min=1e-13)[:, None]).square().sum(1)
+    return (residual / unused.clamp(min=1e-13)[:, None]).square()
