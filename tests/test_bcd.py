@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -320,3 +321,41 @@ def test_a_bias_where_there_is_none_is_refused() -> None:
 def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Mask does not fit weights of shape \(2, 4\)"):
         lnn.Layer(lnn.operators.Dense(4, 2), losses.SquaredError(), lnn.penalties.Mask(torch.ones(4, 2).bool()))
+
+
+@pytest.mark.parametrize(
+    ("activation", "per"), [(act.FenchelClip(-5.0, 5.0), "layer"), (act.FenchelHardTanh(), "unit")]
+)
+def test_rows_that_do_not_count_stay_inside_learned_bounds(activation: lnn.Activation, per: Any) -> None:
+    counts = torch.ones(len(X), dtype=X.dtype)
+    counts[::2] = 0
+    network = lnn.LiftedNetwork.mlp([4, 6, 2], activation, "squared")
+    fit = lnn.BCD(passes=3, tol=0.0, learn_activation=per).run(network, X, REAL, sample_weight=counts)
+    objectives = [record.objective for record in fit.history]
+    assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(objectives))
+
+
+def test_a_ridge_that_is_small_beside_rounding_does_not_raise_the_objective() -> None:
+    x, y = torch.rand(3, 18, generator=torch.Generator().manual_seed(0)) * 1e4, draw(3, 2).float()
+    network = lnn.LiftedNetwork.mlp([18, 2], loss="squared", rho=1e-8)
+    fit = lnn.BCD(passes=3, tol=0.0).run(network, x, y, weights=[(torch.zeros(2, 18), torch.zeros(2))])
+    assert fit.history[-1].objective < 0.2 * fit.history[0].objective
+
+
+def test_very_different_lam_around_a_capped_layer() -> None:
+    layers = [
+        lnn.Layer(lnn.operators.Dense(4, 6), act.ReLU(), lam=1e-4),
+        lnn.Layer(lnn.operators.Dense(6, 5), act.LeakyReLU(0.1), lam=1e4),
+        lnn.Layer(lnn.operators.Dense(5, 2), losses.SquaredError()),
+    ]
+    fit = lnn.BCD(passes=2).run(lnn.LiftedNetwork(layers), X.float(), REAL.float())
+    assert np.isfinite(fit.history[-1].objective)
+
+
+def test_the_result_says_what_was_done() -> None:
+    network = lnn.LiftedNetwork.mlp([4, 6, 2], "relu", "squared")
+    assert lnn.BCD(passes=0).run(network, X, REAL).result == "finished: all 0 passes done"
+    rough = lnn.BCD(passes=1, tol=0.0, block_tol=1e-9, block_iter=1).run(
+        network.with_penalty(lnn.penalties.L1(0.1)), X, REAL
+    )
+    assert "ended at a KKT residual of" in rough.result

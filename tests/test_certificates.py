@@ -211,6 +211,18 @@ def test_weights(divergence: lnn.Divergence, penalty: lnn.Penalty, dtype: torch.
         held(step.kkt, true, rounding)
 
 
+@pytest.mark.parametrize("penalty", [pen.L2(0.0), pen.L1(0.0)], ids=repr)
+@pytest.mark.parametrize("loss", ["huber", "absolute", "softmax"])
+def test_the_units_of_the_inputs_do_not_change_what_a_w_step_fits(loss: str, penalty: lnn.Penalty) -> None:
+    x = draw(200, 3)
+    y = (x[:, 0] > 1.5).long() if loss == "softmax" else 5 + x[:, :1]
+    network = lnn.LiftedNetwork.mlp([3, 2 if loss == "softmax" else 1], loss=loss).with_penalty([penalty])
+    found = [lnn.BCD(passes=2, tol=0.0).run(network, x * unit, y).history[-1] for unit in (1e-6, 1.0, 1e4)]
+    for each in found:
+        assert each.loss == pytest.approx(found[1].loss, rel=1e-4, abs=1e-8)
+        assert each.kkt["w0"] <= 1e-3
+
+
 def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine, method: str) -> tuple[float, float]:
     """max |gradient| with the intercept in centred coordinates, in float64, or the proximal residual; and the rounding to allow."""
     rows, mean = x.double(), x.double().mean(0)
@@ -222,11 +234,14 @@ def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine,
 
     w, c = weights.w.double(), weights.b.double() + weights.w.double() @ mean
     at_zero, g = slopes(torch.zeros_like(w), torch.zeros_like(c)), slopes(w, c)
-    parts = at_zero[:1] if layer.divergence.quadratic else at_zero
-    scale = max(float(part.abs().max()) for part in parts)
     gram = (rows - mean).T @ (rows - mean) / len(rows)
-    curvature = layer.lam * layer.divergence.curvature * float(torch.linalg.eigvalsh(gram)[-1])
-    rho = layer.penalty.ridge
+    largest, rho = float(torch.linalg.eigvalsh(gram)[-1]), layer.penalty.ridge
+    curvature = layer.lam * layer.divergence.curvature * largest
+    # With the intercept, slopes in w are in units of the rows: those of single columns, or of the direction of most variance.
+    unit: Tensor | float = largest**0.5 if rho is None else gram.diagonal().sqrt()
+    unit = 1.0 if layer.divergence.quadratic else unit
+    parts = at_zero[:1] if layer.divergence.quadratic else (at_zero[0] / unit, at_zero[1])
+    scale = max(float(part.abs().max()) for part in parts)
     if rho is not None:
         slope = g[0] + 2 * rho * w
     elif method == "nnls":
@@ -234,8 +249,8 @@ def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine,
         slope = g[0] + box.weight * w
         slope = torch.where(w <= box.lower, slope.clamp(max=0), slope)
     else:
-        used = curvature if layer.divergence.quadratic else max(curvature, layer.lam * layer.divergence.curvature)
-        slope = used * (w - layer.penalty.prox(w - g[0] / used, 1 / used))
+        slope = curvature * (w - layer.penalty.prox(w - g[0] / curvature, 1 / curvature))
+    slope = slope / unit
     true = (
         float(slope.abs().max())
         if layer.divergence.quadratic

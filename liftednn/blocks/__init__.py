@@ -1,5 +1,6 @@
 """The two blocks (sec. 6): weights with the states fixed, states with the weights fixed."""
 
+from liftednn.blocks.design import Design
 from liftednn.blocks.joint import update_all_states, why_not_joint
 from liftednn.blocks.readers import Reader, StateProblem, plain_layer, state_problem
 from liftednn.blocks.refits import (
@@ -14,7 +15,7 @@ from liftednn.blocks.regressions import designs_of, update_layer
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.blocks.shared import update_shared
 from liftednn.blocks.states import StateStep, update_state
-from liftednn.blocks.weights import Design, WeightProblem, WeightStep, update_weights
+from liftednn.blocks.weights import WeightProblem, WeightStep, update_weights
 
 __all__ = [
     "Design",

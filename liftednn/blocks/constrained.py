@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
+from liftednn.blocks.design import NEGLIGIBLE
 from liftednn.solvers import Factor
 
 __all__ = ["Quadratic", "Smooth", "majorised"]
 
 # Steps on the Gram matrix for each new set of pseudo-targets, which costs two passes over the rows.
 _INNER = 10
-# Inputs with a smaller variance are taken as constant.
-_NEGLIGIBLE = 1e-150
 
 Point = list[Tensor]
 
@@ -55,7 +54,7 @@ class Quadratic:
     @property
     def lipschitz(self) -> float:
         """Lipschitz constant of the gradient; any positive number for constant inputs."""
-        return 2 * self.weight * (self.largest if self.largest > _NEGLIGIBLE else 1.0)
+        return 2 * self.weight * (self.largest if self.largest > NEGLIGIBLE else 1.0)
 
     @property
     def scale(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from liftednn.base import Affine, Operator
-from liftednn.blocks.weights import Design
+from liftednn.blocks.design import Design
 from liftednn.moments import Moments
 
 __all__ = ["Patches"]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine, Divergence, Operator
+from liftednn.blocks.design import Design
 from liftednn.blocks.patches import Patches
-from liftednn.blocks.weights import Design, WeightStep, update_weights
+from liftednn.blocks.weights import WeightStep, update_weights
 from liftednn.network import Layer
 from liftednn.operators import Dense
 

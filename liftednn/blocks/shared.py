@@ -21,8 +21,10 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Penalty
+from liftednn.blocks.centred import Centred
+from liftednn.blocks.design import Design
 from liftednn.blocks.regressions import Regression, regressions
-from liftednn.blocks.weights import Centred, Design, WeightStep
+from liftednn.blocks.weights import WeightStep
 from liftednn.network import Layer
 from liftednn.penalties import NoPenalty
 from liftednn.solvers import prox_gradient, splitting

@@ -83,7 +83,8 @@ def _capped(problem: StateProblem, z: Tensor) -> StateStep:
     g, c = _constraints(precise, box, z.double())
     factor = Factor.of(h, 1.0, 0.0, 0.0)
     gh = factor.solve(g.T).T
-    multipliers, kkt, n_iter = _dual(gh @ g.T, q @ gh.T - c)
+    m = gh @ g.T
+    multipliers, kkt, n_iter = _dual((m + m.T) / 2, q @ gh.T - c)
     exact = clip(factor.solve((q - multipliers @ g).T).T, box.lower, box.upper)
     found = exact.to(z.dtype)
     before, after = (problem.energy(problem.preactivations(point), point) for point in (z, found))

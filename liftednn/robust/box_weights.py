@@ -13,7 +13,7 @@ from torch import Tensor
 from liftednn import reduce
 from liftednn.base import Affine, Divergence
 from liftednn.blocks import WeightProblem, WeightStep
-from liftednn.blocks.weights import Centred
+from liftednn.blocks.centred import Centred
 from liftednn.functional import root
 from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.robust.worst_case import prox_of, unit_values

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from liftednn.base import Affine
@@ -38,6 +39,9 @@ from liftednn.training.initial import given_weights, random_weights
 from liftednn.training.result import Fit, Record, Status
 
 __all__ = ["BCD", "Block", "State"]
+
+# A block whose residual is more than so many times block_tol is named in the result.
+_FAR = 10.0
 
 
 class Block(NamedTuple):
@@ -133,7 +137,7 @@ class BCD:
                     break
         except KeyboardInterrupt:
             status = "stopped"
-        sentence, final = _sentence(status, history, self.tol), state.network or network
+        sentence, final = _sentence(status, history, self.tol, self.block_tol), state.network or network
         return Fit(state.weights, history, status, sentence, final, state.states)
 
     def init(
@@ -215,6 +219,11 @@ class BCD:
         w, z = state.weights[number].w, state.states[number + 1]
         step = update_activation(network, number, w, u, z, state.sample_weight, per)
         state.network = step.network
+        if (
+            state.sample_weight is not None
+        ):  # rows that do not count have no part in the choice, and may be outside new bounds
+            absent = (state.sample_weight == 0)[:, None]
+            state.states[number + 1] = torch.where(absent, step.network.hidden[number](u), z)
         return Block(f"phi{number + 1}", step.kkt, 1, "learned")
 
     def _records(self, network: LiftedNetwork, state: State, started: float) -> Iterator[Record]:
@@ -255,13 +264,21 @@ def _designs(network: LiftedNetwork, state: State, number: int) -> list[Design]:
 
 
 def _converged(before: float, after: float, tol: float) -> bool:
-    return before - after <= tol * abs(before)
+    return abs(before - after) <= tol * abs(before)
 
 
-def _sentence(status: str, history: list[Record], tol: float) -> str:
+def _sentence(status: str, history: list[Record], tol: float, block_tol: float) -> str:
     done = max(len(history) - 1, 0)
-    return {
-        "converged": f"converged: pass {done} lowered the objective by less than {tol:g} of itself",
-        "finished": f"finished: all {done} passes done, and the objective was still falling by more than {tol:g} of itself",
+    falling = f", and the objective was still falling by more than {tol:g} of itself" if done else ""
+    found = {
+        "converged": f"converged: pass {done} changed the objective by less than {tol:g} of itself",
+        "finished": f"finished: all {done} passes done{falling}",
         "stopped": f"stopped: interrupted after {done} complete passes; the weights and states are the last ones reached",
     }[status]
+    residuals = history[-1].kkt if history else {}
+    worst = max(residuals, key=lambda name: residuals[name], default=None)
+    if worst is None or residuals[worst] <= _FAR * block_tol:
+        return found
+    return (
+        f"{found}; in the last one block {worst} ended at a KKT residual of {residuals[worst]:.1g}, not {block_tol:g}"
+    )

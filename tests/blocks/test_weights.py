@@ -127,7 +127,7 @@ def test_the_design_forms_its_gram_matrix_once(monkeypatch: pytest.MonkeyPatch) 
     design = Design(X)
     first = design.moments(Z)
     assert torch.equal(first.xx, design.inputs.xx)
-    monkeypatch.setattr("liftednn.blocks.weights.Moments.of", lambda *a: pytest.fail("formed again"))
+    monkeypatch.setattr("liftednn.blocks.design.Moments.of", lambda *a: pytest.fail("formed again"))
     second = design.moments(2 * Z)
     assert second.xx is first.xx
     torch.testing.assert_close(second.xz, 2 * first.xz)
