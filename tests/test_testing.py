@@ -26,6 +26,7 @@ from liftednn.activations import (
     Tanh,
 )
 from liftednn.base import Activation, Box, Granularity, Loss, Operator, Penalty, SelfAdjoint
+from liftednn.functional import soft_threshold
 from liftednn.losses import (
     AbsoluteError,
     CrossEntropy,
@@ -37,7 +38,7 @@ from liftednn.losses import (
     SquaredError,
 )
 from liftednn.operators import Conv1d, Dense, Sum
-from liftednn.penalties import L1, L2, Ball, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
+from liftednn.penalties import L1, L2, Ball, GroupL2, LowRank, Mask, NonNegative, NoPenalty, Orthogonal
 from liftednn.testing import check_activation, check_loss, check_operator, check_penalty
 from tests.shaped import Halves
 
@@ -323,6 +324,13 @@ PENALTIES: list[Fault] = [
     (L1(0.5), "minimiser", lambda self, cross, ridge: self.prox(ridge(0.0), self.rho), "minimiser is not the argmin"),
     (L2(0.5), "ridge", 1.0, r"ridge = rho must mean pi\(w\) = rho \|w\|\^2"),
     (NonNegative(0.5), "box", lambda self: Box(0.0, torch.inf, 2.0, 0.0), "prox is not a minimiser"),
+    (L1(0.05), "prox", lambda self, w, step: soft_threshold(w, 0.4 * self.rho), "prox is not a minimiser, with step"),
+    (
+        L1(0.05),
+        "prox",
+        lambda self, w, step: soft_threshold(w.double(), step * self.rho),
+        "prox must keep the precision",
+    ),
     (L2(0.5), "boxed", True, "is not quadratic on a box"),
     (LowRank(1), "convex", True, "pi is not convex"),
     (MASK, "restrict", lambda self, outputs, inputs: Mask(None, 0.5), r"restrict\(outputs, inputs\) must be as if"),
@@ -332,6 +340,10 @@ PENALTIES: list[Fault] = [
     (NoPenalty(), "fits", lambda self, shape: False, "fits says that no weights of shape"),
     (Ball(), "scale_sensitive", False, "leave the domain: declare `scale_sensitive`"),
 ]
+
+
+def test_a_penalty_on_groups_of_columns_passes() -> None:
+    check_penalty(GroupL2(0.1, by="input", size=2))
 
 
 @pytest.mark.parametrize("fault", PENALTIES, ids=label)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from liftednn.functional import box_prox
 from liftednn.testing.common import SLACK, WIDTH, close, no_better
 
 __all__ = ["check_penalty"]
+
+# The steps that prox is tried with.
+_STEPS = (0.05, 0.4, 5.0)
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: int = 0) -> None:
@@ -33,11 +38,18 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
         close(penalty.prox(inside, 0.0), inside, "prox with step 0 must leave a point of the set where it is")
     centres = [inside] if penalty.convex else [inside, w]
     others = [each for centre in centres for each in _rivals(penalty, centre, seed)]
-    no_better(lambda v: (value(v) + (v - w).square().sum() / 0.8)[None], inside, others, "prox is not a minimiser")
+    for step in _STEPS:
+        moved = penalty.prox(w, step)
+        energy = partial(_prox_energy, penalty, w, step)
+        no_better(
+            energy, moved, [*others, *_rivals(penalty, moved, seed)], f"prox is not a minimiser, with step {step:g}"
+        )
+        if penalty.boxed:
+            close(box_prox(penalty.box(), w, step), moved, "box and prox disagree")
     if penalty.ridge is not None:
         close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
-    if penalty.boxed:
-        close(box_prox(penalty.box(), w, 0.4), inside, "box and prox disagree")
+    single = penalty.prox(w.float(), 0.4).dtype
+    assert single == torch.float32, f"prox must keep the precision of w, got {single} for torch.float32"
     for each in (shape, shape[::-1]):
         if penalty.fits(each):
             _check_minimiser(penalty, each, seed)
@@ -47,6 +59,10 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
     assert penalty.scale_sensitive or bool(value(rescaled).isfinite()), (
         "rows and columns in other units leave the domain: declare `scale_sensitive`"
     )
+
+
+def _prox_energy(penalty: Penalty, w: Tensor, step: float, v: Tensor) -> Tensor:
+    return (penalty.value(v) + (v - w).square().sum() / (2 * step))[None]
 
 
 def _rivals(penalty: Penalty, w: Tensor, seed: int) -> list[Tensor]:
@@ -103,14 +119,23 @@ def _check_minimiser(penalty: Penalty, shape: tuple[int, int], seed: int) -> Non
 
 
 def _check_restrict(penalty: Penalty, w: Tensor) -> None:
-    """The restricted penalty is that of weights which are 0 elsewhere, where the penalty allows zeros."""
+    """Up to a constant, the restricted penalty is that of weights which are 0 elsewhere, where the penalty allows zeros. Every second row
+    and column is left, or the first columns, as many as fit, for a penalty on groups of columns."""
     outputs, inputs = (torch.arange(0, count, 2) for count in w.shape)
-    part = w[outputs][:, inputs]
-    few = penalty.restrict(outputs, inputs)
+    try:
+        few = penalty.restrict(outputs, inputs)
+    except ValueError:  # which is how a penalty refuses to be cut
+        counts = [count for count in range(1, w.shape[1]) if penalty.fits((len(outputs), count))]
+        inputs = torch.arange(max(counts, default=w.shape[1]))
+        few = penalty.restrict(outputs, inputs)
     assert few.fits((len(outputs), len(inputs))), "restrict(outputs, inputs) does not fit the weights that are left"
-    for each in (part, few.prox(part, 0.4)):
-        padded = torch.zeros_like(w).index_put((outputs[:, None], inputs), each)
-        if each is part or bool(penalty.value(padded).isfinite()):
-            close(
-                few.value(each), penalty.value(padded), "restrict(outputs, inputs) must be as if other weights were 0"
-            )
+    part, seen = w[outputs][:, inputs], []
+    for each in (part, few.prox(part, 0.4), few.prox(-2 * part, 0.4)):
+        whole = penalty.value(torch.zeros_like(w).index_put((outputs[:, None], inputs), each))
+        if each is part:
+            same = bool(whole.isfinite()) == bool(few.value(each).isfinite())
+            assert same, "restrict(outputs, inputs) must be as if other weights were 0: it allows others"
+        if bool(whole.isfinite()):
+            seen.append(few.value(each) - whole)
+    for constant in seen[1:]:
+        close(constant, seen[0], "restrict(outputs, inputs) must be as if other weights were 0, up to a constant")
