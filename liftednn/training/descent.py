@@ -162,11 +162,17 @@ class Descent:
         return self.geometries[at].direction(self.weights[layers[0]].w, w_gradients, b_gradients, samples)
 
     def _prox(self, at: int, before: Tensor) -> None:
-        """The penalty's prox, and the velocity that the weights then have."""
+        """The penalty's prox, and the velocity that the weights then have. Intercepts keep the mean of the outputs: where a constraint
+        undoes the step of w, they would go on to move against it."""
         geometry, w = self.geometries[at], self.weights[self.members[at][0]].w
         step = (1 + self.momentum) * float(self.rate) * geometry.step_length()  # the length of this gradient step
-        w.copy_(geometry.layer.penalty_prox(w, step))
+        found = geometry.layer.penalty_prox(w, step)
+        lost = geometry.mean_outputs(w - found)
+        w.copy_(found)
         self.velocities[at][0].copy_(w - before)
+        for b, velocity, shift in zip(self.parts[at][1:], self.velocities[at][1:], lost, strict=True):
+            b.add_(shift)
+            velocity.add_(shift)
 
     def drop_outlier_weights(self, x: Tensor) -> None:
         """Give all rows the same weight from now on, if all rows of x, the whole data, lie within `norm_limit`."""

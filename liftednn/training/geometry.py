@@ -54,6 +54,9 @@ class Geometry(Protocol):
     def step_length(self) -> float:
         """The mean length of a step of rate 1 along the gradient in w."""
 
+    def mean_outputs(self, w: Tensor) -> list[Tensor]:
+        """For every layer, the mean over rows of what w gives, without the intercept; 0 where that is fixed."""
+
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor | float]:
@@ -171,6 +174,10 @@ class Grouped:
     def step_length(self) -> float:
         return sum(group.step_length() for group in self.groups) / len(self.groups)
 
+    def mean_outputs(self, w: Tensor) -> list[Tensor]:
+        groups = [group.mean_outputs(own) for group, own in zip(self.groups, w, strict=True)]
+        return [torch.cat(parts) for parts in zip(*groups, strict=True)]
+
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], float]:
@@ -267,6 +274,10 @@ class SharedMetric:
 
     def step_length(self) -> float:
         return float(self.inverse.mean())
+
+    def mean_outputs(self, w: Tensor) -> list[Tensor]:
+        parts = zip(self.metrics, self.flips, strict=True)
+        return [metric.mean_outputs(w.T if flip else w)[0] for metric, flip in parts]
 
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int

@@ -154,6 +154,10 @@ class Metric:
         mean = self.inverse.diagonal().mean() if self.inverse.ndim == 2 else self.inverse
         return float(mean) / self.layer.operator.positions
 
+    def mean_outputs(self, w: Tensor) -> list[Tensor]:
+        """The mean over rows of what w (q, p) gives, in a list of one; 0 where the intercept is fixed. The mean of white rows is 0."""
+        return [w @ self.mean if self.free[1] else w.new_zeros(len(w))]
+
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor | float]:

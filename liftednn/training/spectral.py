@@ -110,6 +110,9 @@ class SpectralMetric:
         """Steps do not depend on the length of the gradient."""
         return 0.0
 
+    def mean_outputs(self, w: Tensor) -> list[Tensor]:
+        return self.metric.mean_outputs(w)
+
     def direction(
         self, w: Tensor, w_gradients: Sequence[Tensor], b_gradients: Sequence[Tensor], samples: int
     ) -> tuple[list[Tensor], Tensor]:
