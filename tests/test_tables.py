@@ -630,3 +630,18 @@ def test_decimals_are_integers_where_they_are_whole(tmp_path: Path) -> None:
     assert pa.types.is_int64(columns["whole"].type)
     assert columns["cents"].to_pylist() == [0, 0.25, 0.5, 0.75, 1, 1.25]
     assert columns["huge"].to_pylist() == pytest.approx([1e25 * i for i in range(6)])
+
+
+def test_only_the_named_cells_and_empty_ones_are_missing(tmp_path: Path) -> None:
+    content = 'x,region,y\n1,NA,a\n2,"NA",b\n3,EU,a\n4,,b\n5,?,a\n'
+    (tmp_path / "t.csv").write_text(content)
+    assert read(tmp_path / "t.csv").missing("region").tolist() == [True, False, False, True, False]
+    assert read(tmp_path / "t.csv", missing=[""]).missing("region").tolist() == [False, False, False, True, False]
+    assert read(tmp_path / "t.csv", missing=["?"]).missing("region").tolist() == [False, False, False, True, True]
+
+
+def test_long_cells_are_read_and_decimal_commas_explained(tmp_path: Path) -> None:
+    found = table(tmp_path, "x,t,y\n" + "".join(f"{k},{'z' * 2_500_000 if k == 2 else 'a'},b\n" for k in range(3)))
+    assert found.rows == 3
+    with pytest.raises(ValueError, match="separate values by commas, and write numbers with points"):
+        table(tmp_path, "a;b\n1,5;2,5\n3,5;4,5\n")

@@ -27,6 +27,7 @@ __all__ = ["Table", "listed", "read", "suffix", "write"]
 
 _LISTED = 8  # names in a sentence, at most
 _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+_BLOCK = 1 << 26  # bytes of a CSV that are read at a time; a cell must fit in
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ class Table:
         if lacking:
             where = listed(lacking, str)
             cure = "fill them in, remove rows or columns, or, for inputs, train with --missing to have them filled in"
-            raise ValueError(f"{self.path} has missing values in {where}: {cure}")
+            words = (
+                ""
+                if ".csv" not in self.path
+                else ". NA, null and the like are missing, unless quoted or with --missing ''"
+            )
+            raise ValueError(f"{self.path} has missing values in {where}: {cure}{words}")
 
     def missing(self, name: str) -> NDArray[np.bool_]:
         """Which rows have no value in that column."""
@@ -148,6 +154,8 @@ def _unreadable(path: Path, kind: str, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError) and kind.startswith(".csv"):
         return f"{path} is not UTF-8, so it has another encoding or is not a CSV: save it as UTF-8"
     reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+    if "Expected 1 columns" in reason and kind.startswith(".csv"):
+        return f"{path} has one name in its first row and more values in others: separate values by commas, and write numbers with points"
     return f"{path} cannot be read, so it is cut off, damaged or of another format: {reason}"
 
 
@@ -176,16 +184,15 @@ def _read_arrow(path: Path, kind: str, text: Sequence[str], missing: Sequence[st
 
 
 def _read_csv(path: Path, text: Sequence[str], missing: Sequence[str]) -> Any:
-    """Quoted cells are text, unless they are named as missing."""
+    """Quoted cells are text, unless they are named as missing. Where some are named, these and empty cells are missing, and no others."""
     _check_csv(path)
-    types, always = dict.fromkeys(text, pa.string()), csv.ConvertOptions().null_values
     nulls = csv.ConvertOptions(
         strings_can_be_null=True,
         quoted_strings_can_be_null=bool(missing),
-        column_types=types,
-        null_values=[*always, *missing],
+        column_types=dict.fromkeys(text, pa.string()),
+        null_values=["", *missing] if missing else csv.ConvertOptions().null_values,
     )
-    reading = csv.ReadOptions(use_threads=False)  # so that an error names its row
+    reading = csv.ReadOptions(use_threads=False, block_size=_BLOCK)  # one thread, so that an error names its row
     with pa.input_stream(str(path), compression="detect") as stream:
         single = b"," not in stream.read(1 << 16).split(b"\n")[0]  # where an empty line is a missing cell
     parsing = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not single)
