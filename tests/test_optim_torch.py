@@ -9,6 +9,7 @@ import pickle
 import socket
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.optim import lr_scheduler
 
 from liftednn.optim import Lifted
 from liftednn.optim.calls import empty_hook
+from liftednn.optim.wrappers import _ranks_of
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -611,3 +613,10 @@ def test_half_precision_on_a_gpu() -> None:
         scaler.update()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_uneven_numbers_of_batches_are_refused() -> None:
+    """A process that has run out of batches would not answer the sums of a refresh."""
+    wrapper = SimpleNamespace(_join_config=SimpleNamespace(enable=True))
+    with pytest.raises(RuntimeError, match="same number of batches"):
+        _ranks_of(wrapper)  # type: ignore[arg-type]

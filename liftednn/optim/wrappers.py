@@ -52,6 +52,11 @@ class Unwrapped(NamedTuple):
 
 
 def _ranks_of(wrapper: nn.parallel.DistributedDataParallel) -> Ranks:
+    if wrapper._join_config.enable:
+        raise RuntimeError(
+            "inside DistributedDataParallel.join() a process without batches does not answer the others, and Lifted would wait: give every "
+            "process the same number of batches, or use another optimiser"
+        )
     group = wrapper.process_group
     return Ranks(group, dist.get_world_size(group), dist.get_rank(group))
 
