@@ -156,6 +156,26 @@ def test_copies_of_rows_decide_as_weights_do() -> None:
     np.testing.assert_allclose(weighted.predict(X), copied.predict(X), atol=0.1)
 
 
+def test_where_the_response_is_exactly_linear_no_network_is_trained() -> None:
+    y = np.stack([LINEAR - NOISE, 2 * X[:, 1] - 7], 1)
+    model = fitted(y, warm_start=True)
+    assert widths(model) == []
+    assert model.n_iter_ == len(model.history_) == 1
+    assert model.history_[0].score == pytest.approx(model.score(X, y), abs=1e-6)
+    exact = model.predict(X)
+    model._restore_units()  # what training goes on from computes the same
+    assert widths(model) == [100]
+    np.testing.assert_allclose(model.predict(X), exact, atol=1e-9)
+    squares = np.stack([X[:, 0] ** 2, X[:, 1] ** 2], 1)
+    assert fitted(y, warm_start=True).fit(X, squares).score(X, squares) > 0.9
+    for _ in range(10):
+        model.partial_fit(X, squares)
+    assert model.score(X, squares) > 0.5
+    assert widths(fitted(y, activation="tanh")) == []  # by training first
+    assert fitted(y, activation="tanh").n_iter_ > 1
+    assert widths(fitted(y, early_stopping=True)) == []
+
+
 def test_a_number_in_the_penalty_is_kept_and_a_list_of_penalties_can_go_on() -> None:
     model = fitted(LINEAR, penalty="l2:0.5", alpha=1e-3)
     assert widths(model) == []

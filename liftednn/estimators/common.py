@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ from liftednn.estimators.scaling import Array
 from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.estimators.tails import Tails
+from liftednn.estimators.work import Work
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
@@ -58,19 +59,6 @@ _PASSES = 10
 _FEW = 8192
 # Rows of a stream after which its step decays, unless a call has more: as 1 / sqrt(rows so far), or each call would undo the last.
 _DECAYS = 2000
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a trainer is given: rows, encoded responses, row weights, a seed, initial weights, and the number of passes; None for that of
-    the parameters."""
-
-    x: Rows
-    y: Tensor
-    row_weights: Array | None
-    seed: int
-    start: list[Affine] | None
-    passes: int | None
 
 
 class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -160,23 +148,31 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         start = self._start(rows.like) if resumes else None
         if self._reduces(rows.shape[1]):
             rows = replace(rows, basis=main_directions(rows, y, row_weights, seed))
-        work, validation = _Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
+        work, validation = Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes), resumes, work)
+        asked = passes is None and not resumes and validation is None
+        exact = self._exactly_linear(work.x, work.y, work.row_weights, seed) if asked else None
         if self.divergence == "euclidean":
             self._descend(work)
-            return
-        fit = self._train(work, validation)
-        best = None
-        if passes is None:
-            best = self._linear(fit, work.x, work.y, work.row_weights, seed, partial(self._learned, work))
+        elif exact is not None:
+            self._keep_linear(work, self.network_, exact.strength, [])
+        else:
+            self._fit_network(work, validation)
+
+    def _fit_network(self, work: Work, validation: tuple[Tensor, ...] | None) -> None:
+        """Train by mini-batches; a linear regression that is as good replaces what was trained."""
+        fit, best = self._train(work, validation), None
+        if work.passes is None:
+            best = self._linear(fit, work.x, work.y, work.row_weights, work.seed, partial(self._learned, work))
         if best is not None:
-            self._keep_linear(work, fit, best.strength)
+            self._keep_linear(work, fit.network, best.strength, fit.history)
         # After partial_fit, training is not finished.
-        for sentence in fit.warnings if best is None and (passes is None or fit.status == "diverged") else ():
-            warnings.warn(sentence, ConvergenceWarning, stacklevel=4)
+        told = best is None and (work.passes is None or fit.status == "diverged")
+        for sentence in fit.warnings if told else ():
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
 
     def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
         """X and y checked, with categories as their indices, which are found here, in rows that count, unless training goes on."""
@@ -202,7 +198,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         check_parameters(self)
         check_categorical(self.categorical_features)
 
-    def _network(self, hidden: list[int], resumes: bool, work: _Work) -> LiftedNetwork:
+    def _network(self, hidden: list[int], resumes: bool, work: Work) -> LiftedNetwork:
         """The network with hidden layers of these widths and all settings chosen, and with the activations of the last fit where this one
         resumes from it."""
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
@@ -212,7 +208,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         chosen = self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
         return with_inputs(chosen, work.x.scaling.width)
 
-    def _recipe(self, work: _Work) -> Recipe:
+    def _recipe(self, work: Work) -> Recipe:
         """The parameters as a `Recipe`."""
         given = None if self.max_iter == "auto" else int(self.max_iter)
         return Recipe(
@@ -231,7 +227,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
         return losses.named(given) if isinstance(given, str) else given
 
-    def _choosing(self, work: _Work) -> Source:
+    def _choosing(self, work: Work) -> Source:
         """The rows that hyperparameters are chosen from; for partial_fit, of an unknown total number."""
         if work.passes is None:
             return work.x.source(work.y, work.row_weights, "cpu")
@@ -239,7 +235,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
         )
 
-    def _train(self, work: _Work, validation: tuple[Tensor, ...] | None) -> Fit:
+    def _train(self, work: Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
         trainer = self._trainer(work)
         if work.passes:
@@ -258,34 +254,36 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
-    def _trainer(self, work: _Work) -> MiniBatch:
+    def _trainer(self, work: Work) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
         return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
 
-    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: _Work, **options: Any) -> Fit:
-        source = work.x.source(work.y, work.row_weights, self.device)
-        start = narrowed(work.start, work.x.basis)
+    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
+        source, start = work.x.source(work.y, work.row_weights, self.device), narrowed(work.start, work.x.basis)
         return trainer.run(with_inputs(network, work.x.shape[1]), source, weights=start, **options)
 
-    def _learned(self, work: _Work, chosen: Array, others: Array) -> Tensor:
+    def _learned(self, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others."""
-        row_weights = None if work.row_weights is None else work.row_weights[chosen]
-        part = replace(work, x=work.x.take(chosen), y=work.y[chosen], row_weights=row_weights, start=None)
-        fit = self._run(self._trainer(part), self._network(self._widths(True), False, part), part)
+        part = replace(work.take(chosen), start=None)
+        network = self._network(self._widths(True), False, part)
+        fit = self._run(self._trainer(work), network, part)  # as many passes, which are half as long
         if fit.status == "stopped":
             raise KeyboardInterrupt
         return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()
 
-    def _keep_linear(self, work: _Work, fit: Fit, strength: float) -> None:
-        """Replace the trained network by a ridge regression; that of so much, unless alpha is given."""
-        self._with_units = self.network_, self.coefs_, self.intercepts_
-        given = fit.network.layers[-1].penalty.ridge
-        rho = strength / len(work.x) if isinstance(self.alpha, str) or given is None else given
-        self.network_ = LiftedNetwork.mlp([work.x.scaling.width, self.n_outputs_], [], self._loss(), rho=rho)
+    def _keep_linear(self, work: Work, network: LiftedNetwork, strength: float, history: list[Any]) -> None:
+        """A ridge regression, of so much unless alpha is given, in place of a network, which stays for training to go on from; where none
+        was trained, one that computes the same does."""
+        rho = strength / len(work.x) if isinstance(self.alpha, str) else network.layers[-1].penalty.ridge or 0.0
         found = linear.fitted(work.x, work.y, work.row_weights, rho)
-        self._keep(widened([found], work.x.basis, None), fit.history, len(fit.history))
+        if not history:
+            history, self.validation_scores_ = [linear.record(found, rho, work.x, work.y, work.row_weights)], None
+            self._keep(linear.with_units(found, network.layers[0].width, work.seed), history, 1)
+        self._with_units = self.network_, self.coefs_, self.intercepts_
+        self.network_ = LiftedNetwork.mlp([found.w.shape[1], self.n_outputs_], [], self._loss(), rho=rho)
+        self._keep([found], history, len(history))
 
-    def _descend(self, work: _Work) -> None:
+    def _descend(self, work: Work) -> None:
         """Train by full passes."""
         passes = work.passes or (_PASSES if self.max_iter == "auto" else int(self.max_iter))
         bcd, rows = BCD(passes=passes, tol=self.tol, seed=work.seed), work.x.tensor(self.device)
@@ -300,14 +298,15 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         """Whether responses are labels, and all classes should be among the rows held back."""
         return False
 
-    def _hold_back(self, work: _Work) -> tuple[_Work, tuple[Tensor, ...]]:
+    def _hold_back(self, work: Work) -> tuple[Work, tuple[Tensor, ...]]:
         """Rows to train on, and rows for validation, with their weights where there are some."""
         labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
-        row_weights = None if work.row_weights is None else work.row_weights[kept]
-        train = replace(work, x=work.x.take(kept), y=work.y[kept], row_weights=row_weights)
         held = work.x.take(back).tensor(self.device), work.y[back]
-        return train, held if work.row_weights is None else (*held, as_tensor(work.row_weights[back], "sample_weight"))
+        return work.take(kept), held if work.row_weights is None else (
+            *held,
+            as_tensor(work.row_weights[back], "sample_weight"),
+        )
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]

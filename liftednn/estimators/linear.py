@@ -10,27 +10,32 @@ output of its own is enough. Copies of rows are one row with their weights added
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from liftednn import reduce
 from liftednn.base import Affine
+from liftednn.estimators.reduction import widened
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import quartiles
+from liftednn.losses import SquaredError
 from liftednn.moments import Moments
 from liftednn.solvers import Factor, ridge
 from liftednn.training.biases import biases_at_quantiles
 from liftednn.training.cross_validation import BestRidge
+from liftednn.training.result import Record
 
-__all__ = ["as_good", "fitted"]
+__all__ = ["Learned", "as_good", "fitted", "nearly_exact", "record", "with_units"]
 
 # The network is taken for better where its error is less than this fraction of the regression's: on the rows trained on, with few rows and
 # with enough, and on rows left out. With enough rows, differences on the latter must be of so many standard errors.
 _TRAINED_FEW, _TRAINED, _LEFT_OUT, _SURE = 2 / 3, 1 / 4, 0.99, 2.0
-# Rows that are enough to train a network on half of them.
-_ENOUGH = 200
+# Rows that are enough to train a network on half of them; and the fraction of the variance of y that a network could gain too little of.
+_ENOUGH, _EXACT = 200, 1e-3
 # Units of each kind.
 _UNITS = 100
 
@@ -48,13 +53,47 @@ def as_good(
     error = (linear.weights[:, None] * (trained[one] - y[one]).square()).mean(0)
     if bool((error < (_TRAINED if enough else _TRAINED_FEW) * linear.residual.square().mean(0)).any()):
         return None
-    alone, together = linear.errors, linear.errors_with(_hidden(x[one], seed, weights))
+    better = _untrained_units_help(linear, x[one], seed, weights) or (
+        enough and _predicts_better(x, y, row_weights, group, seed, learned)
+    )
+    return None if better else linear
+
+
+def nearly_exact(x: Tensor, y: Tensor, seed: int, row_weights: Tensor | None) -> BestRidge | None:
+    """The best linear regression, if it leaves next to nothing of the responses, so that no network need be trained; in float64."""
+    one, _, weights = _without_copies(x, y, row_weights)
+    linear = BestRidge.of(x[one], y[one], weights)
+    left, whole = linear.errors.mean(0), linear.weighted(y[one]).square().mean(0)
+    exact = bool((left < _EXACT * whole).all())
+    return linear if exact and not _untrained_units_help(linear, x[one], seed, weights) else None
+
+
+def _untrained_units_help(linear: BestRidge, x: Tensor, seed: int, row_weights: Tensor) -> bool:
+    """Whether hidden units that are not trained lower the leave-one-out error of an output: surely, or among few rows at all."""
+    alone, together = linear.errors, linear.errors_with(_hidden(x, seed, row_weights))
     gain = alone - together
-    sure = gain.mean(0) > _SURE * gain.std(0, correction=0) / math.sqrt(len(gain))
-    seen = sure if enough else sure | (together.mean(0) < _LEFT_OUT * alone.mean(0))
-    if bool(seen.any()) or (enough and _predicts_better(x, y, row_weights, group, seed, learned)):
-        return None
-    return linear
+    seen = gain.mean(0) > _SURE * gain.std(0, correction=0) / math.sqrt(len(gain))
+    return bool((seen if len(x) >= _ENOUGH else seen | (together.mean(0) < _LEFT_OUT * alone.mean(0))).any())
+
+
+def with_units(linear: Affine, units: int, seed: int) -> list[Affine]:
+    """A network of one layer of ReLU that computes the same, for training to go on from: two units for each output, since
+    u = max(0, u) - max(0, -u), and random ones that the head does not use yet."""
+    (w, b), outputs = linear, len(linear.b)
+    rest = units - 2 * outputs
+    drawn = torch.randn(rest, w.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(w)
+    one, zeros = torch.eye(outputs).to(w), w.new_zeros(outputs, rest)
+    hidden = Affine(torch.cat([w, -w, drawn * (2 / w.shape[1]) ** 0.5]), torch.cat([b, -b, w.new_zeros(rest)]))
+    return [hidden, Affine(torch.cat([one, -one, zeros], 1), torch.zeros_like(b))]
+
+
+def record(linear: Affine, rho: float, x: Rows, y: Tensor, row_weights: Array | None) -> Record:
+    """Of a regression that is solved at once."""
+    started, loss = time.perf_counter(), SquaredError()
+    u, counts = x.tensor() @ linear.w.T + linear.b, None if row_weights is None else torch.as_tensor(row_weights)
+    error = float(reduce.mean(loss.value(u, y), counts))
+    objective = error + rho * float(linear.w.square().sum())
+    return Record(1, objective, (), error, loss.score(u, y, counts), time.perf_counter() - started)
 
 
 def _without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,13 +125,13 @@ def _predicts_better(
 
 
 def fitted(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:
-    """The linear regression of y (n, q) on all rows, with rho |w|^2 beside the mean squared error; in the precision of the rows."""
+    """The linear regression of y (n, q) on all rows, with rho |w|^2 beside the mean squared error; in their precision, for all columns."""
     if x.shape[1] <= len(x):
         w, b = ridge(x.moments(row_weights, y), 1.0, rho)
     else:
         counts = torch.ones(len(y)) if row_weights is None else torch.as_tensor(row_weights)
         w, b = _solved(x.tensor().double(), y.double(), counts.double(), rho)
-    return Affine(w.to(x.like), b.to(x.like))
+    return widened([Affine(w.to(x.like), b.to(x.like))], x.basis, None)[0]
 
 
 def _solved(x: Tensor, y: Tensor, row_weights: Tensor, rho: float) -> Affine:

@@ -18,7 +18,7 @@ from liftednn import activations, penalties, predict
 from liftednn.base import Activation, Affine, Penalty, Uncertainty
 from liftednn.defaults import numbers_of
 from liftednn.estimators.first_rows import FirstRows
-from liftednn.estimators.linear import Learned, as_good
+from liftednn.estimators.linear import Learned, as_good, nearly_exact
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
@@ -93,25 +93,32 @@ class Structured:
             return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
         return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
 
+    def _may_be_linear(self, network: LiftedNetwork, x: Rows, y: Tensor) -> bool:
+        """Whether widths were not given, a linear regression has the same loss and penalty, and rows are few."""
+        ridges = all(type(layer.penalty) is L2 for layer in network.layers) and type(network.loss) is SquaredError
+        plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
+        small = len(x) <= _FEW and len(x) * (x.shape[1] + y.shape[-1]) <= _NUMBERS
+        return isinstance(self.hidden_layer_sizes, str) and small and ridges and plain
+
     def _linear(
         self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int, learned: Learned
     ) -> BestRidge | None:
-        """The linear regression that is as good as the trained network, where widths were not given and both have the same loss and
-        penalty; None where there is none."""
-        ridges = all(type(layer.penalty) is L2 for layer in fit.network.layers)
-        plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
-        small = len(x) <= _FEW and len(x) * (x.shape[1] + y.shape[-1]) <= _NUMBERS
-        if (
-            isinstance(self.hidden_layer_sizes, str)
-            and small
-            and ridges
-            and plain
-            and type(fit.network.loss) is SquaredError
-        ):
-            counts, rows = None if row_weights is None else torch.as_tensor(row_weights).double(), x.tensor()
-            trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
-            return as_good(rows.double(), y.double(), trained.double(), seed, counts, learned)
-        return None
+        """The linear regression that is as good as the trained network; None where there is none."""
+        if not self._may_be_linear(fit.network, x, y):
+            return None
+        counts, rows = None if row_weights is None else torch.as_tensor(row_weights).double(), x.tensor()
+        trained = predict.feedforward(fit.network, fit.weights, rows).cpu()
+        return as_good(rows.double(), y.double(), trained.double(), seed, counts, learned)
+
+    def _exactly_linear(self, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> BestRidge | None:
+        """The linear regression, where it leaves next to nothing of the responses, and ReLU can go on from it."""
+        network = self.network_
+        goes_on = bool(network.hidden) and type(network.hidden[0]) is activations.FenchelReLU
+        goes_on = goes_on and 2 * y.shape[-1] <= network.layers[0].width
+        if not goes_on or x.basis is not None or not self._may_be_linear(network, x, y):
+            return None
+        counts = None if row_weights is None else torch.as_tensor(row_weights).double()
+        return nearly_exact(x.tensor().double(), y.double(), seed, counts)
 
     def _restore_units(self) -> None:
         """The network with hidden units that a linear regression has replaced, for training to go on from."""

@@ -117,9 +117,13 @@ class BestRidge:
         """The squared leave-one-out errors (n, q), those of a row times its weight."""
         return _squared_errors(self.residual, self.unused)
 
+    def weighted(self, part: Tensor) -> Tensor:
+        """Columns of the same rows, centred and multiplied by the roots of the weights."""
+        return _centred(part, self.weights)
+
     def errors_with(self, h: Tensor) -> Tensor:
         """`errors` of the regression on x and h (n, k), with the best ridge on h."""
-        h = _centred(h, self.weights)
+        h = self.weighted(h)
         g = h - self.directions @ (self.kept[:, None] * (self.directions.T @ h))
         values, vectors = torch.linalg.eigh(h.T @ g)
         values, g, inner = values.clamp(min=0), g @ vectors, vectors.T @ (h.T @ self.residual)
