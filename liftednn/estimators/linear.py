@@ -1,10 +1,10 @@
 """Whether a linear regression is as good as the network: then hidden units would only fit noise.
 
-It is asked in the order of cost. The regression is the ridge with the smallest leave-one-out error. The network is better where it leaves
-much smaller residuals on the rows that it is trained on; or where hidden units that are not trained surely lower the leave-one-out error of
-the regression: kinks at the quartiles of single columns, random units of two columns and of all, and products of two columns; or, among
-enough rows, where a second network, trained on half of them, predicts the other half better than a regression on the same half does. An
-output of its own is enough. Copies of rows are one row with their weights added up.
+The regression is the ridge with the smallest leave-one-out error. The network is better, by checks of which the cheapest comes first, where
+it leaves much smaller residuals on the rows that it is trained on; or where hidden units that are not trained lower the leave-one-out error
+of the regression by more than chance: kinks at the quartiles of single columns, random units of two columns and of all, and products of two
+columns; or, with enough rows, where a second network, trained on half of them, predicts the other half better than a regression on the same
+half does. One output is enough. Copies of rows count as one row with their weights added up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from liftednn.losses import SquaredError
 from liftednn.moments import Moments
 from liftednn.solvers import Factor, ridge
 from liftednn.training.biases import biases_at_quantiles
-from liftednn.training.cross_validation import BestRidge
+from liftednn.training.cross_validation import BestRidge, relative
 from liftednn.training.result import Record
 
 __all__ = ["Learned", "as_good", "fitted", "nearly_exact", "record", "with_units"]
@@ -98,7 +98,7 @@ def record(linear: Affine, rho: float, x: Rows, y: Tensor, row_weights: Array | 
 
 def _without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of rows that differ from each other, for each row which of these it equals, and the weights of these, added up."""
-    counts = x.new_ones(len(x)) if row_weights is None else row_weights
+    counts = relative(row_weights, x)
     _, group = torch.unique(torch.cat([x, y], 1), dim=0, return_inverse=True)
     first = torch.full((int(group.max()) + 1,), len(x)).scatter_reduce(0, group, torch.arange(len(x)), "amin")
     one, order = first.sort()  # in the order of the rows
@@ -112,7 +112,7 @@ def _predicts_better(
     """Whether a network on half of the rows predicts an output on the others better than a linear regression on the same half."""
     drawn = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
     half = (drawn < (len(drawn) + 1) // 2)[group]
-    counts = x.new_ones(len(x)) if row_weights is None else row_weights
+    counts = relative(row_weights, x)
     own, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
     linear = BestRidge.of(x[own], y[own], counts[own])
     w, b = _solved(x[own], y[own], counts[own], linear.strength / len(own))

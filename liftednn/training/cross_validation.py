@@ -17,7 +17,7 @@ from torch import Tensor
 
 from liftednn.moments import Moments
 
-__all__ = ["CLEARLY", "BestRidge", "LeftOut", "cross_validated", "error_of", "left_out"]
+__all__ = ["CLEARLY", "BestRidge", "LeftOut", "cross_validated", "error_of", "left_out", "relative"]
 
 # What costs more than another choice must lower the error to this fraction.
 CLEARLY = 0.95
@@ -59,7 +59,7 @@ def error_of(values: Tensor, inner: Tensor, unit: float, spread: float, rows: in
 
 def left_out(x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> list[LeftOut]:
     """Ridge regressions of y (n, q) on x (n, p), both in float64, from the weakest ridge to the strongest; the last is a constant."""
-    weights = _relative(row_weights, x)
+    weights = relative(row_weights, x)
     x, y = _centred(x, weights), _centred(y, weights)
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
@@ -99,7 +99,7 @@ class BestRidge:
     @classmethod
     def of(cls, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BestRidge:
         """From x and y in float64."""
-        weights = _relative(row_weights, x)
+        weights = relative(row_weights, x)
         x, y = _centred(x, weights), _centred(y, weights)
         directions, values = _left_directions(x)
         inner, squares = directions.T @ y, directions.square()
@@ -130,9 +130,8 @@ class BestRidge:
         inverses = 1 / (values[:, None] + _strengths(values, h.shape[1]))  # a column for every strength
         fitted = g @ (inverses.T[:, :, None] * inner)
         unused = self.unused[:, None] - g.square() @ inverses
-        sound = (unused > _ROUNDING * self.unused[:, None]).all(
-            0
-        )  # otherwise h fits a row so closely that only rounding is left
+        # Where h fits a row so closely that only rounding is left, a strength does not count.
+        sound = (unused > _ROUNDING * self.unused[:, None]).all(0)
         every = [
             _squared_errors(self.residual - part, rest)
             for part, rest in zip(fitted[sound], unused.T[sound], strict=True)
@@ -140,7 +139,7 @@ class BestRidge:
         return min([self.errors, *every], key=lambda errors: float(errors.mean()))
 
 
-def _relative(row_weights: Tensor | None, x: Tensor) -> Tensor:
+def relative(row_weights: Tensor | None, x: Tensor) -> Tensor:
     """The weights of rows x, with mean 1."""
     return x.new_ones(len(x)) if row_weights is None else row_weights / row_weights.mean()
 
