@@ -219,9 +219,8 @@ class BCD:
         w, z = state.weights[number].w, state.states[number + 1]
         step = update_activation(network, number, w, u, z, state.sample_weight, per)
         state.network = step.network
-        if (
-            state.sample_weight is not None
-        ):  # rows that do not count have no part in the choice, and may be outside new bounds
+        # Rows that do not count have no part in the choice, and may be outside new bounds.
+        if state.sample_weight is not None:
             absent = (state.sample_weight == 0)[:, None]
             state.states[number + 1] = torch.where(absent, step.network.hidden[number](u), z)
         return Block(f"phi{number + 1}", step.kkt, 1, "learned")
