@@ -21,6 +21,7 @@ from pyarrow import parquet
 from liftednn.cli.jobs import split
 from liftednn.data import tables
 from liftednn.data.tables import Encoding, Table, read
+from liftednn.data.tables.values import kind_of
 
 FRAME = pd.DataFrame(
     {
@@ -261,7 +262,7 @@ def test_files_cut_anywhere_are_refused(kind: str, tmp_path: Path) -> None:
     [
         ({"x": np.ones((2, 2, 2))}, r"array 'x' has shape \(2, 2, 2\); give \(rows,\) or \(rows, columns\)"),
         ({"x": np.ones(3), "y": np.ones(2)}, "different numbers of rows"),
-        ({"x": np.array([1, "a", None], dtype=object)}, "Object arrays cannot be loaded"),
+        ({"x": np.array([1, "a", None], dtype=object)}, "the array .x. holds Python objects"),
         ({"x": np.array([1 + 2j, 2]), "y": np.array([1.5, 2])}, "cannot be read"),
         ({"x0": np.ones(2), "x": np.ones((2, 1))}, "same one: 'x0'"),
         ({"x": np.ones((0, 3)), "y": np.ones(0)}, "has no rows"),
@@ -630,6 +631,18 @@ def test_decimals_are_integers_where_they_are_whole(tmp_path: Path) -> None:
     assert pa.types.is_int64(columns["whole"].type)
     assert columns["cents"].to_pylist() == [0, 0.25, 0.5, 0.75, 1, 1.25]
     assert columns["huge"].to_pylist() == pytest.approx([1e25 * i for i in range(6)])
+
+
+def test_views_of_text_are_text_and_python_objects_are_named(tmp_path: Path) -> None:
+    text = pa.array(["a", None, "b"], pa.string_view())
+    parquet.write_table(pa.table({"t": text}), tmp_path / "t.parquet")
+    assert kind_of(read(tmp_path / "t.parquet"), "t") == "text"
+    np.savez(tmp_path / "t.npz", x=np.zeros(2), t=np.array(["a", "b"], dtype=object))
+    with pytest.raises(ValueError, match=r"t.npz: the array 't' holds Python objects: save text by array.astype"):
+        read(tmp_path / "t.npz")
+    np.savez(tmp_path / "cube.npz", x=np.zeros((2, 2, 2)))
+    with pytest.raises(ValueError, match=r"cube.npz: the array 'x' has shape \(2, 2, 2\)"):
+        read(tmp_path / "cube.npz")
 
 
 def test_only_the_named_cells_and_empty_ones_are_missing(tmp_path: Path) -> None:

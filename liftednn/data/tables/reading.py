@@ -104,6 +104,10 @@ def suffix(path: str | Path) -> str:
     return found[-1]
 
 
+class _RefusedError(ValueError):
+    """What a file that can be read must not hold."""
+
+
 def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | None = None) -> Table:
     """The table in that file.
 
@@ -117,6 +121,8 @@ def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | No
         raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'empty'}: give a table")
     try:
         columns = _read_npz(path) if kind == ".npz" else _read_arrow(path, kind, text, missing or ())
+    except _RefusedError as error:
+        raise ValueError(f"{path}: {error}") from None
     except (OSError, ValueError, TypeError, EOFError, pa.ArrowException, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(_unreadable(path, kind, error)) from error
     wrong = [name for name, count in Counter(name for name, _ in columns).items() if count > 1 or not name]
@@ -125,7 +131,7 @@ def read(path: str | Path, text: Sequence[str] = (), missing: Sequence[str] | No
     if not columns or not len(columns[0][1]):
         raise ValueError(f"{path} has no rows: give at least a few")
     if not kind.startswith(".csv"):
-        plain = {name: _without_decimals(_blanked(values, missing or ())) for name, values in columns}
+        plain = {name: _usual(_blanked(values, missing or ())) for name, values in columns}
         return Table(str(path), plain, len(columns[0][1]))
     guessed = frozenset(name for name, values in columns if pa.types.is_string(values.type)) - frozenset(text)
     return Table(str(path), dict(columns), len(columns[0][1]), guessed=guessed)
@@ -140,8 +146,10 @@ def _blanked(values: Any, missing: Sequence[str]) -> Any:
         return values
 
 
-def _without_decimals(values: Any) -> Any:
-    """Decimals as integers, where all are whole and small enough, otherwise as floating-point numbers."""
+def _usual(values: Any) -> Any:
+    """Decimals as integers, where all are whole and small enough, otherwise as floating-point numbers; views of text as text."""
+    if pa.types.is_string_view(values.type):
+        return values.cast(pa.string())
     if not pa.types.is_decimal(values.type):
         return values
     try:
@@ -214,18 +222,31 @@ def _check_csv(path: Path) -> None:
 def _read_npz(path: Path) -> list[tuple[str, Any]]:
     columns: list[tuple[str, NDArray[Any]]] = []
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        for name, array in arrays.items():
+        for name in arrays.files:
+            array = _array(arrays, name)
             if not isinstance(array, np.ndarray):
-                raise ValueError(f"its member {name!r} is no array: write it by numpy.savez")
+                raise _RefusedError(f"its member {name!r} is no array: write it by numpy.savez")
             if array.ndim not in (1, 2):
-                raise ValueError(f"the array {name!r} has shape {array.shape}; give (rows,) or (rows, columns)")
+                raise _RefusedError(f"the array {name!r} has shape {array.shape}; give (rows,) or (rows, columns)")
             columns += [(name, array)] if array.ndim == 1 else [(f"{name}{j}", a) for j, a in enumerate(array.T)]
     if len({len(array) for _, array in columns}) > 1:
-        raise ValueError("its arrays have different numbers of rows")
+        raise _RefusedError("its arrays have different numbers of rows")
     return [
         (name, pa.chunked_array([pa.array(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))]))
         for name, array in columns
     ]
+
+
+def _array(arrays: Any, name: str) -> Any:
+    """One array of an .npz file; arrays of Python objects are refused, since reading them would run code of the file."""
+    try:
+        return arrays[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise _RefusedError(
+            f"the array {name!r} holds Python objects: save text by array.astype('U'), numbers by array.astype(float)"
+        ) from None
 
 
 def listed(names: Iterable[Any], shown: type[str] | Any = repr) -> str:
