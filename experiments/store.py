@@ -13,9 +13,14 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import liftednn
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RESULTS", "Fields", "Record", "Store", "existing", "machine", "open_store"]
 
@@ -27,6 +32,12 @@ class Record(NamedTuple):
     fields: Fields
     value: Fields
     machine: Fields
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Wait until no other process adds to the file, and lock it until it is closed. Windows has no fcntl: run one process at a time there."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class Store:
@@ -102,7 +113,8 @@ class Store:
         lines = [json.dumps({**r.fields, "value": r.value, "machine": r.machine}) + "\n" for r in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
-            file.truncate(self._whole(file.tell()))
+            _lock(file)
+            file.truncate(self._whole(file.seek(0, os.SEEK_END)))
             file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
