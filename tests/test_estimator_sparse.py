@@ -178,4 +178,6 @@ def test_lists_of_lists_and_infinite_entries() -> None:
     np.testing.assert_array_equal(model.predict(X.tolist()), model.predict(X))
     with pytest.raises(ValueError, match="inf"):
         model.predict(sparse.csr_matrix(np.where(X.max() == X, np.inf, X)))
+    with pytest.raises(ValueError, match="a sparse X holds NaN: give it dense"):
+        model.predict(sparse.csr_matrix(np.where(X.max() == X, np.nan, X)))
     assert lnn.LiftedRegressor().__sklearn_tags__().input_tags.sparse

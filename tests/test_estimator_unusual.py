@@ -196,3 +196,10 @@ def test_a_first_call_of_few_rows_learns_as_much_as_fit_would() -> None:
     x = np.random.RandomState(2).normal(size=(20, 3))
     model = LiftedRegressor((8,), random_state=0).partial_fit(x, x[:, 0])
     assert model.score(x, x[:, 0]) > 0.8
+
+
+@pytest.mark.parametrize("loss", [None, 5, ["squared"]])
+@pytest.mark.parametrize("kind", [LiftedRegressor, LiftedClassifier])
+def test_what_is_no_loss_is_refused_in_words(kind: Any, loss: Any) -> None:
+    with pytest.raises(ValueError, match=r"loss must be a name or an object of liftednn\.losses, got"):
+        kind(loss=loss).fit([[0.0], [1.0]], [0, 1])

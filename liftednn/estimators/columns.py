@@ -37,6 +37,9 @@ def read(model: Any, x: Any, y: Any, known: Known | None, reset: bool, **options
     known   the categories of each column, None for a column of numbers; None: all are numbers
     """
     options["ensure_all_finite"] = True if is_sparse(x) else "allow-nan"
+    stored = getattr(x, "data", None) if is_sparse(x) else None
+    if isinstance(stored, np.ndarray) and stored.dtype.kind == "f" and np.isnan(stored).any():
+        raise ValueError("a sparse X holds NaN: give it dense, where NaN is a missing value, or fill these in")
     _check_kinds(x, known)
     if known is None:
         _check_no_text(x, reset)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from liftednn.base import Loss
 from liftednn.data.validation import check_device
 from liftednn.defaults import numbers_of
 from liftednn.robust.naming import uncertainty_of
@@ -38,6 +39,8 @@ def check_parameters(model: Any) -> None:
         raise ValueError(
             f"hidden_layer_sizes must be 'auto' or hold widths of at least 1, got {model.hidden_layer_sizes!r}"
         )
+    if not isinstance(model.loss, (str, Loss)):
+        raise ValueError(f"loss must be a name or an object of liftednn.losses, got {model.loss!r}")
     check_device(model.device)
     uncertainty_of(model.robust)
     if model.divergence == "euclidean" and (model.early_stopping or model.batch_size != "auto"):
