@@ -178,15 +178,14 @@ def test_where_the_response_is_exactly_linear_no_network_is_trained() -> None:
 
 def test_a_number_in_the_penalty_is_kept_and_a_list_of_penalties_can_go_on() -> None:
     model = fitted(LINEAR, penalty="l2:0.5", alpha=1e-3)
-    assert widths(model) == []
-    assert model.network_.layers[0].penalty.rho == 0.5
+    assert [layer.penalty.rho for layer in model.network_.layers] == [0.5, 0.5]
     listed = fitted(LINEAR, penalty=["l2", "l2"], warm_start=True)
     assert widths(listed.fit(X, LINEAR)) == []
     assert widths(listed.prune().fit(X, LINEAR)) == []
 
 
 def test_a_network_that_is_replaced_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
-    assert widths(fitted(LINEAR, alpha=0.1)) == []
+    assert widths(fitted(LINEAR, max_iter=1, activation="tanh")) == []
     LiftedRegressor().fit([[1.0, 2.0]], [3.0])
     assert not recwarn.list
 
@@ -217,13 +216,48 @@ def test_the_regression_is_that_of_scikit_learn(columns: int, weighted: bool) ->
     np.testing.assert_allclose(b, expected.intercept_, rtol=1e-8, atol=1e-10)
 
 
-def test_a_given_alpha_is_that_of_the_regression() -> None:
-    model = fitted(LINEAR, alpha=0.3)
-    standard = (X - X.mean(0)) / X.std(0)
-    expected = Ridge(alpha=0.3 * len(X)).fit(standard, LINEAR)
-    assert widths(model) == []
-    assert model.network_.layers[0].penalty.rho == 0.3
-    np.testing.assert_allclose(model.predict(X), expected.predict(standard), rtol=1e-6, atol=1e-6)
+def test_with_a_given_alpha_no_regression_replaces_the_network() -> None:
+    """Correlated columns need large weights, which alpha |w|^2 of one layer shrinks far more than that of two layers."""
+    generator = np.random.default_rng(0)
+    first = generator.normal(size=500)
+    x = np.c_[first, first + 0.1 * generator.normal(size=500), generator.normal(size=(500, 3))]
+    y = 10 * (x[:, 1] - x[:, 0])
+    model = LiftedRegressor(alpha=0.01, random_state=0).fit(x, y)
+    assert widths(model) == [100]
+    assert model.score(x, y) > 0.9
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "noise"])
+def test_copies_of_rows_change_nothing(exact: bool) -> None:
+    generator = np.random.default_rng(0)
+    x, noise = generator.normal(size=(150, 5)), generator.normal(size=150)
+    y = x @ np.arange(5) + (0.0 if exact else 3.0) * noise
+    once = LiftedRegressor(random_state=0).fit(x, y)
+    repeated = LiftedRegressor(random_state=0).fit(np.repeat(x, 20, 0), np.repeat(y, 20))
+    assert widths(once) == widths(repeated) == []
+    assert repeated.network_.layers[0].penalty.rho == pytest.approx(once.network_.layers[0].penalty.rho)
+    np.testing.assert_allclose(repeated.predict(x), once.predict(x), rtol=1e-6, atol=1e-6)
+
+
+def test_copies_of_rows_add_no_rows_to_a_network() -> None:
+    """As many passes, and about the same rho: with copies in its sample, rows seem to predict each other."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(240, 60))
+    y = x @ generator.normal(size=60) / 60**0.5 + 2 * generator.normal(size=240)
+    weighted = LiftedRegressor((100,), random_state=0).fit(x, y, np.full(240, 8.0))
+    copied = LiftedRegressor((100,), random_state=0).fit(np.repeat(x, 8, 0), np.repeat(y, 8))
+    assert copied.n_iter_ == weighted.n_iter_
+    rhos = [model.network_.layers[0].penalty.rho for model in (copied, weighted)]
+    assert 0.5 < rhos[0] / rhos[1] < 2
+
+
+@pytest.mark.parametrize("far", [1e4, 1e6, 1e8])
+def test_one_far_entry_leaves_a_linear_response_linear(far: float) -> None:
+    generator = np.random.default_rng(0)
+    x, others = generator.normal(size=(300, 5)), generator.normal(size=(500, 5))
+    x[0, 0] = far
+    model = LiftedRegressor(random_state=0).fit(x, x @ np.arange(1, 6))
+    assert model.score(others, others @ np.arange(1, 6)) > 0.999
 
 
 def test_many_columns_and_few_rows_are_no_problem() -> None:

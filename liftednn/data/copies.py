@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["distinct_columns", "independent_rows"]
+__all__ = ["different_rows", "distinct_columns", "first_of_each", "independent_rows"]
 
 _MOST = 100_000
 # Columns that tell most rows apart.
@@ -34,6 +34,23 @@ def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows:
     y = torch.cat([_hashes(y, 1) for _, y in parts()])
     _, copies = torch.unique(x + 3 * y, return_counts=True)  # as good a hash of both
     return inputs if len(copies) == inputs else len(x) // math.gcd(*copies.tolist())
+
+
+def first_of_each(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the rows (n, p) that differ from all before them in x or in responses y, (n,) or (n, q); and for each row, which of
+    these it equals, (n,)."""
+    hashes = _all_hashes(lambda: [x]) + 3 * _hashes(y, 1)
+    _, group = torch.unique(hashes, return_inverse=True)
+    last = torch.full((int(group.max()) + 1,), len(x), device=x.device)
+    one, order = last.scatter_reduce(0, group, torch.arange(len(x), device=x.device), "amin").sort()
+    return one, order.argsort()[group]
+
+
+def different_rows(x: Tensor, y: Tensor) -> Tensor:
+    """The numbers of rows that are no copies of others, where copies do not count (`independent_rows`); otherwise of all rows."""
+    if independent_rows(lambda: [(x, y)], len(x)) == len(x):
+        return torch.arange(len(x), device=x.device)
+    return first_of_each(x, y)[0]
 
 
 def distinct_columns(x: Tensor) -> int:

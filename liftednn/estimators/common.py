@@ -158,17 +158,20 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         if self.divergence == "euclidean":
             self._descend(work)
         elif exact is not None:
-            self._keep_linear(work, self.network_, exact.strength, [])
+            self._keep_linear(work, self.network_, exact.rho, [])
         else:
             self._fit_network(work, validation)
 
     def _fit_network(self, work: Work, validation: tuple[Tensor, ...] | None) -> None:
         """Train by mini-batches; a linear regression that is as good replaces what was trained."""
-        fit, best = self._train(work, validation), None
+        source = work.x.source(work.y, work.row_weights, self.device)
+        trainer = self._trainer(work, source)
+        fit, best = self._train(trainer, work, source, validation), None
         if work.passes is None:
-            best = self._linear(fit, work.x, work.y, work.row_weights, work.seed, partial(self._learned, work))
+            learned = partial(self._learned, trainer, work)
+            best = self._linear(fit, work.x, work.y, work.row_weights, work.seed, learned)
         if best is not None:
-            self._keep_linear(work, fit.network, best.strength, fit.history)
+            self._keep_linear(work, fit.network, best.rho, fit.history)
         # After partial_fit, training is not finished.
         told = best is None and (work.passes is None or fit.status == "diverged")
         for sentence in fit.warnings if told else ():
@@ -235,9 +238,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
         )
 
-    def _train(self, work: Work, validation: tuple[Tensor, ...] | None) -> Fit:
+    def _train(self, trainer: MiniBatch, work: Work, source: Source, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
-        trainer = self._trainer(work)
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
@@ -246,7 +248,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         stream = work.passes and work.x.basis is None
         moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
-        fit = self._run(trainer, self.network_, work, validation=validation, callback=stopping, moments=moments)
+        options = {"validation": validation, "callback": stopping, "moments": moments}
+        fit = self._run(trainer, self.network_, work, source, **options)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
         self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
@@ -254,27 +257,26 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
-    def _trainer(self, work: Work) -> MiniBatch:
+    def _trainer(self, work: Work, source: Source) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
-        return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
+        return self._recipe(work).trainer(None if work.passes else source.rows, classes)
 
-    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
-        source, start = work.x.source(work.y, work.row_weights, self.device), narrowed(work.start, work.x.basis)
+    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, source: Source, **options: Any) -> Fit:
+        start = narrowed(work.start, work.x.basis)
         return trainer.run(with_inputs(network, work.x.shape[1]), source, weights=start, **options)
 
-    def _learned(self, work: Work, chosen: Array, others: Array) -> Tensor:
-        """What a network that is trained on the chosen rows gives on others."""
+    def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
+        """What a network that is trained on the chosen rows gives on others, in as many passes."""
         part = replace(work.take(chosen), start=None)
         network = self._network(self._widths(True), False, part)
-        fit = self._run(self._trainer(work), network, part)  # as many passes, which are half as long
+        fit = self._run(trainer, network, part, part.x.source(part.y, part.row_weights, self.device))
         if fit.status == "stopped":
             raise KeyboardInterrupt
         return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()
 
-    def _keep_linear(self, work: Work, network: LiftedNetwork, strength: float, history: list[Any]) -> None:
-        """A ridge regression, of so much unless alpha is given, in place of a network, which stays for training to go on from; where none
-        was trained, one that computes the same does."""
-        rho = strength / len(work.x) if isinstance(self.alpha, str) else network.layers[-1].penalty.ridge or 0.0
+    def _keep_linear(self, work: Work, network: LiftedNetwork, rho: float, history: list[Any]) -> None:
+        """A ridge regression in place of a network, which stays for training to go on from; where none was trained, one that computes the
+        same does."""
         found = linear.fitted(work.x, work.y, work.row_weights, rho)
         if not history:
             history, self.validation_scores_ = [linear.record(found, rho, work.x, work.y, work.row_weights)], None

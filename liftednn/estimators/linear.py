@@ -18,6 +18,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
+from liftednn.data.copies import first_of_each
 from liftednn.estimators.reduction import widened
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
@@ -98,12 +99,8 @@ def record(linear: Affine, rho: float, x: Rows, y: Tensor, row_weights: Array | 
 
 def _without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of rows that differ from each other, for each row which of these it equals, and the weights of these, added up."""
-    counts = relative(row_weights, x)
-    _, group = torch.unique(torch.cat([x, y], 1), dim=0, return_inverse=True)
-    first = torch.full((int(group.max()) + 1,), len(x)).scatter_reduce(0, group, torch.arange(len(x)), "amin")
-    one, order = first.sort()  # in the order of the rows
-    group = order.argsort()[group]
-    return one, group, x.new_zeros(len(one)).index_add(0, group, counts)
+    one, group = first_of_each(x, y)
+    return one, group, x.new_zeros(len(one)).index_add(0, group, relative(row_weights, x))
 
 
 def _predicts_better(
@@ -114,8 +111,9 @@ def _predicts_better(
     half = (drawn < (len(drawn) + 1) // 2)[group]
     counts = relative(row_weights, x)
     own, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
-    linear = BestRidge.of(x[own], y[own], counts[own])
-    w, b = _solved(x[own], y[own], counts[own], linear.strength / len(own))
+    one, _, weights = _without_copies(x[own], y[own], counts[own])
+    linear = BestRidge.of(x[own][one], y[own][one], weights)
+    w, b = _solved(x[own], y[own], counts[own], linear.rho)
     share = counts[rest, None] / counts[rest].sum()
     errors = [
         (share * (given.to(y) - y[rest]).square()).sum(0)

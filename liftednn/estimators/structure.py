@@ -46,6 +46,7 @@ class Structured:
     """The part of `Lifted` for activations, penalties and uncertainty."""
 
     hidden_layer_sizes: int | Sequence[int] | Literal["auto"]
+    alpha: float | Literal["auto"]
     activation: str | Activation
     learn_activation: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
@@ -94,11 +95,12 @@ class Structured:
         return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
 
     def _may_be_linear(self, network: LiftedNetwork, x: Rows, y: Tensor) -> bool:
-        """Whether widths were not given, a linear regression has the same loss and penalty, and rows are few."""
+        """Whether neither widths nor alpha were given, a linear regression has the same loss and penalty, and rows are few. An alpha that
+        suits a network shrinks one layer of large weights far more than two of smaller ones."""
         ridges = all(type(layer.penalty) is L2 for layer in network.layers) and type(network.loss) is SquaredError
         plain = self.robust is None and self.learn_activation is None and np.ndim(self.lam) == 0
         small = len(x) <= _FEW and len(x) * (x.shape[1] + y.shape[-1]) <= _NUMBERS
-        return isinstance(self.hidden_layer_sizes, str) and small and ridges and plain
+        return isinstance(self.hidden_layer_sizes, str) and isinstance(self.alpha, str) and small and ridges and plain
 
     def _linear(
         self, fit: Fit, x: Rows, y: Tensor, row_weights: Array | None, seed: int, learned: Learned

@@ -32,6 +32,8 @@ _FAR = 20.0
 _NUMBERS, _SAMPLED = 1 << 18, 1 << 19
 # Rows that compression is judged by, besides those with the furthest entries, and random hidden units.
 _JUDGED, _FURTHEST, _UNITS = 256, 32, 100
+# The ridge's strengths, down to very weak ones: beside one far entry, all others of its column hardly vary.
+_STRENGTHS = tuple(10.0**k for k in range(-14, 3))
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _error(x: Tensor, y: Tensor, counts: Tensor | None, seed: int) -> float:
     x = (x - x.mean(0)) / x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
     u = x @ torch.randn(x.shape[1], _UNITS, generator=generator, dtype=x.dtype)
     hidden = (u + biases_at_quantiles(u, generator, counts)).relu_() / np.sqrt(x.shape[1])
-    return min(left_out(torch.cat([x, hidden], 1), y, counts)).error
+    return min(left_out(torch.cat([x, hidden], 1), y, counts, _STRENGTHS)).error
 
 
 def _furthest_rows(tails: Tails, x: Any) -> Array:

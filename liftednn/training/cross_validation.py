@@ -9,6 +9,7 @@ and the leave-one-out error has 1 - (H_r)_ii for each row in place of the mean: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,15 +58,20 @@ def error_of(values: Tensor, inner: Tensor, unit: float, spread: float, rows: in
     return float(torch.where(left > 0, errors, torch.inf).min())
 
 
-def left_out(x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> list[LeftOut]:
-    """Ridge regressions of y (n, q) on x (n, p), both in float64, from the weakest ridge to the strongest; the last is a constant."""
+def left_out(
+    x: Tensor, y: Tensor, row_weights: Tensor | None = None, strengths: Sequence[float] = _STRENGTHS
+) -> list[LeftOut]:
+    """Ridge regressions of y (n, q) on x (n, p), both in float64, from the weakest ridge to the strongest; the last is a constant.
+
+    strengths   of the ridges, in units of the mean variance of x
+    """
     weights = relative(row_weights, x)
     x, y = _centred(x, weights), _centred(y, weights)
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
     found = []
     for rest in [
-        *(strength / (values + strength) for strength in _strengths(values, x.shape[1])),
+        *(strength / (values + strength) for strength in _strengths(values, x.shape[1], strengths)),
         torch.ones_like(values),
     ]:
         # `rest` is what the regression leaves of each direction, `unused` 1 minus the leverage; a constant is always fitted.
@@ -117,6 +123,11 @@ class BestRidge:
         """The squared leave-one-out errors (n, q), those of a row times its weight."""
         return _squared_errors(self.residual, self.unused)
 
+    @property
+    def rho(self) -> float:
+        """The same ridge beside the mean of squared residuals."""
+        return self.strength / len(self.weights)
+
     def weighted(self, part: Tensor) -> Tensor:
         """Columns of the same rows, centred and multiplied by the roots of the weights."""
         return _centred(part, self.weights)
@@ -158,9 +169,9 @@ def _left_directions(x: Tensor) -> tuple[Tensor, Tensor]:
     return vectors if wide else (x @ vectors) / values.sqrt(), values
 
 
-def _strengths(values: Tensor, columns: int) -> Tensor:
+def _strengths(values: Tensor, columns: int, strengths: Sequence[float] = _STRENGTHS) -> Tensor:
     """The ridge's strengths for a matrix of so many columns that has these squared singular values."""
-    return values.new_tensor(_STRENGTHS) * (values.sum() / columns) + torch.finfo(values.dtype).tiny
+    return values.new_tensor(strengths) * (values.sum() / columns) + torch.finfo(values.dtype).tiny
 
 
 def _squared_errors(residual: Tensor, unused: Tensor) -> Tensor:

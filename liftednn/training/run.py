@@ -15,7 +15,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Operator
-from liftednn.data.copies import distinct_columns
+from liftednn.data.copies import different_rows, distinct_columns
 from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
@@ -155,6 +155,7 @@ class Run:
         self.coordinates = there = there if given is None else there.keeping(weights[0])
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
+        self.different = different_rows(x[:count], y[:count])
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
@@ -278,7 +279,7 @@ class Run:
     def _update_rho(self) -> None:
         x, _, y, row_weights = self.check_rows
         assert self.rows is not None
-        few, weights = slice(_SAMPLES[self.rows > _MANY]), self.unwhitened_weights()
+        few, weights = self.different[: _SAMPLES[self.rows > _MANY]], self.unwhitened_weights()
         counts = None if row_weights is None else row_weights[few]
         self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], self.rows, counts))
 
