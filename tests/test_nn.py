@@ -288,3 +288,23 @@ def test_gradients_in_float32_are_exact_for_small_preactivations(layer: nn.Modul
         assert given.grad is not None
         found.append(given.grad.double())
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0, 100.0])
+def test_a_softmax_counts_neither_shifts_nor_entries_without_probability(lam: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, g = torch.randn(2, 4, 5, 5, generator=generator)
+    mask = torch.ones(5, 5).triu(1).bool()
+
+    def gradient(layer: nn.Module, fill: float, shift: float = 0.0) -> Tensor:
+        u = scores.clone().requires_grad_()
+        layer((u + shift).masked_fill(mask, fill)).backward(g)
+        assert u.grad is not None
+        return u.grad
+
+    layer, plain = lnn.nn.lift(nn.Softmax(-1), lam), gradient(nn.Softmax(-1), -torch.inf)
+    found = gradient(layer, -torch.inf)
+    for fill, shift in ((-1e4, 0.0), (-1e9, 0.0), (-torch.inf, 1000.0)):
+        torch.testing.assert_close(gradient(layer, fill, shift), found, rtol=1e-3, atol=1e-4)
+    assert (found - plain).norm() > 1e-3 * plain.norm()  # it is not back-propagation
+    torch.testing.assert_close(gradient(lnn.nn.lift(nn.Softmax(-1), 1e5), -torch.inf), plain, rtol=1e-3, atol=1e-4)

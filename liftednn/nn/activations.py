@@ -5,7 +5,8 @@ For pre-activations u and an incoming gradient g in the states z, with D the Fen
     z+ = argmin_z <g, z> + L D(u, z),        gradient in u = L grad_u D(u, z+),        L = lam rms(g) / rms(u)
 
 so that a step moves z by about 1 / lam of the size of u, whatever the units of u and of the loss. As lam grows, the gradient tends to that
-of back-propagation. rms is the root mean square of all entries of the batch.
+of back-propagation. rms is the root mean square of all entries of the batch; for a Softmax, in which neither a number that is added to a
+row nor an entry without probability counts, that of the standard deviations of the rows under these probabilities.
 """
 
 from __future__ import annotations
@@ -102,13 +103,26 @@ class _XStep(torch.autograd.Function):
 
 def _gradients(layer: LiftedActivation, u: Tensor, slopes: Tensor | None, g: Tensor) -> tuple[Tensor, Tensor | None]:
     """The gradients in u and, for a PReLU, in its slopes."""
-    step = _rms(u) / (layer.lam * _rms(g))  # 1 / L
+    of_u, of_g = _sizes(layer, u, g)
+    step = of_u / (layer.lam * of_g)  # 1 / L
     if not 0 < float(step) < torch.inf:  # u = 0, where L is infinite; g = 0; or a gradient that is not finite
         return _back_propagated(layer, u, slopes, g)
     activation, u, g = layer.divergence(slopes), layer.rows(u), layer.rows(g)
     z, gradient = activation.argmin_and_grad(u, step * g)
     of_u = layer.as_given(gradient / step)
     return of_u, None if slopes is None else _of_slopes(u, z, slopes) / step
+
+
+def _sizes(layer: LiftedActivation, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """rms(u) and rms(g)."""
+    if not isinstance(layer, nn.Softmax):
+        return _rms(u), _rms(g)
+    u, g = layer.rows(u), layer.rows(g)
+    p = functional.softmax(u, -1, dtype=torch.float64)
+    count = math.sqrt(max(p.numel(), 1) / p.shape[-1]) if p.shape[-1] else 1.0
+    deviations = (p.sqrt() * (x - (p * x).sum(-1, keepdim=True)) for x in (u.where(p > 0, 0.0), g))
+    of_u, of_g = (torch.linalg.vector_norm(each) / count for each in deviations)
+    return of_u, of_g
 
 
 def _rms(x: Tensor) -> Tensor:
