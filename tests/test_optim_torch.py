@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import pickle
 import socket
 import weakref
@@ -511,8 +512,12 @@ def test_refused_in_words() -> None:
         {"momentum": 1.0},
         {"weight_decay": -1.0},
         {"damping": -1.0},
+        {"damping": math.nan},
+        {"damping": math.inf},
         {"refresh": 0},
         {"trust": 0.0},
+        {"trust": math.nan},
+        {"lr": math.nan},
     ):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
             Lifted(module, **options)

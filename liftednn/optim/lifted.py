@@ -92,7 +92,7 @@ class Lifted(torch.optim.Optimizer):
         self.module, self.criterion = module, check_criterion(criterion)
         self.damping, self.refresh, self.trust = damping, refresh, trust
         own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0, "largest": tuple(Largest())}
-        defaults = {"lr": lr, "base_lr": float(lr), "momentum": momentum} | own
+        defaults = {"lr": lr, "base_lr": float(lr), "momentum": momentum, "postponed": False} | own
         super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
         self._begin()
 
@@ -100,7 +100,6 @@ class Lifted(torch.optim.Optimizer):
         """Attach to the module, without a call of it."""
         self._call: Call | None = None
         self._open = 0  # calls of the module that have not returned: one that calls itself has several
-        self._postponed = False  # whether a refresh was due when all gradients were 0
         self._written = False  # whether the module writes to its arguments
         self._passes: list[None] = []  # one for each backward pass since the last step
         self._doubt: Tensor | None = None  # how undecided predictions were at the last refresh
@@ -134,7 +133,7 @@ class Lifted(torch.optim.Optimizer):
     def due(self) -> bool:
         """Whether the next step measures the geometry again. A step that does not may be recorded as a CUDA graph, if `lr` is a tensor;
         after a replay, add 1 to "steps" of every group."""
-        return self.steps in EARLY or self.steps % self.refresh == 0 or self._postponed
+        return self.steps in EARLY or self.steps % self.refresh == 0 or self.param_groups[0]["postponed"]
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
@@ -214,8 +213,8 @@ class Lifted(torch.optim.Optimizer):
         """Refresh the geometry of every layer that has a gradient."""
         if self._call is None:
             raise missing_call(closed=not self._detach.alive)
-        self._postponed = self.criterion is None and without_gradients(self._call)
-        if self._postponed:
+        postponed = self.param_groups[0]["postponed"] = self.criterion is None and without_gradients(self._call)
+        if postponed:  # until there are gradients
             self._call = None
             return
         moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks

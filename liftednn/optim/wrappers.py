@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,10 +105,10 @@ def check_settings(**given: float | None) -> None:
     """Refuse settings of an optimiser that have no meaning."""
     if isinstance(given["lr"], Tensor) and given["lr"].ndim:
         raise ValueError(f"lr must be a number, or a tensor without axes, got one of shape {tuple(given['lr'].shape)}")
-    if not given["lr"] or given["lr"] < 0:
+    if not given["lr"] or not given["lr"] > 0:
         raise ValueError(f"lr must be positive, got {given['lr']!r}: a scheduler may change it later")
-    if given["damping"] is not None and given["damping"] < 0:
-        raise ValueError(f"damping must not be negative, or None, got {given['damping']!r}")
+    if given["damping"] is not None and not 0 <= given["damping"] < math.inf:
+        raise ValueError(f"damping must be a finite number of at least 0, or None, got {given['damping']!r}")
     check_count("refresh", given["refresh"], least=1)
-    if given["trust"] is not None and given["trust"] <= 0:
+    if given["trust"] is not None and not given["trust"] > 0:
         raise ValueError(f"trust must be positive, or None, got {given['trust']!r}")
