@@ -104,6 +104,17 @@ ACTIVATIONS: list[Fault] = [
     (FenchelReLU(), "box", lambda self, u: Box(0.0, torch.inf, 1.0, 1.1 * u), "box and value disagree"),
     (FenchelReLU(), "box", lambda self, u: Box(0.1, torch.inf, 1.0, u), "box and prox disagree"),
     (Sigmoid(), "boxed", True, "is not quadratic in z on a box"),
+    (FenchelReLU(), "__call__", lambda self, u: u.clamp_(min=0), "phi must not write to its arguments"),
+    (FenchelReLU(), "grad", lambda self, u, z: (u.relu() - z).double(), "grad must keep float32"),
+    (FenchelReLU(), "prox", lambda self, v, u, step: FenchelReLU().prox(v, u, step).double(), "prox must keep float32"),
+    (
+        Scaled(Softmax()),
+        "refit",
+        lambda self, u, z, row_weights=None, per="layer": (
+            self if u.dtype == torch.float32 else Scaled(Softmax()).refit(u, z, row_weights, per)
+        ),
+        "refit gives another scale in float32",
+    ),
     (LeakyReLU(), "cap", lambda self, z: z / self.alpha + 1, "D must be finite in its domain"),
     (MaxPool(), "cap", lambda self, z: MaxPool.cap(self, z) - 1, "cap is not the largest u that z allows"),
     (LeakyReLU(), "capped", False, "D must be finite in its domain"),
@@ -272,6 +283,20 @@ LOSSES: list[Fault] = [
         lambda self, u, z, row_weights=None: AbsoluteError.effective_curvature(self, u, z),
         "effective_curvature does not weight rows by row_weights",
     ),
+    (
+        SquaredError(),
+        "effective_curvature",
+        lambda self, u, z, row_weights=None: 1e-3,
+        "below the mean curvature",
+    ),
+    (SquaredError(), "effective_curvature", lambda self, u, z, row_weights=None: 5.0, "at most twice the curvature"),
+    (
+        SquaredError(),
+        "score",
+        lambda self, u, y, row_weights=None: SquaredError.score(self, u, y),
+        "score does not weight rows by row_weights",
+    ),
+    (SquaredError(), "grad", lambda self, u, z: 2 * (u - z).double(), "grad must keep float32"),
     (SquaredError(), "hessian_vectors", lambda self, u, z: u, "hessian_vectors gave shape"),
     (
         SoftmaxCrossEntropy(),
@@ -287,6 +312,23 @@ LOSSES: list[Fault] = [
     (SoftmaxCrossEntropy(), "separable", True, "does not act on every unit alone and alike"),
     (SquaredError(), "by_unit", lambda self, z: (self, 2 * z), "by_unit gives another D"),
 ]
+
+
+class CountError(SquaredError):
+    """Of counts, with logarithms as scores: its curvature has no bound."""
+
+    curvature, quadratic, homogeneous, invariant, uniform, unitwise, separable = 10.0, *[False] * 6
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (u.exp() - z * u).sum(-1)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return u.exp() - z
+
+
+def test_a_curvature_that_grows_with_the_scores_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"curvature 10\.0 is not an upper bound"):
+        check_loss(CountError())
 
 
 @pytest.mark.parametrize("fault", LOSSES, ids=label)
@@ -329,7 +371,13 @@ PENALTIES: list[Fault] = [
         L1(0.05),
         "prox",
         lambda self, w, step: soft_threshold(w.double(), step * self.rho),
-        "prox must keep the precision",
+        "prox must keep float32",
+    ),
+    (
+        NoPenalty(),
+        "value",
+        lambda self, w: torch.where(w.max() > 4, torch.inf, w.new_zeros(())),
+        r"declare `scale_sensitive`|must be finite and non-negative at prox\(w\), got inf",
     ),
     (L2(0.5), "boxed", True, "is not quadratic on a box"),
     (LowRank(1), "convex", True, "pi is not convex"),

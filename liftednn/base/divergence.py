@@ -248,7 +248,8 @@ class Loss(Divergence):
     def classes(self) -> bool: ...
 
     def effective_curvature(self, u: Tensor, z: Tensor, row_weights: Tensor | None = None) -> float:
-        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`; below `curvature` where few rows have that."""
+        """The curvature that sets mini-batch step sizes, rows weighted by `row_weights`: at least the mean curvature of the rows,
+        and at most twice `curvature`."""
         return self.curvature
 
     def hessian_vectors(self, u: Tensor, z: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from liftednn.testing.common import (
     N,
     below_cap,
     check_in_u,
+    check_kept,
     check_minimal,
     check_separable,
     check_units,
@@ -46,9 +47,9 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
     shape = activation.state_shape((p,))
     assert math.prod(shape) == width, f"state_shape({(p,)}) = {shape} does not have {width} entries"
     u, other = (3 * draw for draw in draws(seed, 2, p))
+    check_kept("phi", activation, u)
     z = activation(u)
     assert z.shape == (N, width), f"phi gave shape {tuple(z.shape)} for {N} rows of {p}: expected {(N, width)}"
-    assert activation(u.float()).dtype == torch.float32, "phi must keep float32"
     _check_argmin(activation, u, seed)
     reached = activation.prox(z, other, 0.7)  # a point of the domain that is not phi(u)
     inside = below_cap(activation, u, reached)
@@ -59,6 +60,9 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
             below_cap(activation, size * other, reached),
             reached,
         )
+    check_kept("value", activation.value, inside, reached)
+    check_kept("grad", activation.grad, inside, reached)
+    check_kept("prox", lambda v, u: activation.prox(v, u, 0.7), reached, inside)
     check_units(activation, inside, reached)
     check_separable(activation, inside, below_cap(activation, other, reached), reached)
     if activation.unitwise:
@@ -205,6 +209,7 @@ def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:
         _check_lower(activation, u, z, per)
     if activation.learned:
         _check_rows(activation, u, z)
+        _check_refit_in_float32(activation, u, z)
 
 
 def _parameters(activation: Activation) -> dict[str, Tensor]:
@@ -224,6 +229,12 @@ def _check_rows(activation: Activation, u: Tensor, z: Tensor) -> None:
             f"refit does not weight rows by sample_weight, or is not `summed`: {name}",
             rtol=1e-6,
         )
+
+
+def _check_refit_in_float32(activation: Activation, u: Tensor, z: Tensor) -> None:
+    exact, single = (_parameters(activation.refit(*pair)) for pair in ((u, z), (u.float(), z.float())))
+    for name in activation.learned:
+        close(single[name], exact[name], f"refit gives another {name} in float32", rtol=1e-2)
 
 
 def _check_lower(activation: Activation, u: Tensor, z: Tensor, per: Granularity) -> None:

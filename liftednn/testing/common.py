@@ -15,6 +15,7 @@ __all__ = [
     "N",
     "below_cap",
     "check_in_u",
+    "check_kept",
     "check_minimal",
     "check_separable",
     "check_units",
@@ -47,6 +48,15 @@ def no_better(
     assert bool(least.isfinite().all()), f"{sentence}: it lies outside the domain"
     for other in others:
         assert bool((energy(other) >= least - slack * (1 + least.abs())).all()), f"{sentence}: another point has less"
+
+
+def check_kept(name: str, call: Callable[..., Tensor], *given: Tensor) -> None:
+    """A call keeps float32, and writes to nothing that it is given."""
+    single = [each.float() for each in given]
+    found = call(*single)
+    assert found.dtype == torch.float32, f"{name} must keep float32, got {found.dtype}"
+    same = all(torch.equal(now, each.float()) for now, each in zip(single, given, strict=True))
+    assert same, f"{name} must not write to its arguments"
 
 
 def below_cap(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from liftednn.testing.common import (
     WIDTH,
     N,
     check_in_u,
+    check_kept,
     check_minimal,
     check_separable,
     check_units,
@@ -40,15 +41,20 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
     if loss.classes:
         assert torch.equal(loss.decode(encoded), y), "decode(encode(y)) must give the labels back"
         assert loss.score(encoded, encoded) == 1.0, "labels scored against themselves must give 1"
-    if not bool(loss.value(u, encoded).isfinite().all()):
+    bounded = not bool(loss.value(u, encoded).isfinite().all())
+    if bounded:
         u, other = u.softmax(-1), other.softmax(-1)
-    check_in_u(loss, u, other, encoded)
+    for size in (1.0,) if bounded else (1.0, 0.1, 10.0):
+        check_in_u(loss, size * u, size * other, encoded)
+    check_kept("phi", loss, u)
+    check_kept("value", loss.value, u, encoded)
+    check_kept("grad", loss.grad, u, encoded)
     for step in (0.05, 0.7, 20.0):
         if loss.curvature == torch.inf or type(loss).prox_u is not Divergence.prox_u:
             _check_prox(loss, u, encoded, step, seed)
     _check_responses(loss, u, width)
     _check_link(loss, u)
-    _check_effective_curvature(loss, u, encoded)
+    _check_weights(loss, u, encoded)
     _check_hessian_vectors(loss, u, encoded)
     check_units(loss, u, encoded)
     check_separable(loss, u, u.flip(0), encoded)
@@ -95,13 +101,19 @@ def _check_link(loss: Loss, u: Tensor) -> None:
         close(phi, loss.decode(u), "loss(u) is not decode(u)")
 
 
-def _check_effective_curvature(loss: Loss, u: Tensor, encoded: Tensor) -> None:
-    """A row of weight 3 is the same as three rows."""
+def _check_weights(loss: Loss, u: Tensor, encoded: Tensor) -> None:
+    """A row of weight 3 is the same as three rows, here and in the score."""
     row_weights = torch.arange(N) % 3 + 1
     curvature = loss.effective_curvature(u, encoded, row_weights.to(u))
     assert curvature > 0, f"effective_curvature must be positive, got {curvature}"
     many = loss.effective_curvature(*(part.repeat_interleave(row_weights, 0) for part in (u, encoded)))
     close(torch.tensor(curvature), torch.tensor(many), "effective_curvature does not weight rows by row_weights")
+    assert curvature <= 2 * loss.curvature, (
+        f"effective_curvature must be at most twice the curvature, {loss.curvature}, got {curvature}"
+    )
+    score = loss.score(u, encoded, row_weights.to(u))
+    repeated = loss.score(*(part.repeat_interleave(row_weights, 0) for part in (u, encoded)))
+    close(torch.tensor(score), torch.tensor(repeated), "score does not weight rows by row_weights")
 
 
 def _check_hessian_vectors(loss: Loss, u: Tensor, encoded: Tensor) -> None:
@@ -112,6 +124,10 @@ def _check_hessian_vectors(loss: Loss, u: Tensor, encoded: Tensor) -> None:
     assert vectors.shape[1:] == (n, p), f"hessian_vectors gave shape {tuple(vectors.shape)}, expected (m, {n}, {p})"
     found, shifts = torch.einsum("mni,mnj->nij", vectors, vectors), step * torch.eye(p, dtype=u.dtype)
     ends = [torch.stack([loss.grad(u + sign * shift, encoded) for shift in shifts], 1) for sign in (1, -1)]
-    exact, bound = (ends[0] - ends[1]) / (2 * step), loss.effective_curvature(u, encoded) * torch.eye(p, dtype=u.dtype)
+    exact, effective = (ends[0] - ends[1]) / (2 * step), loss.effective_curvature(u, encoded)
+    mean, bound = float(exact.diagonal(dim1=1, dim2=2).mean()), effective * torch.eye(p, dtype=u.dtype)
+    assert effective >= (1 - 1e-3) * mean, (
+        f"effective_curvature is {effective:.4g}, below the mean curvature, {mean:.4g}"
+    )
     agrees = any(bool((found - each).abs().max() <= 1e-4 * (1 + each.abs().max())) for each in (exact, bound))
     assert agrees, "hessian_vectors make up neither the Hessian nor the effective curvature times I"

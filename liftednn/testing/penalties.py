@@ -9,12 +9,14 @@ from torch import Tensor
 
 from liftednn.base import Penalty
 from liftednn.functional import box_prox
-from liftednn.testing.common import SLACK, WIDTH, close, no_better
+from liftednn.testing.common import SLACK, WIDTH, check_kept, close, no_better
 
 __all__ = ["check_penalty"]
 
 # The steps that prox is tried with.
 _STEPS = (0.05, 0.4, 5.0)
+# The sizes of weights that it is tried at: a bound may be far from 1.
+_SIZES = (1.0, 0.1, 10.0, 100.0)
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: int = 0) -> None:
@@ -30,6 +32,17 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
     _check_fits(penalty, shape)
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    for size in _SIZES:
+        _check_at(penalty, size * w, seed)
+    check_kept("prox", lambda each: penalty.prox(each, 0.4), w)
+    for each in (shape, shape[::-1]):
+        if penalty.fits(each):
+            _check_minimiser(penalty, each, seed)
+    _check_restrict(penalty, w)
+
+
+def _check_at(penalty: Penalty, w: Tensor, seed: int) -> None:
+    """Convexity, prox and attributes near these weights."""
     inside, value = penalty.prox(w, 0.4), penalty.value
     assert 0 <= value(inside) < torch.inf, f"pi must be finite and non-negative at prox(w), got {value(inside)}"
     if penalty.convex:
@@ -48,13 +61,7 @@ def check_penalty(penalty: Penalty, shape: tuple[int, int] = (4, WIDTH), seed: i
             close(box_prox(penalty.box(), w, step), moved, "box and prox disagree")
     if penalty.ridge is not None:
         close(value(inside), penalty.ridge * inside.square().sum(), "ridge = rho must mean pi(w) = rho |w|^2")
-    single = penalty.prox(w.float(), 0.4).dtype
-    assert single == torch.float32, f"prox must keep the precision of w, got {single} for torch.float32"
-    for each in (shape, shape[::-1]):
-        if penalty.fits(each):
-            _check_minimiser(penalty, each, seed)
-    _check_restrict(penalty, w)
-    rows, columns = (torch.linspace(0.5, 3, count, dtype=w.dtype) for count in shape)
+    rows, columns = (torch.linspace(0.5, 3, count, dtype=w.dtype) for count in w.shape)
     rescaled = rows[:, None] * inside * columns
     assert penalty.scale_sensitive or bool(value(rescaled).isfinite()), (
         "rows and columns in other units leave the domain: declare `scale_sensitive`"
