@@ -221,3 +221,11 @@ def test_a_network_with_convolutions_is_stored(network: LiftedNetwork, tmp_path:
     found = lnn.load(tmp_path / "model.safetensors")
     assert found.network == network
     assert all(torch.equal(a.w, b.w) for a, b in zip(found.weights, weights, strict=True))
+
+
+def test_scores_of_a_last_convolution_with_one_position_are_rows() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 6), nn.Flatten())
+    again, x = lnn.init.to_module(*lnn.init.from_module(module, in_shape=(3, 8, 8))), torch.randn(5, 3, 8, 8)
+    assert again(x).shape == (5, 4)
+    torch.testing.assert_close(again(x), module(x))

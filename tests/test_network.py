@@ -153,6 +153,8 @@ def test_a_cnn_with_max_pooling_has_the_scores_of_torchs_layers(activation: str)
         (["maxpool"], "'maxpool' must follow a convolution"),
         ([4, "maxpool", "maxpool"], "'maxpool' must follow a convolution"),
         ([("dense", 3), 4], "a convolution of 4 channels cannot follow a dense layer"),
+        ([("dense", 3)], "holds no convolution or pooling, got .*: use LiftedNetwork.mlp"),
+        ([], "holds no convolution or pooling"),
         ([("dense", 3), "avgpool"], "'avgpool' needs channels"),
         (["avgpool"] * 4, r"do not fit in samples of \(1, 1, 1\)"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,7 +28,8 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     in which a shared weight is one parameter.
 
     The last Linear gives the scores: logits, for a softmax. After it comes the activation of a `Matching` or `Split` loss. The scale of
-    a `Scaled` activation is multiplied into the weights before it.
+    a `Scaled` activation is multiplied into the weights before it. The scores of a last convolution keep their shape, (n, channels, ...),
+    unless they have one position: then they are rows.
 
     network   of dense layers, convolutions, average pooling before these and max-pooling after them, and sums with them
     weights   one `Affine` for each layer
@@ -43,7 +45,8 @@ def to_module(network: LiftedNetwork, weights: Weights) -> nn.Module:
     scaled: list[Affine] = []
     for number, weight in enumerate(weights):
         activation, weight = _follows(network, number, weight)
-        follows.append(activation)
+        last, shape = number == len(network.layers) - 1, network.layers[number].shape
+        follows.append([*activation, nn.Flatten()] if last and len(shape) > 1 == math.prod(shape[1:]) else activation)
         scaled.append(weight)
     affine = [_affine(*each) for each in zip(operators, scaled, _shapes(network), strict=True)]
     if network.connections.chain and not any(isinstance(layer.operator, Sum) for layer in network.layers):

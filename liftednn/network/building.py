@@ -49,6 +49,10 @@ def cnn_layers(
         raise ValueError(f"outputs must be a whole number, got {outputs!r}")
     layers = [_spec(each) for each in layers]
     divergences = _divergences(activation, sum(each not in ("avgpool", "maxpool") for each in layers), loss)
+    if all(isinstance(each, tuple) and each[0] == "dense" for each in layers):
+        raise ValueError(
+            f"layers holds no convolution or pooling, got {layers!r}: use LiftedNetwork.mlp for dense layers alone"
+        )
     for each in [*layers, ("dense", outputs)]:
         # Average pooling belongs to the next operator, max-pooling to the divergence of the layer before.
         if each == "avgpool":
