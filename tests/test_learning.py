@@ -362,3 +362,16 @@ def test_the_command_line_learns(tmp_path: Path, capsys: pytest.CaptureFixture[s
         main(["fit", str(table), "--target", "y", "--learn-activation", "layer", "--out", str(out)])
     assert refused.value.code == 2
     assert "nothing to learn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_scale_of_a_softmax_is_learned_in_every_precision(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(150, 4, generator=generator, dtype=torch.float64)
+    activation = lnn.activations.Scaled(lnn.activations.Softmax(), 1.0)
+    found = activation.refit(u.to(dtype), (3 * u).softmax(1).to(dtype))
+    assert float(found.scale) == pytest.approx(3, rel=1e-5)
+    x, y = torch.randn(200, 5, generator=generator).to(dtype), torch.randn(200, 2, generator=generator).to(dtype)
+    network = lnn.LiftedNetwork.mlp([5, 4, 2], activation, "squared", lam=1.0, rho=1e-4)
+    fit = lnn.MiniBatch(passes=3, learn_activation="layer").run(network, x, y)
+    assert float(fit.network.hidden[0].scale) != 1.0  # type: ignore[attr-defined]

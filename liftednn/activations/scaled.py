@@ -8,11 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from liftednn.activations.fenchel import Fenchel, Tanh
-from liftednn.base import Box, Granularity
+from liftednn.activations.fenchel import Fenchel, Softmax, Tanh
+from liftednn.base import Activation, Box, Granularity
 from liftednn.functional import as_given, granularity, largest, like, positive, root, spread, totals
 
-__all__ = ["Scaled"]
+__all__ = ["Scaled", "in_float64"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Scaled(Fenchel):
         per = granularity(self.scale, per)
         if per == "unit":
             self._check_units()
-        u, z, given = u.double(), z.double(), u
+        u, z, given = u.double(), in_float64(self, z), u
         goal = self._total_entropy(z, sample_weight, per)
 
         def excess(log_scale: Tensor) -> Tensor:
@@ -118,3 +118,11 @@ class Scaled(Fenchel):
         zero = torch.zeros_like(z)
         entries = self._entries(zero, z) if per == "unit" else self.activation.value(zero, z)[:, None]
         return totals(entries, sample_weight, per)
+
+
+def in_float64(activation: Activation, z: Tensor) -> Tensor:
+    """States z (n, p) in float64. Those of a softmax, whose sums are 1 in their own precision, are divided by these."""
+    while isinstance(activation, Scaled):
+        activation = activation.activation
+    z = z.double()
+    return z / z.sum(-1, keepdim=True) if isinstance(activation, Softmax) else z

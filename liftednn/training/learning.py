@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
+from liftednn.activations.scaled import in_float64
 from liftednn.base import Activation
 from liftednn.blocks import Granularities, granularities_of, parameters, with_activation
 from liftednn.functional import within
@@ -93,7 +94,7 @@ class Learner:
 
     def _move(self, number: int, step: XStep, y: Tensor, row_weights: Tensor | None) -> None:
         now, per = self.descent.network.hidden[number], self.granularities[number] or "layer"
-        u, z = step.preactivations[number].double(), step.states[number].double()
+        u, z = step.preactivations[number].double(), in_float64(now, step.states[number])
         found = now.refit(u, z, row_weights, per)
         (given,), (target,) = parameters(now).values(), parameters(found).values()
         assert isinstance(given, Tensor)
