@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Wait until no other process adds to the file, and lock it until it is closed. Windows has no fcntl: run one process at a time there."""
+    """Wait until no other process adds to the file, then lock it until it is closed. Windows has no fcntl: run one process there."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX)
 

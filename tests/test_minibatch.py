@@ -363,7 +363,7 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
 ) -> None:
     monkeypatch.setattr(monitor, "_KEPT", kept)  # scores that are evaluated together
     row_weights = torch.linspace(0.5, 1.5, len(X), dtype=X.dtype) if weighted else None
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[tuple[Tensor, ...]] = []
     with torch.no_grad():
         run = Run(lnn.MiniBatch(passes=1, batch_size=100), network(), source_of(X, LABELS, row_weights))
         plain = run.step
@@ -371,7 +371,8 @@ def test_loss_and_score_of_a_pass_are_means_over_all_its_batches(
         def step(x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
             scores = run.descent.network.scores(run.descent.weights, x)
             each = run.network.loss.value(scores, y)
-            seen.append(((each if count is None else each * count).sum(), (scores.argmax(1) == y.argmax(1)).sum()))
+            right = (scores.argmax(1) == y.argmax(1)).to(each)
+            seen.append(tuple((part if count is None else part * count).sum() for part in (each, right)))
             return plain(x, y, count)
 
         run.step = step

@@ -46,11 +46,14 @@ def first_of_each(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return one, order.argsort()[group]
 
 
-def different_rows(x: Tensor, y: Tensor) -> Tensor:
-    """The numbers of rows that are no copies of others, where copies do not count (`independent_rows`); otherwise of all rows."""
+def different_rows(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Where copies do not count (`independent_rows`), the numbers of the rows that are no copies of others, and their weights, with those
+    of their copies added; otherwise the numbers of all rows, and the weights as given."""
     if independent_rows(lambda: [(x, y)], len(x)) == len(x):
-        return torch.arange(len(x), device=x.device)
-    return first_of_each(x, y)[0]
+        return torch.arange(len(x), device=x.device), row_weights
+    one, group = first_of_each(x, y)
+    each = x.new_ones(len(x)) if row_weights is None else row_weights
+    return one, each.new_zeros(len(one)).index_add(0, group, each)
 
 
 def distinct_columns(x: Tensor) -> int:

@@ -259,7 +259,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
 
     def _trainer(self, work: Work, source: Source) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
-        return self._recipe(work).trainer(None if work.passes else source.rows, classes)
+        return self._recipe(work).trainer(None if work.passes else len(work.x), classes, source.rows)
 
     def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, source: Source, **options: Any) -> Fit:
         start = narrowed(work.start, work.x.basis)

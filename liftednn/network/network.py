@@ -230,7 +230,7 @@ class LiftedNetwork:
         return tuple(float(layer.penalty_value(pair.w)) if own else 0.0 for layer, pair, own in layers)
 
     def evaluate(self, weights: Weights, states: States, sample_weight: Tensor | None = None) -> Evaluation:
-        """Objective, gaps and feed-forward score of weights and states; sample_weight (n,) weights the means, not the score."""
+        """Objective, gaps and feed-forward score of weights and states, rows weighted by sample_weight (n,)."""
         robust = [layer.robust_divergence(pair.w) for layer, pair in zip(self.layers, weights, strict=True)]
         parts = [self._energies(weights, rows, robust) for rows in _blocks(states)]
         energies, scores = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -241,7 +241,7 @@ class LiftedNetwork:
             self.penalties(weights),
             tuple(max(term - least, 0.0) for term, least in zip(terms[:-1], lowest, strict=True)),
             loss,
-            self.loss.score(scores, states[-1]),
+            self.loss.score(scores, states[-1], sample_weight),
         )
 
     def _energies(self, weights: Weights, rows: States, robust: Sequence[Divergence]) -> tuple[Tensor, Tensor]:

@@ -269,14 +269,15 @@ def _converged(before: float, after: float, tol: float) -> bool:
 def _sentence(status: str, history: list[Record], tol: float, block_tol: float) -> str:
     done = max(len(history) - 1, 0)
     falling = f", and the objective was still falling by more than {tol:g} of itself" if done else ""
+    residuals = history[-1].kkt if history else {}
+    worst = max(residuals, key=lambda name: residuals[name], default=None)
+    far = worst is not None and residuals[worst] > _FAR * block_tol
     found = {
-        "converged": f"converged: pass {done} changed the objective by less than {tol:g} of itself",
+        "converged": f"{'ended' if far else 'converged'}: pass {done} changed the objective by less than {tol:g} of itself",
         "finished": f"finished: all {done} passes done{falling}",
         "stopped": f"stopped: interrupted after {done} complete passes; the weights and states are the last ones reached",
     }[status]
-    residuals = history[-1].kkt if history else {}
-    worst = max(residuals, key=lambda name: residuals[name], default=None)
-    if worst is None or residuals[worst] <= _FAR * block_tol:
+    if worst is None or not far:
         return found
     return (
         f"{found}; in the last one block {worst} ended at a KKT residual of {residuals[worst]:.1g}, not {block_tol:g}"

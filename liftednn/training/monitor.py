@@ -29,12 +29,12 @@ _KEPT = 1 << 18
 class Tally:
     """Loss and score over all batches of a pass. Scores are collected and evaluated many at a time, so that a step costs no more.
 
-    sums   of the losses, of the rows' weights, of the scores of what was evaluated together times its rows, and of these rows
+    sums   of the losses, of the rows' weights, and of the scores of what was evaluated together times its weights
     kept   scores, responses and row weights of the batches that are not in `sums` yet; `size` is how many scores
     """
 
     loss: Loss
-    sums: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
     kept: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)
     size: int = 0
 
@@ -47,18 +47,20 @@ class Tally:
     def close(self) -> tuple[float, float]:
         """Mean loss and mean score of the pass that ends."""
         self._evaluate()
-        (loss, weight, score, rows), self.sums = self.sums, (0.0, 0.0, 0.0, 0)
-        return loss / weight if weight else math.nan, score / rows if rows else math.nan
+        (loss, weight, score), self.sums = self.sums, (0.0, 0.0, 0.0)
+        return (loss / weight, score / weight) if weight else (math.nan, math.nan)
 
     def _evaluate(self) -> None:
         if not self.kept:
             return
         scores, y, row_weights = self._together()
-        total, rows = float(reduce.total(self.loss.value(scores, y), row_weights)), len(scores)
-        weight = rows if row_weights is None else float(reduce.count(scores, row_weights))
-        fresh = total, weight, self.loss.score(scores, y) * rows, rows
-        a, b, c, d = (before + each for before, each in zip(self.sums, fresh, strict=True))
-        self.sums, self.kept, self.size = (a, b, c, int(d)), [], 0
+        total, weight = (
+            float(reduce.total(self.loss.value(scores, y), row_weights)),
+            float(reduce.count(scores, row_weights)),
+        )
+        score = self.loss.score(scores, y, row_weights) if weight else 0.0
+        loss, weights, scored = self.sums
+        self.sums, self.kept, self.size = (loss + total, weights + weight, scored + score * weight), [], 0
 
     def _together(self) -> tuple[Tensor, Tensor, Tensor | None]:
         scores, y, row_weights = zip(*self.kept, strict=True)
@@ -72,9 +74,9 @@ class Tally:
         return {f"pass.{name}": part for name, part in named if part is not None}
 
     def load(self, sums: Sequence[float], tensors: dict[str, Tensor], like: Tensor) -> None:
-        a, b, c, d = sums
+        loss, weight, score = sums
         scores, y, row_weights = (tensors.get(f"pass.{name}") for name in ("scores", "y", "counts"))
-        self.sums = (a, b, c, int(d))
+        self.sums = loss, weight, score
         if scores is not None and y is not None:
             self.size = scores.numel()
             self.kept = [(scores.to(like), y.to(like), None if row_weights is None else row_weights.to(like))]
@@ -146,7 +148,7 @@ class Monitor:
         (x, y, row_weights), own = self.validation, self.network.loss
         scores = feedforward(self.network, weights, x)
         loss = float(reduce.mean(own.value(scores, y), row_weights))
-        score = own.score(scores, y) if row_weights is None else own.score(scores, y, row_weights)
+        score = own.score(scores, y, row_weights)
         earlier = [record.validation_score for record in self.history if record.validation_score is not None]
         if score > max((each for each in earlier if not math.isnan(each)), default=-math.inf):
             self.best, self.best_pass = copies(weights), len(self.history) + 1

@@ -155,7 +155,7 @@ class Run:
         self.coordinates = there = there if given is None else there.keeping(weights[0])
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
-        self.different = different_rows(x[:count], y[:count])
+        self.different = different_rows(x[:count], y[:count], few)
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
@@ -277,10 +277,10 @@ class Run:
         return self.learns_rho or drawn > 0
 
     def _update_rho(self) -> None:
-        x, _, y, row_weights = self.check_rows
+        (x, _, y, _), (numbers, counts) = self.check_rows, self.different
         assert self.rows is not None
-        few, weights = self.different[: _SAMPLES[self.rows > _MANY]], self.unwhitened_weights()
-        counts = None if row_weights is None else row_weights[few]
+        count, weights = _SAMPLES[self.rows > _MANY], self.unwhitened_weights()
+        few, counts = numbers[:count], None if counts is None else counts[:count]
         self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], self.rows, counts))
 
     def _set_rho_factor(self, factor: float) -> None:
