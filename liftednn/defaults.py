@@ -83,15 +83,10 @@ class Recipe:
         network = network if self.lam is None else network.with_lam(self.lam)
         return choices.with_input_uncertainty(network, self.uncertainty, automatic_lam=automatic)
 
-    def trainer(self, rows: int | None, classes: int = 1, different: int | None = None) -> MiniBatch:
-        """The trainer for that many rows of so many classes; None where the number of rows is unknown, as of a stream, and rho stays.
-
-        different   the number of rows without copies, by which passes are chosen; None for `rows`
-        """
+    def trainer(self, rows: int | None, classes: int = 1) -> MiniBatch:
+        """The trainer for that many rows of so many classes; None where the number of rows is unknown, as of a stream, and rho stays."""
         trainer = MiniBatch(
-            passes=self._passes(rows if different is None else different, classes)
-            if self.passes is None
-            else self.passes,
+            passes=self._passes(rows, classes) if self.passes is None else self.passes,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,

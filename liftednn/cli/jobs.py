@@ -141,7 +141,7 @@ def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progres
     network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.row_weights)
     recipe = _recipe(job)
     network = recipe.network(network, source, rows.y, rows.row_weights)
-    trainer = recipe.trainer(len(rows.x), sizes[-1], source.rows)
+    trainer = recipe.trainer(len(rows.x), sizes[-1])
     validation = (held.x, held.y, held.row_weights) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)

@@ -46,10 +46,13 @@ def first_of_each(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return one, order.argsort()[group]
 
 
-def different_rows(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def different_rows(x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int | None) -> tuple[Tensor, Tensor | None]:
     """Where copies do not count (`independent_rows`), the numbers of the rows that are no copies of others, and their weights, with those
-    of their copies added; otherwise the numbers of all rows, and the weights as given."""
-    if independent_rows(lambda: [(x, y)], len(x)) == len(x):
+    of their copies added; otherwise the numbers of all rows, and the weights as given.
+
+    rows   of the whole data, without copies; in a sample of at most so many, copies are rare and stay. None where it is unknown
+    """
+    if rows is None or rows >= len(x) or independent_rows(lambda: [(x, y)], len(x)) == len(x):
         return torch.arange(len(x), device=x.device), row_weights
     one, group = first_of_each(x, y)
     each = x.new_ones(len(x)) if row_weights is None else row_weights

@@ -164,9 +164,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
 
     def _fit_network(self, work: Work, validation: tuple[Tensor, ...] | None) -> None:
         """Train by mini-batches; a linear regression that is as good replaces what was trained."""
-        source = work.x.source(work.y, work.row_weights, self.device)
-        trainer = self._trainer(work, source)
-        fit, best = self._train(trainer, work, source, validation), None
+        trainer = self._trainer(work)
+        fit, best = self._train(trainer, work, validation), None
         if work.passes is None:
             learned = partial(self._learned, trainer, work)
             best = self._linear(fit, work.x, work.y, work.row_weights, work.seed, learned)
@@ -238,7 +237,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
         )
 
-    def _train(self, trainer: MiniBatch, work: Work, source: Source, validation: tuple[Tensor, ...] | None) -> Fit:
+    def _train(self, trainer: MiniBatch, work: Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
@@ -249,7 +248,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
         options = {"validation": validation, "callback": stopping, "moments": moments}
-        fit = self._run(trainer, self.network_, work, source, **options)
+        fit = self._run(trainer, self.network_, work, **options)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
         self.network_ = with_inputs(snapshot(fit.network, "cpu"), work.x.scaling.width)
@@ -257,19 +256,19 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
-    def _trainer(self, work: Work, source: Source) -> MiniBatch:
+    def _trainer(self, work: Work) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
-        return self._recipe(work).trainer(None if work.passes else len(work.x), classes, source.rows)
+        return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
 
-    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, source: Source, **options: Any) -> Fit:
-        start = narrowed(work.start, work.x.basis)
+    def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
+        source, start = work.x.source(work.y, work.row_weights, self.device), narrowed(work.start, work.x.basis)
         return trainer.run(with_inputs(network, work.x.shape[1]), source, weights=start, **options)
 
     def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others, in as many passes."""
         part = replace(work.take(chosen), start=None)
         network = self._network(self._widths(True), False, part)
-        fit = self._run(trainer, network, part, part.x.source(part.y, part.row_weights, self.device))
+        fit = self._run(trainer, network, part)
         if fit.status == "stopped":
             raise KeyboardInterrupt
         return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()

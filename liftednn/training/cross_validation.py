@@ -69,13 +69,13 @@ def left_out(
     x, y = _centred(x, weights), _centred(y, weights)
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
-    found = []
+    found, squares = [], vectors.square()
     for rest in [
         *(strength / (values + strength) for strength in _strengths(values, x.shape[1], strengths)),
         torch.ones_like(values),
     ]:
         # `rest` is what the regression leaves of each direction, `unused` 1 minus the leverage; a constant is always fitted.
-        unused = (vectors.square() @ rest - weights / weights.sum()).clamp(min=1e-13)
+        unused = (squares @ rest - weights / weights.sum()).clamp(min=1e-13)
         residual = vectors @ (rest[:, None] * inner) / unused[:, None]
         found.append(LeftOut(float(residual.square().sum() / len(x)), 1 - float(unused.mean())))
     return found

@@ -155,7 +155,7 @@ class Run:
         self.coordinates = there = there if given is None else there.keeping(weights[0])
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
-        self.different = different_rows(x[:count], y[:count], few)
+        self.different = different_rows(x[:count], y[:count], few, self.rows)
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
