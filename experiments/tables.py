@@ -2,14 +2,15 @@
 
 `python -m experiments tables`, with `--workers N` for N processes. Tables have five random splits, 75 % to train on, with the same share
 of every class; the sets of `estimators` those it gives them. All fits use one thread, and seconds are the processor's. What judges the
-defaults must not influence them: it is run only where named, `--only judging`, once, when nothing is left to choose. So are the deep
+defaults must not influence them: it is run only where named, `--only judging`, once, when nothing is left to choose; so are tables
+of other packages, `--only unseen`, which were first read after that (unseen.py). So are the deep
 networks, which take minutes: `--only RealMLP --only bupa --seeds 2`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from scipy.stats import rankdata
 from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 
-from experiments import datasets, default_models, estimators, tabular
+from experiments import datasets, default_models, estimators, tabular, unseen
 from experiments.default_models import DEEP, METHODS, OPTIONAL
 from experiments.estimators import Split, at_hand
 from experiments.markdown import table
@@ -27,7 +28,13 @@ from experiments.workers import Job, fill
 
 TAKES = ("only", "seeds", "workers")
 SPLITS, DEEP_SPLITS = 5, 2
-PARTS = {"choosing": tabular.CHOOSING, "judging": tabular.JUDGING, "old": estimators.SETS}
+PARTS = {
+    "choosing": tabular.CHOOSING,
+    "judging": tabular.JUDGING,
+    "unseen": unseen.NAMES,
+    "old": estimators.SETS,
+}
+_NAMED = ("judging", "unseen")  # parts that are run only where they are named
 QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
 # Measures by name, and whether less is better.
 RANKED = {"accuracy": False, "log_loss": True, "r2": False}
@@ -39,16 +46,23 @@ Means = Mapping[str, Mapping[str, Mapping[str, float]]]  # by set, method and me
 
 
 def has_classes(name: str) -> bool:
-    return tabular.load(name).classes if name in tabular.NAMES else name in estimators.CLASSES
+    loader = _loader(name)
+    return name in estimators.CLASSES if loader is None else loader(name).classes
+
+
+def _loader(name: str) -> Callable[[str], tabular.Table] | None:
+    """What reads a table; None for the sets of `estimators`."""
+    return tabular.load if name in tabular.NAMES else unseen.load if name in unseen.NAMES else None
 
 
 def split(name: str, number: int) -> Split:
     """Rows to train on and rows to be judged by."""
     if name == "friedman":
         return Split(*(part.double().numpy() for part in datasets.friedman(number)))
-    if name not in tabular.NAMES:
+    loader = _loader(name)
+    if loader is None:
         return estimators.split(name, number)
-    x, y, classes = tabular.load(name)
+    x, y, classes = loader(name)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.25, random_state=number, stratify=y if classes else None)
     return Split(x, y, x_test, y_test)
 
@@ -153,7 +167,7 @@ def chosen(only: Sequence[str], parts: Mapping[str, Sequence[str]]) -> tuple[lis
         allowed = f"{', '.join(parts)}, a set ({', '.join(sets)}) or a method ({', '.join(METHODS)})"
         raise ValueError(f"--only takes {allowed}, got {', '.join(sorted(unknown))}")
     named = [name for part, names in parts.items() for name in names if part in only or name in only]
-    default = [name for part, names in parts.items() for name in names if part != "judging"]
+    default = [name for part, names in parts.items() for name in names if part not in _NAMED]
     return named or default, [who for who in METHODS if who in only] or [who for who in METHODS if who not in DEEP]
 
 

