@@ -118,7 +118,9 @@ def defaults() -> list[str]:
         title = f"beside deep networks, {len(found)} sets, {real_tables.DEEP_SPLITS} splits"
         lines += columns(title, rows, list(rows[0]), ".3g")
     if late:
-        lines += columns("behind the better of MLP and linear", late, list(late[0]), ".3f")
+        lines += columns(
+            "behind the better of MLP and linear by more than .02 (accuracy) or .05 (R²)", late, list(late[0]), ".3f"
+        )
     return lines[:-1] or ["Not measured yet: `python -m experiments tables` measures it."]
 
 

@@ -155,7 +155,10 @@ class Operator(ABC):
 
     @abstractmethod
     def rows(self, xs: Sequence[Tensor]) -> Tensor:
-        """The rows of the regression, (n t, p) or (n t, g p); the t rows of a sample follow each other."""
+        """The rows of the regression, (n t, p) or (n t, g p); the t rows of a sample follow each other.
+
+        xs   the states that the layer reads, in their order, each (n, width)
+        """
 
     def targets(self, u: Tensor) -> Tensor:
         """Pre-activations (n, out_width), or a tensor in their layout, as the targets of the regression, (n t, outputs).

@@ -49,7 +49,7 @@ class Lifted(torch.optim.Optimizer):
     lr              the rate, a fraction of the step that the curvature suggests
     momentum        Nesterov's
     weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
-                    that they start with, and norms return to their start at this rate; None for .06, and up to .3 for the last layer,
+                    that they start with, and norms return to their start at this rate; None for .06, and up to .6 for the last layer,
                     over the terms of the criterion in a row if it is the cross-entropy of classes or of bits, otherwise 0
     damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
                     columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
