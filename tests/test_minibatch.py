@@ -553,6 +553,20 @@ def test_recorded_steps_on_a_gpu_are_plain_steps() -> None:
     assert same(moved, there)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("there", [True, False], ids=["gpu", "cpu"])
+def test_batches_that_are_read_beside_the_steps_are_the_same(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (X.float().cuda(), LABELS.cuda()) if there else (X.float(), LABELS)
+    batches = [(x[start : start + 100].clone(), y[start : start + 100]) for start in range(0, len(x), 100)]
+    trainer = lnn.MiniBatch(passes=20, batch_size=100, device="cuda")
+    found = trainer.run(network(), batches)
+    monkeypatch.setattr("liftednn.training.feed.beside", lambda batches, device: batches)
+    assert same(trainer.run(network(), batches), found)
+    batches[5][0][3, 0] = math.nan
+    with pytest.raises(ValueError, match="x holds NaN or infinity"):
+        trainer.run(network(), batches)
+
+
 def test_ctrl_c_in_a_diverging_pass_gives_the_last_good_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, calls = Run._advance, 0
 

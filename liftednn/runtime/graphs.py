@@ -1,4 +1,5 @@
-"""Training steps as CUDA graphs: a step is recorded once and replayed for every batch, without Python in between."""
+"""Training steps as CUDA graphs, which are recorded once and replayed for every batch, without Python in between; and batches that are
+read and checked while a step runs."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WARM_UP", "recorded"]
+__all__ = ["WARM_UP", "beside", "recorded"]
 
 WARM_UP = 3
 
 Step = Callable[..., Any]
+Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
 def recorded(step: Step, device: torch.device) -> Step:
@@ -54,6 +56,26 @@ class _Recorded:
         self.graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(self.graph):
             self.found = self.step(*self.kept)
+
+
+def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches, on a CUDA device from a stream of their own: what is read back to check them does not wait for the steps that were
+    started before."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    own, steps = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+    own.wait_stream(steps)
+    while True:
+        with torch.cuda.stream(own):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        steps.wait_stream(own)
+        for part in batch:
+            if part is not None:
+                part.record_stream(steps)  # its memory is not used again before the step has read it
+        yield batch
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from liftednn.data.arrays import as_tensor
 from liftednn.data.sources import Gathered, Memory, Source, check_weights
 from liftednn.data.validation import inputs, responses
 from liftednn.network import LiftedNetwork
+from liftednn.runtime.graphs import beside
 from liftednn.training.whitening import Coordinates
 
 __all__ = ["Feed"]
@@ -81,7 +82,10 @@ class Feed:
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """The batches of pass `number`."""
         batches = self.source.batches(size, seed, number)
-        return batches if isinstance(self.source, Memory) else self._streamed(batches)
+        if isinstance(self.source, Memory):
+            return batches
+        assert self.like is not None
+        return beside(self._streamed(batches), self.like.device)
 
     def _streamed(self, batches: Iterator[Any]) -> Iterator[Batch]:
         assert self.coordinates is not None
