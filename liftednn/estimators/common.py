@@ -246,7 +246,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
         stream = work.passes and work.x.basis is None
         moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
-        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose)
+        stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose, trainer.passes // 2)
         options = {"validation": validation, "callback": stopping, "moments": moments}
         fit = self._run(trainer, self.network_, work, **options)
         if fit.status == "stopped" and not stopping.out_of_patience:

@@ -75,7 +75,7 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     validation_fraction : float, default=0.1
         The fraction of rows that early stopping holds back.
     n_iter_no_change : int, default=10
-        Passes that early stopping waits for.
+        Passes without a gain that early stopping waits for, from half of `max_iter` on.
     verbose : bool, default=False
         Print a line per pass.
     device : str or None, default=None

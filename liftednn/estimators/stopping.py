@@ -18,11 +18,15 @@ __all__ = ["EarlyStopping", "hold_back"]
 @dataclass
 class EarlyStopping:
     """Called after every pass: prints a line if `verbose`, and stops the run when the validation score has not risen by `tol` for
-    `patience` passes."""
+    `patience` passes.
+
+    unlimited   so many passes do not count: at first the rate is large and rho is not learned yet, and scores rise and fall
+    """
 
     tol: float
     patience: int
     verbose: bool
+    unlimited: int = 0
     best: float = -math.inf
     without_gain: int = 0
 
@@ -36,7 +40,8 @@ class EarlyStopping:
             score = record.score if validation is None else validation
             print(f"Iteration {number}, loss = {record.loss:.8f}, score = {score:.4f}")
         if validation is not None:
-            self.without_gain = 0 if validation > self.best + self.tol else self.without_gain + 1
+            gains = validation > self.best + self.tol or number <= self.unlimited
+            self.without_gain = 0 if gains else self.without_gain + 1
             self.best = max(self.best, validation)
         return self.out_of_patience
 
