@@ -572,3 +572,23 @@ def test_the_error_for_an_unknown_activation_lists_the_names() -> None:
     assert {"relu", "tanh", "sigmoid", "softplus"} <= set(names)
     assert all(isinstance(act.named(name), act.Activation) for name in names)
     assert not any("fenchel" in name or "logistic" in name for name in names)
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(0), nn.LogSoftmax(-2)])
+def test_a_last_softmax_over_rows_of_others_is_refused(last: nn.Module) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), last)
+    with pytest.raises(ValueError, match="must be taken over each row: give dim=1"):
+        lnn.init.from_module(module)
+
+
+def test_an_argument_by_keyword_is_refused_in_words() -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(input=self.first(x))
+
+    with pytest.raises(ValueError, match="has no lifted form at 'relu'"):
+        lnn.init.from_module(Keyword())

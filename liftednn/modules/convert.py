@@ -113,7 +113,8 @@ def _loss(graph: Graph, given: str | Loss | nn.Module | None) -> Loss:
         return loss
     if step is None:
         return SoftmaxCrossEntropy() if outputs > 1 else SquaredError()
-    return SoftmaxCrossEntropy() if isinstance(step.layer, (nn.Softmax, nn.LogSoftmax)) else Matching(fenchel(step))
+    activation = fenchel(step)
+    return SoftmaxCrossEntropy() if isinstance(step.layer, (nn.Softmax, nn.LogSoftmax)) else Matching(activation)
 
 
 def _check_link(step: Step | None, loss: Loss) -> None:

@@ -96,7 +96,7 @@ class _Forward:
                 return self._linear(node)
             if name in ("matmul", "mm"):
                 return self._product(node)
-            if isinstance(weight := self._found(node.args[0]), _Weight):
+            if node.args and isinstance(weight := self._found(node.args[0]), _Weight):
                 return self._transposed(node, weight)
         taken = [each for each in node.all_input_nodes if not is_size(each)]
         if len(taken) != 1 or node.args[:1] != (taken[0],):
