@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from typing import Any
 
@@ -203,3 +204,18 @@ def test_a_first_call_of_few_rows_learns_as_much_as_fit_would() -> None:
 def test_what_is_no_loss_is_refused_in_words(kind: Any, loss: Any) -> None:
     with pytest.raises(ValueError, match=r"loss must be a name or an object of liftednn\.losses, got"):
         kind(loss=loss).fit([[0.0], [1.0]], [0, 1])
+
+
+def test_early_stopping_waits_until_the_rate_has_fallen() -> None:
+    generator = np.random.default_rng(2)
+    x, new = generator.normal(size=(200, 8)), generator.normal(size=(1000, 8))
+    y, expected = (part[:, 0] + abs(part[:, 1]) for part in (x, new))
+    model = regressor(early_stopping=True).fit(x, y + generator.normal(size=200))
+    assert model.score(new, expected) > 0.7
+    assert model.n_iter_ >= 60  # 100 passes at most: half of them, and n_iter_no_change
+
+
+def test_dates_as_python_objects_are_refused_in_words() -> None:
+    frame = pd.DataFrame({"z": [1.0, 2.0, 3.0], "day": [datetime.date(2020, 1, day) for day in (1, 2, 3)]})
+    with pytest.raises(ValueError, match=r"columns of dates, durations or complex numbers, \['day'\]"):
+        regressor().fit(frame, [1.0, 2.0, 3.0])

@@ -5,6 +5,7 @@ Frames are read by `columns`, `frame[name]`, `dtype` and `to_numpy()`, which tho
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -233,11 +234,18 @@ def _check_kinds(x: Any, known: Known | None) -> None:
     """Refuse frames with columns of dates, durations or complex numbers that are no categories."""
     columns = _frame_columns(x) if _is_frame(x) else []
     pairs = zip(columns, known or [None] * len(columns), strict=False)
-    numbers = {name: getattr(column.dtype, "kind", "O") for (name, column), categories in pairs if categories is None}
+    numbers = {name: _kind(column) for (name, column), categories in pairs if categories is None}
     if names := [name for name, kind in numbers.items() if kind in "mMc"]:
         raise ValueError(
             f"X has columns of dates, durations or complex numbers, {names}: give real numbers, such as the days since a date"
         )
+
+
+def _kind(column: Any) -> str:
+    """That of a column's dtype, and "M" where it holds dates or times as Python objects."""
+    kind = getattr(column.dtype, "kind", "")
+    first = next(iter(column.to_numpy()), None) if kind == "O" else None
+    return "M" if isinstance(first, datetime.date | datetime.time) else kind or "O"
 
 
 def _check_no_text(x: Any, fits: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from liftednn import reduce
@@ -56,10 +57,13 @@ def real_responses(y: Tensor, width: int) -> Tensor:
 
 
 def r_squared(u: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
-    """1 - residual / total sum of squares, in float64; 0 where the responses do not vary."""
+    """1 - residual / total sum of squares, in float64; 0 where the responses vary by no more than the rounding of their mean."""
     u, y, mean = u.double(), y.double(), reduce.mean(y, row_weights)
     if row_weights is not None:
         root = row_weights.double().sqrt()[:, None]
         u, y, mean = u * root, y * root, mean * root
-    total = reduce.distance(y, mean)
-    return 1 - (reduce.distance(u, y) / total) ** 2 if total > 0 else 0.0
+    total, rounding = (
+        reduce.distance(y, mean),
+        4 * torch.finfo(y.dtype).eps * reduce.distance(y, torch.zeros_like(mean)),
+    )
+    return 1 - (reduce.distance(u, y) / total) ** 2 if total > rounding else 0.0

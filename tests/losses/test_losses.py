@@ -355,3 +355,10 @@ def test_regression_score_equals_sklearn_r2() -> None:
         r2_score(y[:, 0].numpy(), u[:, 0].numpy()), abs=1e-12
     )
     assert SquaredError().score(y, torch.ones_like(y)) == 0.0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 + 0.1])
+def test_responses_that_do_not_vary_have_score_0(value: float) -> None:
+    """The rounding of their mean is no variance."""
+    u = torch.randn(60, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert SquaredError().score(u, torch.full((60, 1), value, dtype=torch.float64)) == 0.0
