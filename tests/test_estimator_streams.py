@@ -210,3 +210,16 @@ def test_after_a_fit_the_scaling_stays() -> None:
     before = model._inputs
     model.partial_fit(10 * X, REAL > 14)
     assert model._inputs is before
+
+
+def test_the_penalty_s_weight_falls_with_the_rows_seen() -> None:
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(2400, 10))
+    labels = (generator.random(2400) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
+    model, rhos = LiftedClassifier(random_state=0), []
+    for start in range(0, 2400, 600):
+        model.partial_fit(x[start : start + 600], labels[start : start + 600], classes=[0, 1])
+        rhos.append(model.network_.layers[0].penalty.rho)
+    np.testing.assert_allclose(rhos, rhos[0] / np.sqrt([1, 2, 3, 4]))
+    fixed = LiftedClassifier(random_state=0, alpha=1e-2).partial_fit(x[:600], labels[:600], classes=[0, 1])
+    assert fixed.partial_fit(x, labels).network_.layers[0].penalty.rho == 1e-2

@@ -47,6 +47,7 @@ from liftednn.estimators.work import Work
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
+from liftednn.training.evidence import with_rho_factor
 from liftednn.training.learning import snapshot
 from liftednn.training.minibatch import MiniBatch
 from liftednn.training.result import Fit
@@ -137,7 +138,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         rows = Rows.of(x, self.dtype, self._columns)
         rows = rows if chosen is None else rows.take(chosen)
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        self._rows_seen: int = len(rows) + (self._rows_seen if resumes and passes else 0)
+        seen = self._rows_seen if resumes and passes else 0
+        self._rows_seen: int = len(rows) + seen
         if not resumes:
             self._tails = self._found_tails(rows, y, row_weights, seed) if passes is None else Tails.none()
         rows = replace(rows, tails=self._tails)
@@ -153,6 +155,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes), resumes, work)
+        if passes and isinstance(self.alpha, str):  # rho for the rows seen so far; at first it is that of MANY
+            self.network_ = with_rho_factor(self.network_, math.sqrt((seen or choices.MANY) / self._rows_seen))
         asked = passes is None and not resumes and validation is None
         exact = self._exactly_linear(work.x, work.y, work.row_weights, seed) if asked else None
         if self.divergence == "euclidean":
