@@ -223,3 +223,18 @@ def test_the_penalty_s_weight_falls_with_the_rows_seen() -> None:
     np.testing.assert_allclose(rhos, rhos[0] / np.sqrt([1, 2, 3, 4]))
     fixed = LiftedClassifier(random_state=0, alpha=1e-2).partial_fit(x[:600], labels[:600], classes=[0, 1])
     assert fixed.partial_fit(x, labels).network_.layers[0].penalty.rho == 1e-2
+
+
+@pytest.mark.parametrize(
+    "changed", [{"hidden_layer_sizes": (5, 5)}, {"penalty": "nonnegative", "loss": "absolute"}, {"alpha": 0.01}]
+)
+def test_a_stream_refuses_parameters_that_it_could_not_follow(changed: dict[str, Any]) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(600, 3))
+    model = LiftedRegressor(hidden_layer_sizes=20, random_state=0).partial_fit(x, x[:, 0])
+    before = model.predict(x)
+    model.set_params(**changed)
+    with pytest.raises(ValueError, match=f"changed since then: .*{next(iter(changed))}"):
+        model.partial_fit(x, x[:, 0])
+    np.testing.assert_array_equal(model.predict(x), before)
+    assert model.set_params(random_state=1).fit(x, x[:, 0]).score(x, x[:, 0]) > 0.5

@@ -155,6 +155,9 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes), resumes, work)
+            self._remember_parameters()
+        else:
+            self._check_parameters_unchanged()
         if passes and isinstance(self.alpha, str):  # rho for the rows seen so far; at first it is that of MANY
             self.network_ = with_rho_factor(self.network_, math.sqrt((seen or choices.MANY) / self._rows_seen))
         asked = passes is None and not resumes and validation is None

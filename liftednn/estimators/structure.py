@@ -40,6 +40,17 @@ __all__ = ["Structured"]
 _UNITS, _FEW = 100, 8192
 # The most numbers in these rows and their responses.
 _NUMBERS = 1 << 22
+# The parameters that a network is built from.
+_BUILT_FROM = (
+    "hidden_layer_sizes",
+    "activation",
+    "divergence",
+    "learn_activation",
+    "loss",
+    "lam",
+    "alpha",
+    "penalty",
+)
 
 
 class Structured:
@@ -93,6 +104,20 @@ class Structured:
         if isinstance(self.hidden_layer_sizes, str):
             return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
         return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
+
+    def _remember_parameters(self) -> None:
+        """Those that the network is built from now."""
+        self._built_from = {name: repr(getattr(self, name)) for name in _BUILT_FROM}
+
+    def _check_parameters_unchanged(self) -> None:
+        """Refuse to go on with a network that was built from other parameters."""
+        before: dict[str, str] = getattr(self, "_built_from", {})
+        changed = [name for name, value in before.items() if repr(getattr(self, name)) != value]
+        if changed:
+            raise ValueError(
+                f"partial_fit goes on with the network of the calls before, but changed since then: {', '.join(changed)}; give what they "
+                "were, or begin anew with fit or another estimator"
+            )
 
     def _may_be_linear(self, network: LiftedNetwork, x: Rows, y: Tensor) -> bool:
         """Whether neither widths nor alpha were given, a linear regression has the same loss and penalty, and rows are few. An alpha that
