@@ -257,4 +257,5 @@ class Structured:
         given = isinstance(self.penalty, str | Penalty) or len(self.penalty) == len(smaller.intercepts_)
         if not given or any(before.penalty is not after.penalty for before, after in cut):
             smaller.penalty = [layer.penalty for layer in smaller.network_.layers]
+        smaller._remember_parameters()
         return smaller
