@@ -221,6 +221,10 @@ def test_the_penalty_s_weight_falls_with_the_rows_seen() -> None:
         model.partial_fit(x[start : start + 600], labels[start : start + 600], classes=[0, 1])
         rhos.append(model.network_.layers[0].penalty.rho)
     np.testing.assert_allclose(rhos, rhos[0] / np.sqrt([1, 2, 3, 4]))
+    full = LiftedClassifier((5,), divergence="euclidean", random_state=0).partial_fit(
+        x[:600], labels[:600], classes=[0, 1]
+    )
+    assert full.partial_fit(x, labels).network_.layers[0].penalty.rho == lnn.penalties.L2().rho  # no rule chose it
     fixed = LiftedClassifier(random_state=0, alpha=1e-2).partial_fit(x[:600], labels[:600], classes=[0, 1])
     assert fixed.partial_fit(x, labels).network_.layers[0].penalty.rho == 1e-2
 

@@ -23,7 +23,6 @@ from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
 from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
-from liftednn.data.sources import Loader, Source
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators import linear
 from liftednn.estimators.columns import (
@@ -56,8 +55,6 @@ __all__ = ["Lifted"]
 
 # Passes of the paper's model where max_iter is "auto".
 _PASSES = 10
-# Rows of partial_fit that hyperparameters are chosen from.
-_FEW = 8192
 # Rows of a stream after which its step decays, unless a call has more: as 1 / sqrt(rows so far), or each call would undo the last.
 _DECAYS = 2000
 
@@ -158,8 +155,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             self._remember_parameters()
         else:
             self._check_parameters_unchanged()
-        if passes and isinstance(self.alpha, str):  # rho for the rows seen so far; at first it is that of MANY
-            self.network_ = with_rho_factor(self.network_, math.sqrt((seen or choices.MANY) / self._rows_seen))
+            if isinstance(self.alpha, str) and self.divergence == "fenchel":  # that for the rows seen so far
+                self.network_ = with_rho_factor(self.network_, math.sqrt(seen / self._rows_seen))
         asked = passes is None and not resumes and validation is None
         exact = self._exactly_linear(work.x, work.y, work.row_weights, seed) if asked else None
         if self.divergence == "euclidean":
@@ -214,7 +211,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
-        chosen = self._recipe(work).network(network, self._choosing(work), work.y, work.row_weights)
+        rows = work.x.source(work.y, work.row_weights, "cpu")
+        chosen = self._recipe(work).network(network, rows, work.y, work.row_weights)
         return with_inputs(chosen, work.x.scaling.width)
 
     def _recipe(self, work: Work) -> Recipe:
@@ -235,14 +233,6 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
     def _loss(self) -> Loss:
         given = self.task_loss if isinstance(self.loss, str) and self.loss == "auto" else self.loss
         return losses.named(given) if isinstance(given, str) else given
-
-    def _choosing(self, work: Work) -> Source:
-        """The rows that hyperparameters are chosen from; for partial_fit, of an unknown total number."""
-        if work.passes is None:
-            return work.x.source(work.y, work.row_weights, "cpu")
-        return Loader(
-            [[work.x[:_FEW], work.y[:_FEW], *([] if work.row_weights is None else [work.row_weights[:_FEW]])]]
-        )
 
     def _train(self, trainer: MiniBatch, work: Work, validation: tuple[Tensor, ...] | None) -> Fit:
         """Train by mini-batches."""

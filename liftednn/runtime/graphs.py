@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ __all__ = ["WARM_UP", "beside", "recorded"]
 WARM_UP = 3
 
 Step = Callable[..., Any]
-Batch = tuple[Tensor, Tensor, Tensor | None]
+Batch = TypeVar("Batch", bound=tuple[Tensor | None, ...])
 
 
 def recorded(step: Step, device: torch.device) -> Step:

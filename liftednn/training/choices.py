@@ -28,7 +28,6 @@ from liftednn.training.biases import best_biases
 from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
 
 __all__ = [
-    "MANY",
     "automatic",
     "batch_size",
     "damping",
@@ -47,7 +46,7 @@ __all__ = [
 # Rows that choices are made from, and that a head is fitted to.
 _ROWS = 4096
 # The number of rows that is assumed where it is unknown.
-MANY = 50_000
+_MANY = 50_000
 # The most passes, and the number of rows that all passes together should read at least; those of an initialisation are cheap beside the
 # training that follows.
 _MOST, _ROWS_IN_ALL = 100, 25_000
@@ -75,7 +74,7 @@ _EXACT = 256
 
 def batch_size(rows: int | None) -> int:
     """A hundredth of the rows, from 50 to 500."""
-    return max(50, min(500, (rows or MANY) // 100))
+    return max(50, min(500, (rows or _MANY) // 100))
 
 
 def larger_batch_size(rows: int, classes: int = 1) -> int:
@@ -97,18 +96,18 @@ def small(network: LiftedNetwork, size: int) -> bool:
 def passes(rows: int | None, classes: int = 1) -> int:
     """The number of passes over the data: more where there are fewer rows, or more than ten classes, each of which has few of them."""
     least = round(30 * min(2.0, max(1.0, math.sqrt(classes / 10))))
-    return max(least, min(_MOST, _ROWS_IN_ALL // (rows or MANY)))
+    return max(least, min(_MOST, _ROWS_IN_ALL // (rows or _MANY)))
 
 
 def initialisation_passes(rows: int | None) -> int:
     """The number of initialisation passes, for a network that is then trained otherwise: three, more where there are few rows."""
-    return max(3, min(_MOST_INITIAL, _ROWS_INITIAL // (rows or MANY)))
+    return max(3, min(_MOST_INITIAL, _ROWS_INITIAL // (rows or _MANY)))
 
 
 def damping(rows: int | None, width: int, positions: bool = False) -> float:
     """d as a fraction of the mean diagonal of a Gram matrix: larger for few samples and many columns of the first layer's regression. At
     least 3 where layers have several positions: those of one sample are alike, so that they measure less than as many samples would."""
-    return min(10.0, max(3.0 if positions else 0.01, 100.0 * width / (rows or MANY)))
+    return min(10.0, max(3.0 if positions else 0.01, 100.0 * width / (rows or _MANY)))
 
 
 @plain_arithmetic
@@ -156,7 +155,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     )
     units, head = _units(network.loss, y, row_weights)
     sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
-    rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or MANY) * unit for scale, unit in sizes]
+    rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
     layers = [
         replace(layer, penalty=L2(rhos[owner])) if isinstance(layer.penalty, L2) else layer
         for layer, owner in zip(network.layers, network.connections.owners, strict=True)
