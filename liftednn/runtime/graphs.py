@@ -1,22 +1,24 @@
-"""Training steps as CUDA graphs, which are recorded once and replayed for every batch, without Python in between; and batches that are
-read and checked while a step runs."""
+"""Training steps as CUDA graphs, which are recorded once and replayed for every batch, without Python in between; batches that are read
+and checked while a step runs; and parts of a step that run at the same time."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["WARM_UP", "beside", "recorded"]
+__all__ = ["WARM_UP", "beside", "recorded", "side_by_side"]
 
 WARM_UP = 3
 
 Step = Callable[..., Any]
 Batch = TypeVar("Batch", bound=tuple[Tensor | None, ...])
+Found = TypeVar("Found")
 
 
 def recorded(step: Step, device: torch.device) -> Step:
@@ -76,6 +78,28 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
             if part is not None:
                 part.record_stream(steps)  # its memory is not used again before the step has read it
         yield batch
+
+
+def side_by_side(calls: Sequence[Callable[[], Found]], device: torch.device) -> list[Found]:
+    """What the calls return, which do not depend on each other; on a CUDA device each has a stream of its own, since their kernels may be
+    too small to fill it. What they read must outlive this call."""
+    if device.type != "cuda" or len(calls) < 2:
+        return [call() for call in calls]
+    here, found = torch.cuda.current_stream(device), []
+    for stream, call in zip(_streams(device, len(calls)), calls, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            found.append(call())
+    # Only now: a later call would otherwise wait for the earlier ones. What was allocated on these streams is used again only after the
+    # next `wait_stream(here)`, when all that reads it here is done.
+    for stream in _streams(device, len(calls)):
+        here.wait_stream(stream)
+    return found
+
+
+@lru_cache
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
 @contextmanager

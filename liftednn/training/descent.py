@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from liftednn.base import Affine, Operator
 from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
+from liftednn.runtime.graphs import side_by_side
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
 from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
@@ -34,6 +36,9 @@ ONE_BATCH = 2.0
 _TRUST = 0.3
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _NORM_LIMIT = 10.0
+
+# The moves of a w and its intercepts, and the length for a rate of 1.
+Direction = tuple[list[Tensor], Tensor | float]
 
 
 def trust_of(layers: int) -> float:
@@ -51,7 +56,7 @@ def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
 def _subtract(velocities: list[Tensor], moves: list[Tensor], scale: Tensor | float) -> None:
     """Subtract the moves times a number, or a 0-dim tensor."""
     if isinstance(scale, Tensor):
-        torch._foreach_addcmul_(velocities, moves, [scale] * len(moves), value=-1)
+        torch._foreach_sub_(velocities, torch._foreach_mul(moves, scale))
     else:
         torch._foreach_add_(velocities, moves, alpha=-scale)
 
@@ -121,24 +126,25 @@ class Descent:
         before the step."""
         batch = self.gradients(x, y, row_weights)
         rate = self.rate if self.rate.is_cuda else float(self.rate)
-        found = [self._direction(at, batch) for at in self.unaveraged]
-        averaged = [self._averaged_direction(at, batch) for at in range(len(self.unaveraged), len(self.members))]
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
+        calls = [partial(self._direction, at, batch) for at in self.unaveraged]
+        spectral = range(len(self.unaveraged), len(self.members))
+        calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
+        found = side_by_side(calls, self.values.device)
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         values, velocity = self.values[: self.unaveraged_size], self.velocity[: self.unaveraged_size]
         values.sub_(velocity.mul_(self.momentum))
-        for velocities, (moves, length) in zip(self.velocities, found, strict=False):
+        for velocities, (moves, length) in zip(self.velocities, found[: len(self.unaveraged)], strict=False):
             _subtract(velocities, moves, rate * length)
         values.add_(velocity, alpha=1 + self.momentum)
-        for at, (moves, length) in enumerate(averaged, start=len(self.unaveraged)):
-            _subtract(self.parts[at], moves, rate * length)
         for at in self.proxed:
             self._prox(at, before[at])
         return batch.scores
 
-    def _averaged_direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor | float]:
-        """The direction of a spectral step: Nesterov's momentum on the gradients, which are the velocities here. A layer whose gradient is
-        all 0 in this batch stays: old averages would move it as far as new ones, and without end."""
+    def _spectral_step(self, at: int, batch: BatchGradients, rate: Tensor | float) -> Direction:
+        """A whole step on the w of a layer and its intercept, and its direction and length. Nesterov's momentum is on the gradients, which
+        are the velocities here. A layer whose gradient is all 0 in this batch stays: old averages would move it as far as new ones, and
+        without end."""
         (layer,), samples = self.members[at], batch.scores.shape[0]
         w, b = batch.w_gradients[layer], batch.b_gradients[layer]
         reached = w.any() | b.any()
@@ -147,13 +153,15 @@ class Descent:
             gradient.add_(velocity, alpha=self.momentum).mul_(1 - self.momentum)
         moves, length = self.geometries[at].direction(self.parts[at][0], [w], [b], samples)
         length = length * reached / (1 - self.momentum)
-        return moves, length if length.is_cuda else float(length)
+        length = length if length.is_cuda else float(length)
+        _subtract(self.parts[at], moves, rate * length)
+        return moves, length
 
     def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
         """Rows and gradients of every layer on a batch."""
         return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x))
 
-    def _direction(self, at: int, batch: BatchGradients) -> tuple[list[Tensor], Tensor | float]:
+    def _direction(self, at: int, batch: BatchGradients) -> Direction:
         layers, samples = self.members[at], batch.scores.shape[0]  # len() of a tensor takes longer
         w_gradients, b_gradients = (
             [batch.w_gradients[each] for each in layers],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from liftednn import reduce
+from liftednn.base import Operator
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
+from liftednn.runtime.graphs import side_by_side
 from liftednn.training.batch import XStep, curvatures, x_step
 
 __all__ = ["BatchGradients", "LiftedModel", "Model"]
@@ -78,13 +81,11 @@ class LiftedModel:
             found = found._replace(
                 u_gradients=[g * row_weights[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
             )
-        inputs, w_sums, b_sums = [], [], []
-        for number, layer in enumerate(self.network.layers):
-            xs, g = self.network.read(number, found.forward), found.u_gradients[number]
-            inputs.append(xs)
-            w_sums.append(layer.operator.weight_gradient(xs, g))
-            b_sums.append(layer.operator.bias_gradient(g))
-        w_gradients, b_gradients = reduce.sums(w_sums), reduce.sums(b_sums)
+        layers = self.network.layers
+        inputs = [self.network.read(number, found.forward) for number in range(len(layers))]
+        given = zip(layers, inputs, found.u_gradients, strict=True)
+        sums = side_by_side([partial(_sums, layer.operator, xs, g) for layer, xs, g in given], x.device)
+        w_gradients, b_gradients = reduce.sums([w for w, _ in sums]), reduce.sums([b for _, b in sums])
         for number, term in enumerate(self.terms):
             if term is not None:  # w has a part in the objective besides the pre-activations
                 further = term.w_gradient(weights[number].w, found.radius_gradients[number])
@@ -116,6 +117,11 @@ class LiftedModel:
         for number, term in enumerate(self.terms):
             if term is not None:
                 term.load({name: named[f"{number}.{name}"] for name in term.state()})
+
+
+def _sums(operator: Operator, xs: list[Tensor], u_gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients in w and b of a layer."""
+    return operator.weight_gradient(xs, u_gradient), operator.bias_gradient(u_gradient)
 
 
 def _term_of(layer: Layer, w: Tensor) -> RobustTerm | None:

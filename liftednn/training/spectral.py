@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as fn
 from torch import Tensor
 
 from liftednn.solvers import Factor
@@ -35,6 +36,8 @@ _IN_ALL, _NOISE, _MOST = 9.0, 0.115**2, 0.2
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
+# Products of bfloat16 take up to twice as long where a side is no multiple of it.
+_ALIGNED = 16
 
 
 def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
@@ -59,11 +62,14 @@ def polar(x: Tensor) -> Tensor:
     # First by the largest entry: squares of entries below 1e-23 or above 1e19 are 0 or infinite in float32.
     z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
-    z = z.bfloat16() if z.is_cuda and z.dtype == torch.float32 else z
+    q, p = z.shape[-2:]
+    if z.is_cuda and z.dtype == torch.float32:
+        z = fn.pad(z.bfloat16(), (0, -p % _ALIGNED, 0, -q % _ALIGNED))  # zeros stay zeros
     for _ in range(_STEPS):
         square = torch.bmm(z, z.mT)
         factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
         z = torch.baddbmm(z, factor, z, beta=_A)
+    z = z[..., :q, :p]
     return (z.mT if tall else z).to(x)
 
 
@@ -119,12 +125,13 @@ class SpectralMetric:
         """As for every geometry, from averaged gradients; an intercept has inputs 1."""
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
-        x = (torch.addr(g, b, mean, alpha=-1) if moves_b else g) @ self.root.T
+        x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
+        x, shrunk = (torch.cat([x, w]) @ self.root.T).tensor_split(2)  # one product for both
         x = torch.cat([x, b[:, None]], 1) if moves_b else x
         steepest = polar(x[None])[0]
         whole = steepest[:, :p]
         if self.layer.penalty.ridge:
-            of_penalty = (self.penalty * (samples * self.layer.operator.positions)) * (w @ self.root.T)
+            of_penalty = (self.penalty * (samples * self.layer.operator.positions)) * shrunk
             factor = torch.minimum((steepest * x).sum() / x.square().sum(), steepest.norm() / of_penalty.norm())
             whole = whole + factor.nan_to_num(0.0, 0.0) * of_penalty
         move = whole @ self.root
