@@ -583,6 +583,68 @@ def test_two_processes_equal_one(criterion: nn.Module | None) -> None:
         torch.testing.assert_close(torch.tensor(both[0][number], dtype=torch.float64), p.detach(), rtol=1e-6, atol=1e-8)
 
 
+class Skips(nn.Module):
+    """A module whose only layer a process may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.constant = nn.Linear(16, 3).double(), nn.Parameter(torch.zeros(3).double())
+
+    def forward(self, x: Tensor, used: bool) -> Any:
+        return self.layer(x.flatten(1)) if used else self.constant.expand(len(x), 3)
+
+
+def unusual_ranks(rank: int, port: int, found: Any) -> None:
+    """DistributedDataParallel around the parts of a module, a process that calls no layer, and one without rows."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    wrap = nn.parallel.DistributedDataParallel
+    parts = nn.Sequential(*[wrap(part) if list(part.parameters()) else part for part in plain_net()])
+    optimiser = Lifted(parts, CRITERION)
+    for number in range(7):
+        x, y = (part.chunk(2)[rank] for part in batch(number))
+        optimiser.zero_grad()
+        CRITERION(parts(x.double()), y).backward()
+        optimiser.step()
+    found["parts", rank] = [p.detach().tolist() for p in parts.parameters()]
+    skips = wrap(Skips(), find_unused_parameters=True)
+    optimiser, (x, y) = Lifted(skips, CRITERION), batch()
+    CRITERION(skips(x.double(), rank == 0), y).backward()
+    optimiser.step()
+    found["skips", rank] = skips.module.layer.weight.tolist()
+    empty = wrap(plain_net())
+    optimiser, (x, y) = Lifted(empty, CRITERION), (part[: 30 * (rank == 0)] for part in batch())
+    (CRITERION(empty(x.double()), y) if rank == 0 else empty(x.double()).sum()).backward()
+    optimiser.step()
+    head = next(reversed(list(empty.module)))
+    found["empty", rank] = float(optimiser.state[head.weight]["doubt"]), optimiser.param_groups[0]["terms"]
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_processes_agree_in_unusual_modules_and_batches() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        shared = manager.dict()
+        torch.multiprocessing.spawn(unusual_ranks, (port, shared), nprocs=2)
+        found = dict(shared)
+    module = plain_net()
+    train_on("cpu", module, Lifted(module, CRITERION), range(7))
+    for number, p in enumerate(module.parameters()):
+        assert found["parts", 0][number] == found["parts", 1][number]
+        given = torch.tensor(found["parts", 0][number], dtype=torch.float64)
+        torch.testing.assert_close(given, p.detach(), rtol=1e-6, atol=1e-8)
+    assert found["skips", 0] == found["skips", 1] != Skips().layer.weight.tolist()
+    alone = plain_net()
+    optimiser = Lifted(alone, CRITERION)
+    train_on("cpu", alone, optimiser, range(1))
+    expected = float(optimiser.state[alone[-1].weight]["doubt"]), optimiser.param_groups[0]["terms"]
+    assert found["empty", 0] == found["empty", 1] == pytest.approx(expected)
+
+
 def train_on(device: str, module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
     for number in steps:
         x, y = batch(number)

@@ -291,3 +291,86 @@ def test_a_run_that_postponed_a_refresh_continues_from_its_state(cut: int) -> No
     train(module, optimiser, range(cut, 20))
     train(again, second, range(cut, 20))
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def squared_error(before: Callable[[nn.Module, Lifted, Tensor], None], steps: int = 60) -> float:
+    """The loss after some steps without a known criterion; `before` is called with every batch."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 8, generator=generator)
+    y, module, loss = x[:, :1] * x[:, 1:2] + x[:, 2:3], net(8, 20, 1), nn.MSELoss()
+    optimiser = Lifted(module)
+    for number in range(steps):
+        rows = torch.arange(number * 50, number * 50 + 50) % 200
+        before(module, optimiser, x[rows])
+        loss(module(x[rows]), y[rows]).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return loss(module(x), y).item()
+
+
+@pytest.mark.parametrize("discards", ["optimiser", "module"])
+def test_gradients_that_are_discarded_do_not_count(discards: str) -> None:
+    def discarded(module: nn.Module, optimiser: Lifted, x: Tensor) -> None:
+        for _ in range(3):
+            module(x).square().mean().backward()
+            (optimiser if discards == "optimiser" else module).zero_grad()
+
+    assert squared_error(discarded) == squared_error(lambda *_: None)
+
+
+def test_gradients_in_the_inputs_are_not_those_of_the_loss() -> None:
+    """A penalty on them, say."""
+    module, other = net(8, 5, 1), net(8, 5, 1)
+    for each, penalised in ((module, False), (other, True)):
+        optimiser = Lifted(each)
+        for number in range(8):
+            optimiser.zero_grad()
+            x = batch(number)[0].requires_grad_()
+            out = each(x)
+            if penalised:
+                torch.autograd.grad(out.sum(), x, create_graph=True)
+            (out - x[:, :1].detach()).square().mean().backward()
+            optimiser.step()
+    for p, q in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_gradients_may_be_computed_by_autograd_grad() -> None:
+    module, other = net(8, 5, 1), net(8, 5, 1)
+    first, second = Lifted(module), Lifted(other)
+    for number in range(8):
+        x = batch(number)[0]
+        first.zero_grad()
+        module(x).square().mean().backward()
+        first.step()
+        gradients = torch.autograd.grad(other(x).square().mean(), list(other.parameters()))
+        for p, gradient in zip(other.parameters(), gradients, strict=True):
+            p.grad = gradient
+        second.step()
+    for p, q in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("length", [None, 0])
+def test_a_compiled_module_may_have_no_length_or_none_of_its_own(length: int | None) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net(8, 5, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)
+
+    if length is not None:
+        Whole.__len__ = lambda self: length  # type: ignore[attr-defined]
+    assert one_step(torch.compile(Whole(), backend="eager")).steps == 1  # type: ignore[arg-type]
+
+
+def test_an_export_between_backward_and_step_does_no_harm() -> None:
+    module, (x, y) = net(8, 5, 3), batch()
+    optimiser = Lifted(module, CRITERION)
+    CRITERION(module(x), y).backward()
+    torch.export.export(module, (x,))
+    optimiser.step()
+    one_step(other := net(8, 5, 3))
+    assert torch.equal(module[0].weight, other[0].weight)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from liftednn.optim.wrappers import Ranks
@@ -76,11 +77,15 @@ class Call:
         self.given = []
         return self.written
 
-    def watch(self, outputs: Any, passes: list[None]) -> None:
-        """Keep the gradients that will arrive at the outputs; `passes` grows by one when the first of them does."""
+    def watch(self, outputs: Any, passes: list[None], parameters: Iterable[Tensor]) -> None:
+        """Keep the gradients that will arrive at the outputs on their way to the parameters; `passes` grows by one when the first of them
+        does."""
+        with torch.enable_grad():
+            views = [p.view_as(p).grad_fn for p in parameters if p.requires_grad]
+        ends = [view.next_functions[0][0] for view in views if view is not None]
         for number, output in enumerate(tensors_in(outputs)):
             if output.requires_grad:
-                output.register_hook(_Keep(self.gradients, number, passes))  # type: ignore[no-untyped-call]
+                output.register_hook(_Keep(self.gradients, number, passes, ends))  # type: ignore[no-untyped-call]
 
     def rerun(self, module: nn.Module) -> Any:
         """The module's outputs for the same arguments and random numbers, with gradients; the random generators are as before."""
@@ -104,16 +109,31 @@ class Call:
 
 
 class _Keep:
-    """A hook of a tensor that keeps its gradient, the sum of those of several backward passes."""
+    """A hook of a tensor that keeps its gradient, the sum of those of several backward passes.
 
-    def __init__(self, gradients: dict[int, Tensor], number: int, passes: list[None]) -> None:
-        self.gradients, self.number, self.passes = gradients, number, passes
+    ends   the nodes of the graph that add to the gradients of parameters
+    """
+
+    def __init__(self, gradients: dict[int, Tensor], number: int, passes: list[None], ends: list[Any]) -> None:
+        self.gradients, self.number, self.passes, self.ends = gradients, number, passes, ends
 
     def __call__(self, gradient: Tensor) -> None:
+        if not _reached(self.ends):  # a gradient in the inputs, say, of a penalty
+            return
         if not self.gradients:
             self.passes.append(None)
         before = self.gradients.get(self.number)
         self.gradients[self.number] = gradient.detach() if before is None else before + gradient.detach()
+
+
+def _reached(ends: list[Any]) -> bool:
+    """Whether the backward pass that runs goes to one of these ends."""
+    if torch.autograd._is_checkpoint_valid():  # type: ignore[no-untyped-call]
+        return True  # backward() goes to all of them, torch.autograd.grad to those that it was asked for
+    try:
+        return any(torch._C._will_engine_execute_node(each) for each in ends)
+    except RuntimeError:  # torch.autograd.grad was asked for a parameter
+        return True
 
 
 def _detached(value: Any, copy: bool) -> Any:
@@ -158,9 +178,10 @@ def _counts_writes(value: Any) -> bool:
 
 
 def transformed(value: Any) -> bool:
-    """Whether what a module takes or returns is that of a function under torch.func, and lives only as long as this runs."""
-    found = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(found(each) for each in tree_leaves(value) if isinstance(each, Tensor))
+    """Whether what a module takes or returns is that of a function under torch.func, and lives only as long as this runs, or has no
+    numbers, as under torch.export."""
+    given = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    return any(isinstance(each, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(each) for each in given)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
 from liftednn.optim.probes import Largest, Probes, batch_probes, check_criterion, random_probes, without_gradients
 from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
 from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, moved, nesterov_step, whole
-from liftednn.optim.wrappers import Ranks, check_module, check_settings, ranks_in_call, unwrapped
+from liftednn.optim.wrappers import Ranks, check_gradients, check_module, check_settings, ranks_in_call, unwrapped
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
 from liftednn.training.spectral import LEAST_SIZE
@@ -141,6 +141,8 @@ class Lifted(torch.optim.Optimizer):
             return
         self._open += 1
         held = self.due and self._open == 1 and self._held
+        if held and all(parameter.grad is None for parameter in held):  # the module's own zero_grad has cleared them
+            self._passes.clear()
         if held and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
             device, ranks = next(iter(held)).device, unwrapped(self.module).ranks
             self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call(), self._written)
@@ -151,7 +153,7 @@ class Lifted(torch.optim.Optimizer):
         if self._call is not None and outermost and module.training and not transformed((args, outputs)):
             self._written = self._call.close()
             if self.criterion is None:
-                self._call.watch(outputs, self._passes)
+                self._call.watch(outputs, self._passes, self._held)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -171,11 +173,14 @@ class Lifted(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, as every optimiser of torch does."""
         self._open = 0  # a call that Ctrl-C has ended does not return
+        self._passes.clear()
+        if self._call is not None:
+            self._call.gradients.clear()
         super().zero_grad(set_to_none)
 
     @plain_arithmetic
     def _move(self) -> None:
-        self._check_gradients()
+        check_gradients(self._held)
         if self.due and self._held:
             self._measure()
         averages = self._averages(stacks := self._stacks())
@@ -186,14 +191,6 @@ class Lifted(torch.optim.Optimizer):
             nesterov_step(self.state, group, directions, averages)
             adam_step(self.state, group, directions)
             group["steps"] += 1
-
-    def _check_gradients(self) -> None:
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if any(gradient.is_sparse for gradient in gradients):
-            raise RuntimeError(
-                "Lifted takes no sparse gradients: give Embedding(sparse=False), or leave its weight to torch.optim.SparseAdam and out "
-                "of params"
-            )
 
     @property
     def _held(self) -> set[Tensor]:

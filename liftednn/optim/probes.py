@@ -93,8 +93,7 @@ def random_probes(criterion: nn.Module, outputs: Any, seed: int) -> Probes:
     axis = -1 if classes_last or scores.ndim == 1 else 1
     if isinstance(criterion, nn.CrossEntropyLoss):  # one term for all classes
         terms //= max(scores.shape[axis], 1)
-    terms = max(terms, 1)
-    curvature = _curvature(criterion) / (terms if criterion.reduction == "mean" else 1)
+    curvature = _curvature(criterion) / (max(terms, 1) if criterion.reduction == "mean" else 1)
     sent = [[each] for each in _signs(scores.detach(), seed)]
     return Probes([scores], sent, curvature, terms=terms, rows=rows, doubt=_doubt(criterion, scores.detach(), axis))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import distributed as dist
 
 from liftednn.checks import check_count
 
-__all__ = ["Ranks", "Unwrapped", "check_module", "check_settings", "ranks_in_call", "unwrapped"]
+__all__ = ["Ranks", "Unwrapped", "check_gradients", "check_module", "check_settings", "ranks_in_call", "unwrapped"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Ranks:
         return part
 
     def mean(self, value: Tensor, weight: float) -> Tensor:
-        """The mean of a number over all processes, each with its weight."""
+        """The mean of a number over all processes, each with its weight; its own value where all weights are 0."""
         sums: Tensor = self.add_up(torch.stack([value * weight, torch.full_like(value, weight)]))
-        return sums[0] / sums[1]
+        return torch.where(sums[1] > 0, sums[0] / sums[1], value)
 
     def sums(self, numbers: list[float], device: torch.device) -> list[float]:
         """The sums of some numbers over all processes."""
@@ -69,17 +70,30 @@ def ranks_in_call() -> Ranks:
 
 
 def unwrapped(module: nn.Module) -> Unwrapped:
-    """What is inside the wrappers of DistributedDataParallel and torch.compile."""
+    """What is inside the wrappers of DistributedDataParallel and torch.compile, whose truth value may be that of a length."""
     compiled: nn.Module | None = None
-    ranks = Ranks()
+    ranks = _ranks_in(module)
     while True:
         if dist.is_available() and isinstance(module, nn.parallel.DistributedDataParallel):
-            ranks, module = _ranks_of(module), module.module
-        elif "_orig_mod" in module._modules:
+            module = module.module
+        elif (inside := module._modules.get("_orig_mod")) is not None:
             # Hooks of the wrapper are not compiled.
-            compiled, module = compiled or module, module._modules["_orig_mod"] or module
+            compiled, module = module if compiled is None else compiled, inside
         else:
-            return Unwrapped(module, compiled or module, ranks)
+            return Unwrapped(module, module if compiled is None else compiled, ranks)
+
+
+def _ranks_in(module: nn.Module) -> Ranks:
+    """The processes of the DistributedDataParallel around a module, or around its parts."""
+    if not dist.is_available():
+        return Ranks()
+    found = [_ranks_of(each) for each in module.modules() if isinstance(each, nn.parallel.DistributedDataParallel)]
+    if len({ranks.group for ranks in found}) > 1:
+        raise ValueError(
+            "parts of the module are in DistributedDataParallel with different groups of processes, and Lifted measures all layers in one: "
+            "give all of them the same process_group"
+        )
+    return found[0] if found else Ranks()
 
 
 def check_module(module: nn.Module) -> None:
@@ -112,3 +126,12 @@ def check_settings(**given: float | None) -> None:
     check_count("refresh", given["refresh"], least=1)
     if given["trust"] is not None and not given["trust"] > 0:
         raise ValueError(f"trust must be positive, or None, got {given['trust']!r}")
+
+
+def check_gradients(parameters: Iterable[Tensor]) -> None:
+    """Refuse sparse gradients."""
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        raise RuntimeError(
+            "Lifted takes no sparse gradients: give Embedding(sparse=False), or leave its weight to torch.optim.SparseAdam and out "
+            "of params"
+        )
