@@ -25,7 +25,7 @@ from liftednn import reduce
 from liftednn.activations import Sigmoid
 from liftednn.base import Affine, Loss, Penalty, Uncertainty
 from liftednn.data.arrays import as_tensor
-from liftednn.data.sources import Once, source_of
+from liftednn.data.sources import Once, rows_of, source_of
 from liftednn.data.validation import check_device, inputs, responses
 from liftednn.defaults import Recipe, named_loss, numbers_of
 from liftednn.losses import Matching, SoftmaxCrossEntropy, SquaredError
@@ -217,7 +217,7 @@ class _Batches:
 
 def _rows(graph: Graph, x: Any, y: Any, device: torch.device) -> tuple[Any, Any]:
     """The data as the trainer takes it: rows flat where the module flattens them, in the parameters' precision and device."""
-    ready = _Batches(x, graph.flat, device, precision(graph), getattr(x, "dataset", None))
+    ready = _Batches(x, graph.flat, device, precision(graph), None if (number := rows_of(x)) is None else range(number))
     if y is None:
         if isinstance(source_of(x), Once):
             raise ValueError(

@@ -241,6 +241,43 @@ def test_a_resumed_run_on_a_shuffled_loader_keeps_its_coordinates(tmp_path: Path
     assert min(scores[5:]) > scores[4] - 0.03
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("within", [True, False])
+def test_a_run_on_a_shuffled_loader_resumes_exactly(tmp_path: Path, own: bool, within: bool) -> None:
+    """Stopped after a pass or within one; the loader draws from a generator of its own, or from torch's."""
+    net, trainer = network(), lnn.MiniBatch(passes=4)
+
+    def loader(stop: float = math.inf) -> DataLoader[tuple[Tensor, ...]]:
+        torch.manual_seed(7)
+        generator = torch.Generator().manual_seed(5) if own else None
+        return DataLoader(_Stops(X, LABELS, stop), batch_size=50, shuffle=True, generator=generator)
+
+    whole = trainer.run(net, loader())
+    checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors", seconds=0)
+    if within:
+        with pytest.raises(KeyError):
+            trainer.run(net, loader(stop=3.5 * len(X)), checkpoint=checkpoint)
+    else:
+        trainer.run(net, loader(), callback=lambda record: record.number == 2, checkpoint=checkpoint)
+    resumed = trainer.run(net, loader(), checkpoint=checkpoint)
+    for one, other in zip(whole.weights, resumed.weights, strict=True):
+        assert torch.equal(one.w, other.w)
+
+
+class _Stops(TensorDataset):
+    """Fails after so many rows."""
+
+    def __init__(self, x: Tensor, y: Tensor, stop: float) -> None:
+        super().__init__(x, y)
+        self.stop, self.read = stop, 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        if self.read > self.stop:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors")
     lnn.MiniBatch(passes=1).run(network(), X, LABELS, checkpoint=checkpoint)

@@ -11,10 +11,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import liftednn as lnn
 from liftednn.data.sources import Loader, Mapped, Memory, Source, source_of
+from liftednn.init import lifted_
 
 ROWS, SIZE = 203, 2  # four runs of a memory map, the last one short
 
@@ -311,6 +320,25 @@ def test_the_length_of_a_stream_is_unknown() -> None:
     assert source_of(uncounted).rows is None
     known = source_of(DataLoader(TensorDataset(torch.zeros(50, 1), torch.zeros(50)), batch_size=20))
     assert (known.rows, known.steps(1)) == (50, 3)
+
+
+def test_the_rows_of_a_loader_are_those_that_its_sampler_draws() -> None:
+    data = TensorDataset(torch.zeros(50, 1), torch.zeros(50))
+    some, drawn = SubsetRandomSampler(range(30)), WeightedRandomSampler([1.0] * 50, 80)
+    assert source_of(DataLoader(data, 20, sampler=some)).rows == 30
+    assert source_of(DataLoader(data, 20, sampler=some, drop_last=True)).rows == 20
+    assert source_of(DataLoader(data, 20, sampler=drawn)).rows == 80
+    assert source_of(DataLoader(data, batch_sampler=BatchSampler(some, 7, drop_last=False))).rows == 30
+
+
+def test_lifted_takes_as_many_passes_over_drawn_rows_as_over_a_data_set_of_them(capsys: Any) -> None:
+    data = TensorDataset(torch.zeros(2000, 1), torch.zeros(2000))
+    drawn, alone = DataLoader(data, 15, sampler=SubsetRandomSampler(range(30))), DataLoader(Subset(data, range(30)), 15)
+    module, passes = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)), []
+    for loader in (drawn, alone, DataLoader(data, 500)):
+        lifted_(module, loader, loss="squared", report=True)
+        passes.append(int(capsys.readouterr().out.split("passes over the data: ")[1].split()[0]))
+    assert passes[0] == passes[1] > passes[2]
 
 
 def test_a_run_on_a_stream_is_one_on_its_batches() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Once",
     "Source",
     "check_weights",
+    "rows_of",
     "source_of",
     "weighted",
 ]
@@ -192,8 +193,19 @@ class Loader:
 
     @property
     def rows(self) -> int | None:
-        """The length of the data set, where the iterable has one, as a DataLoader does."""
-        return _length(getattr(self.batches_of, "dataset", None))
+        """Those of a pass, where the iterable knows them."""
+        return rows_of(self.batches_of)
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """Those that the batches of a DataLoader depend on, by name; none for another iterable."""
+        samplers = _samplers(self.batches_of)
+        if not samplers:
+            return {}
+        named = {
+            f"{number}": getattr(each, "generator", None) for number, each in enumerate([self.batches_of, *samplers])
+        }
+        own = {name: each for name, each in named.items() if isinstance(each, torch.Generator)}
+        return {"torch": torch.default_generator} | own
 
     def steps(self, size: int) -> int | None:
         return _length(self.batches_of)
@@ -252,6 +264,23 @@ class Once(Loader):
         while self.kept:
             yield self.kept.pop(0)
         yield from super().batches(size, seed, number)
+
+
+def rows_of(batches: Any) -> int | None:
+    """The rows that an iterable gives in a pass: as many as its sampler draws, where it has one, as a DataLoader does, or the length of its
+    data set; None where it has neither."""
+    drawn = [_length(each) for each in (*_samplers(batches), getattr(batches, "dataset", None))]
+    rows = next((number for number in drawn if number is not None), None)
+    steps, size = _length(batches), getattr(batches, "batch_size", None)
+    if rows is None or steps is None or not isinstance(size, int) or not getattr(batches, "drop_last", False):
+        return rows
+    return min(rows, steps * size)
+
+
+def _samplers(batches: Any) -> list[Any]:
+    """What draws the rows of a DataLoader: the sampler behind its batches, or its own."""
+    found = (getattr(getattr(batches, "batch_sampler", None), "sampler", None), getattr(batches, "sampler", None))
+    return [each for each in found if each is not None]
 
 
 S = TypeVar("S", "Memory", "Gathered", "Mapped")

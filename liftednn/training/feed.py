@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from liftednn.data.arrays import as_tensor
-from liftednn.data.sources import Gathered, Memory, Source, check_weights
+from liftednn.data.sources import Gathered, Loader, Memory, Source, check_weights
 from liftednn.data.validation import inputs, responses
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.graphs import beside
@@ -34,6 +34,10 @@ class Feed:
     coordinates: Coordinates | None = None
     weighted: bool = False
     like: Tensor | None = None  # gives the precision of all batches, that of the sample
+    drawn: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # states of a loader's generators when the present pass began
+    resumed: dict[str, Tensor] = field(default_factory=dict)  # those that the next pass begins with
 
     def checked(self, x: Any, y: Any, row_weights: Any = None, like: Tensor | None = None) -> Batch:
         """Rows, encoded responses and row weights, on the device of training; with the dtype and device of `like`, if given."""
@@ -89,6 +93,7 @@ class Feed:
 
     def _streamed(self, batches: Iterator[Any]) -> Iterator[Batch]:
         assert self.coordinates is not None
+        self._draw()
         for x, y, row_weights in batches:
             if (row_weights is not None) != self.weighted:
                 raise ValueError(
@@ -97,3 +102,20 @@ class Feed:
             if row_weights is None or bool((row_weights != 0).any()):  # a batch whose weights are all 0 is skipped
                 rows, targets, checked = self.checked(x, y, row_weights, self.like)
                 yield self.coordinates.whiten(rows), targets, checked
+        self._draw()  # the next pass begins here
+
+    def _draw(self) -> None:
+        generators = self.source.generators() if isinstance(self.source, Loader) else {}
+        for name, state in self.resumed.items():
+            if name in generators:
+                generators[name].set_state(state)
+        self.resumed, self.drawn = {}, {name: each.get_state() for name, each in generators.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """What the batches of this pass depend on, besides the source itself."""
+        return {f"generator.{name}": state for name, state in self.drawn.items()}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """Begin the next pass as the one that `state` is of."""
+        names = {name: name.removeprefix("generator.") for name in named if name.startswith("generator.")}
+        self.resumed = {short: named[name] for name, short in names.items()}

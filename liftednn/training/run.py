@@ -317,14 +317,14 @@ class Run:
         if self.checkpoint is None:
             return
         tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
-        tensors |= self.coordinates.state()
+        tensors |= self.coordinates.state() | self.feed.state()
         metadata = {name: getattr(self, name) for name in _COUNTERS}
         metadata |= self.guard.metadata() | self.monitor.metadata()
         self.checkpoint.save(tensors, metadata | {"identity": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        self.descent.load(tensors)
-        self.learner.load(tensors)
+        for part in (self.descent, self.learner, self.feed):
+            part.load(tensors)
         self._set_rho_factor(metadata["rho_factor"])
         self.good.copy_(tensors["good"])
         self.monitor.load(metadata, tensors, self.good)
