@@ -36,6 +36,9 @@ from liftednn.functional import (
     within,
 )
 
+# Steps beyond which Moreau's identity loses digits of float32.
+_LONG = 10.0
+
 __all__ = [
     "FenchelLeakyReLU",
     "Monotone",
@@ -81,6 +84,8 @@ class Fenchel(Activation):
         return self.resolvent(v + step * u, step)
 
     def prox_u(self, v: Tensor, z: Tensor, step: float) -> Tensor:
+        if v.dtype == torch.float32 and step > _LONG:
+            return self.prox_u(v.double(), z.double(), step).to(v.dtype)
         y = v + step * z
         return y - step * self.resolvent(y / step, 1 / step)  # Moreau's identity
 
@@ -116,9 +121,10 @@ class FenchelLeakyReLU(Fenchel):
         return torch.where(u < 0, like(self.alpha, u) * u, u)
 
     def value(self, u: Tensor, z: Tensor) -> Tensor:
-        p = self(u)
-        curve = torch.where(z < 0, z * z / like(self.alpha, z), z * z)
-        return (curve / 2 + u * p / 2 - u * z).sum(-1)  # Phi*(u) = u phi(u) / 2
+        p, slope = self(u), torch.where(z < 0, like(self.alpha, z), torch.ones_like(z))
+        # Phi(z) + u phi(u) / 2 - u z: a square where u and z have one sign, and three terms >= 0 where not.
+        apart = z * z / (2 * slope) + u * p / 2 - u * z
+        return torch.where((u < 0) == (z < 0), (z - p).square() / (2 * slope), apart).sum(-1)
 
     def resolvent(self, y: Tensor, step: float) -> Tensor:
         return torch.where(y < 0, y / (1 + step / like(self.alpha, y)), y / (1 + step))

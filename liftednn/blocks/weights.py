@@ -90,29 +90,27 @@ Outcome = tuple[Tensor, Tensor, float, int]
 
 def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, lam, rho = design.moments(z), layer.lam * layer.divergence.curvature / 2, layer.penalty.ridge or 0.0
-    # A rho that is small beside the rounding of the Gram matrix would only multiply that: the solution is that of smallest norm.
-    small = rho < len(moments.gram) * moments.eps * lam * float(moments.gram.diagonal().max())
-    used = 0.0 if small else rho
-    w = _as_returned(ridge(moments, lam, used, factor=design.factor(lam, used)).w, current)
-    gradient = lam * (w @ moments.gram - moments.cross.T) + rho * w
-    return w, moments.bias(w), _relative(gradient, lam * moments.cross), 1
+    w = _as_returned(ridge(moments, lam, rho, factor=design.factor(lam, rho)).w, current)
+    gradient, unit = lam * (w @ moments.gram - moments.cross.T) + rho * w, _units(moments.gram)
+    return w, moments.bias(w), _relative(gradient / unit, lam * moments.cross.T / unit), 1
 
 
 def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     moments, weight, box = design.moments(z), layer.lam * layer.divergence.curvature, layer.penalty.box()
     h, q = weight * (moments.gram + moments.gram.T) / 2, weight * moments.cross.T
     h.diagonal().add_(box.weight)
-    bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
-    # Rounding may make the Gram matrix slightly indefinite.
-    lifted = h + len(h) * moments.eps * h.diagonal().max() * torch.eye(len(h)).to(h)
-    found = nnls(lifted, q, current.w.double(), tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
-    w = _as_returned(found.z, current)
-    return w, moments.bias(w), _relative(bounds.residual(w, w @ h - q), q), found.n_iter
+    unit = _units(h)
+    h, q = h / unit[:, None] / unit, q / unit
+    bounds = Bounds.of(_wide(box.lower, h) * unit, _wide(box.upper, h) * unit, q)
+    lifted = h + torch.diag(len(h) * moments.eps * h.diagonal())  # rounding may make it slightly indefinite
+    start = current.w.double() * unit
+    found = nnls(lifted, q, start, tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
+    w = _as_returned(found.z / unit, current)
+    return w, moments.bias(w), _relative(bounds.residual(w * unit, w * unit @ h - q), q), found.n_iter
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
-    unit = design.inputs.gram.diagonal().sqrt()
-    unit = torch.where(unit > 0, unit, 1.0)
+    unit = _units(design.inputs.gram)
     problem = Centred(layer, design, z, unit.to(z.dtype))
     curvature, rho = layer.lam * layer.divergence.curvature, layer.penalty.ridge or 0.0
     inverse = (unit[:, None] * design.factor(curvature / 2, rho).inverse() * unit / 2).to(current.w.dtype)
@@ -214,6 +212,13 @@ class _Copied:
 def _as_returned(w: Tensor, current: Affine) -> Tensor:
     """w rounded to the precision of the present weights, as the caller gets it: its residual must be computed from this."""
     return w.to(current.w).double()
+
+
+def _units(gram: Tensor) -> Tensor:
+    """The unit of each column, about its deviation, 1 where it is constant: gradients in these hardly depend on the units of the data. They
+    are powers of 2, by which products are exact."""
+    variance = gram.diagonal()
+    return torch.where(variance > 0, variance, 1.0).log2().div(2).floor().exp2()
 
 
 def _relative(residual: Tensor, scale: Tensor) -> float:

@@ -23,6 +23,7 @@ __all__ = [
     "median_and_spread",
     "polar",
     "quantile",
+    "resolved",
     "root",
     "simplex_projection",
     "soft_threshold",
@@ -304,6 +305,18 @@ def spectrum(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     values, vectors = torch.linalg.eigh(w @ w.T)
     return values.clamp(min=0), vectors
+
+
+def resolved(squares: Tensor, least: float) -> bool:
+    """Whether squared singular values as small as `least` are right to seven digits in `spectrum`, and their vectors.
+
+    squares   the first result of `spectrum`, ascending
+    least     the smallest that matters
+
+    >>> lnn.functional.resolved(torch.tensor([1.0, 4.0], dtype=torch.float64), 1.0)
+    True
+    """
+    return float(squares[-1]) * torch.finfo(squares.dtype).eps <= 1e-7 * least
 
 
 def polar(w: Tensor) -> Tensor:

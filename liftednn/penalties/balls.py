@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
-from liftednn.functional import simplex_projection, spectrum
+from liftednn.functional import resolved, simplex_projection, spectrum
 from liftednn.penalties.manifolds import within
 
 __all__ = ["Ball"]
@@ -74,6 +74,10 @@ def _clipped(w: Tensor, radius: float) -> Tensor:
     if not radius < total < torch.inf:
         return w
     squares, vectors = spectrum(w)
+    if not resolved(squares, radius**2):
+        left, values, right = torch.linalg.svd(w, full_matrices=False)
+        clipped: Tensor = (left * values.clamp(max=radius)) @ right
+        return clipped
     outside = squares > radius**2
     kept = vectors[:, outside]
     return w - (kept * (1 - _shrinkage(squares[outside], radius))) @ (kept.T @ w)

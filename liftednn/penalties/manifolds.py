@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Penalty
-from liftednn.functional import polar, spectrum
+from liftednn.functional import polar, resolved, spectrum
 from liftednn.penalties.norms import check_strength
 
 __all__ = ["LowRank", "Orthogonal", "within"]
@@ -111,5 +111,8 @@ def _cut(w: Tensor, rank: int) -> Tensor:
         return _cut(w.T, rank).T
     if rank >= len(w) or not bool(w.any()) or not bool(w.isfinite().all()):
         return w
-    leading = spectrum(w)[1][:, -rank:]
+    squares, vectors = spectrum(w)
+    leading = vectors[:, -rank:]
+    if not resolved(squares, float(squares[-rank])):
+        leading = torch.linalg.svd(w, full_matrices=False).U[:, :rank]
     return leading @ (leading.T @ w)

@@ -36,12 +36,13 @@ def box_weights(given: WeightProblem, eps: Tensor) -> WeightStep:
 
 
 class _Boxed:
-    """The block as a `Separable` in the matrix [w c v]; A x is [u rho], (n, 2 outputs)."""
+    """The block as a `Separable` in the matrix [w c v], w and v times the unit of the rows; A x is [u rho], (n, 2 outputs)."""
 
     def __init__(self, given: WeightProblem, eps: Tensor) -> None:
-        self.layer, self.z, self.p, self.eps = given.layer, given.z, given.width, eps
-        self.data = Centred(given.layer, given.design, given.z)
-        self.factor = Factor.of(self.data.gram, 1.0, 1.0, 0.0)
+        self.layer, self.z, self.p, self.unit = given.layer, given.z, given.width, given.design.unit
+        self.eps = eps / self.unit
+        self.data = Centred(given.layer, given.design, given.z, self.unit)
+        self.factor = Factor.of(self.data.gram / self.unit**2, 1.0, 1.0, 0.0)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x[:, : self.p], x[:, self.p], x[:, self.p + 1 :]
@@ -70,13 +71,14 @@ class _Boxed:
 
     def prox(self, x: Tensor, step: float) -> Tensor:
         w, c, v = self._parts(x)
-        w, v = cone_prox(w, v, 1 + 2 * step * (self.layer.penalty.ridge or 0.0))
+        w, v = cone_prox(w, v, 1 + 2 * step * (self.layer.penalty.ridge or 0.0) / self.unit**2)
         return torch.cat([w, c[:, None], v], 1)
 
     def value(self, x: Tensor) -> Tensor:
         """The objective itself, at v = |w|."""
-        w, c, _ = self._parts(x)
-        rows = self.layer.robust_divergence(w).value(self.data.forward([w, c])[0], self.z).double()
+        scaled, c, _ = self._parts(x)
+        w = scaled / self.unit
+        rows = self.layer.robust_divergence(w).value(self.data.forward([scaled, c])[0], self.z).double()
         mean = reduce.mean(rows, self.data.row_weights)
         return self.layer.lam * mean + self.layer.penalty.value(w)
 

@@ -153,7 +153,8 @@ class _Units:
         curvature = h.diagonal().double().abs().mean().item() or h.abs().max().item()
         unit_q, unit_h = (2.0 ** math.floor(math.log2(each)) if each else 1.0 for each in (size, curvature))
         unit_z = unit_q / unit_h
-        if not 0 < unit_z <= torch.finfo(h.dtype).max:
+        limits = torch.finfo(h.dtype)
+        if not 2**13 * limits.tiny * limits.eps <= unit_z <= limits.max:  # smaller numbers have fewer than four digits
             raise ValueError(
                 f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond the range of {h.dtype}: scale h and q, or "
                 "give float64"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as fn
 from torch import Tensor
 
 from liftednn.base import Affine
@@ -38,23 +39,32 @@ class Factor:
     def of(cls, gram: Tensor, lam: float, rho: float, eps: float) -> Factor:
         """Factor lam gram + rho I; `eps` is the precision of the data behind gram.
 
-        Whether the matrix is singular is decided after scaling its diagonal to 1, so that the units of a feature do not matter. With
-        rho > 0 it is never truncated: where rounding has made gram indefinite, eigenvalues below rho are raised to rho.
+        Whether the matrix is singular is decided after scaling its diagonal to 1, so that the units of a feature do not matter; the
+        pseudo-inverse is that of the matrix itself. With a rho that is larger than the rounding of gram it is never truncated: where
+        rounding has made gram indefinite, eigenvalues below what rho gives are raised to that.
         """
         check_tensors(gram=gram)
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
             raise ValueError(f"gram must be a square matrix (p, p), got shape {tuple(gram.shape)}: give moments.gram")
         matrix = lam * gram
         matrix.diagonal().add_(rho)
-        size = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
-        lower, info = torch.linalg.cholesky_ex(matrix / size[:, None] / size)
-        threshold = 0.0 if rho > 0 else len(matrix) * eps
+        diagonal = matrix.diagonal()
+        size = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
+        scaled = matrix / size[:, None] / size
+        lower, info = torch.linalg.cholesky_ex(scaled)
+        largest = float(diagonal.max())
+        threshold = 0.0 if rho > eps * largest else len(matrix) * eps
         if int(info) == 0 and bool(lower.diagonal().square().min() > threshold):
             return cls(size[:, None] * lower, singular=False)
         check_finite("the Gram matrix", matrix)
-        values, vectors = torch.linalg.eigh(matrix)
-        kept = values > (-torch.inf if rho > 0 else len(matrix) * eps * values[-1])
-        return cls(vectors[:, kept] / values[kept].clamp(min=rho).sqrt(), singular=True)
+        values, vectors = torch.linalg.eigh(scaled)
+        if not threshold:
+            return cls(vectors / values.clamp(min=rho / largest).sqrt() / size[:, None], singular=True)
+        kept = values > threshold * values[-1]
+        found = vectors[:, kept] / values[kept].sqrt() / size[:, None]
+        # In other coordinates it is not yet the solution of minimum norm: that has no part in the null space.
+        null = torch.linalg.qr(fn.normalize(vectors[:, ~kept] / size[:, None], dim=0)).Q
+        return cls(found - null @ (null.T @ found), singular=True)
 
     def solve(self, right: Tensor) -> Tensor:
         """The solution for each column of `right` (p, q); of minimum norm where the matrix is singular."""

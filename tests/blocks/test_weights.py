@@ -132,3 +132,29 @@ def test_the_design_forms_its_gram_matrix_once(monkeypatch: pytest.MonkeyPatch) 
     assert second.xx is first.xx
     torch.testing.assert_close(second.xz, 2 * first.xz)
     assert design.factor(1.0, 0.1) is design.factor(1.0, 0.1)
+
+
+@pytest.mark.parametrize("penalty", [pen.L2(1e-3), pen.NoPenalty(), pen.NonNegative(), pen.Mask(None)], ids=repr)
+@pytest.mark.parametrize("units", [(1e3, 1e-2), (1e-3, 1e2)])
+def test_columns_in_other_units_keep_their_weights(penalty: lnn.Penalty, units: tuple[float, float]) -> None:
+    """From the minimiser, the objective does not rise; in float32 the rounding of one column is larger than all of the other."""
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor(units)
+    y = x.double() @ torch.tensor([[0.0], [1 / units[1]]]).double()
+    network = lnn.LiftedNetwork.mlp([2, 1], loss="squared").with_penalty([penalty])
+    rho = getattr(penalty, "rho", 0.0)
+    centred = (x - x.mean(0)).double()
+    gram = centred.T @ centred / 300 + rho * torch.eye(2).double()
+    best = torch.linalg.solve(gram, centred.T @ (y - y.mean(0)) / 300)
+    fit = lnn.BCD(passes=2, block_tol=1e-6).run(network, x, y.float())
+    torch.testing.assert_close(fit.weights[0].w.double()[0, 1], best[1, 0], rtol=1e-4, atol=0.0)
+    assert fit.history[-1].kkt["w0"] < 1e-4
+
+
+@pytest.mark.parametrize("rho", [0.0, 1e-10, 1e-8])
+def test_a_tiny_rho_on_repeated_columns_does_not_stop_classification(rho: float) -> None:
+    a = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    labels = (a[:, 0] + a[:, 1] * a[:, 2] > 0).long()
+    network = lnn.LiftedNetwork.mlp([10, 2], loss="softmax", rho=rho)
+    fit = lnn.BCD(passes=5).run(network, torch.cat([a, a], 1), labels)
+    alone = lnn.BCD(passes=5).run(lnn.LiftedNetwork.mlp([5, 2], loss="softmax", rho=rho), a, labels)
+    assert fit.history[-1].objective == pytest.approx(alone.history[-1].objective, rel=1e-4)

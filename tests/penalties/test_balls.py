@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from liftednn.penalties import Ball
+from liftednn.penalties import Ball, LowRank
 
 NORMS = {
     "frobenius": lambda w: np.linalg.norm(w),
@@ -57,3 +57,22 @@ def test_mistakes_are_refused_with_a_sentence() -> None:
         Ball(-1.0)
     with pytest.raises(ValueError, match="norm must be 'frobenius', 'spectral', 'row' or 'l1', got 'max'"):
         Ball(1.0, "max")  # type: ignore[arg-type]
+
+
+def wide(*values: float) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q for n in (len(values), 5)
+    )
+    return left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right[: len(values)]
+
+
+def test_singular_values_of_very_different_sizes() -> None:
+    for w in (wide(1e8, 2.0, 0.5), wide(1e8, 2.0, 0.5).T.contiguous()):
+        for factor in (1.0, 1e15):
+            ball = Ball(factor, "spectral")
+            found = ball.prox(factor * w, 1.0)
+            expected = factor * torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
+            torch.testing.assert_close(torch.linalg.svdvals(found), expected, rtol=1e-7, atol=0.0)
+            assert float(ball.value(found)) == 0
+        assert float((w - LowRank(2).prox(w, 1.0)).norm()) == pytest.approx(0.5, rel=1e-6)

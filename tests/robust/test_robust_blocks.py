@@ -234,3 +234,16 @@ def test_the_cone() -> None:
     pairs = pairs[pairs[:, 0].abs() <= pairs[:, 1]]
     energy = 0.75 * (pairs[:, :1] - w / 1.5) ** 2 + 0.5 * (pairs[:, 1:] - v) ** 2
     assert bool((0.75 * (a - w / 1.5) ** 2 + 0.5 * (b - v) ** 2 <= energy.amin(0) + 1e-12).all())
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4])
+def test_a_box_in_other_units_gives_the_same_objective(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    y = x[:, :1] - 2 * x[:, 1:2] + 3 + 0.5 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    found = []
+    for unit in (1.0, scale):
+        layer = Layer(Dense(4, 1), SquaredError(), penalty=L2(1e-3 * unit**2), uncertainty=BoxBall(0.2 * unit))
+        found.append(lnn.BCD(passes=2, block_tol=1e-5).run(LiftedNetwork([layer]), unit * x, y).history[-1])
+    assert found[1].objective == pytest.approx(found[0].objective, rel=1e-6)
+    assert max(each.kkt["w0"] for each in found) <= 1e-5

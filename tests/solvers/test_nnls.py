@@ -375,3 +375,8 @@ def test_a_solution_beyond_the_precision_is_refused() -> None:
         ValueError, match=r"h of about 1e-30 and q of about 1e\+30 have a solution beyond the range of torch.float32"
     ):
         nnls(1e-30 * torch.eye(2), torch.full((1, 2), 1e30), upper=1.0)
+
+
+def test_a_solution_below_the_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"beyond the range of torch\.float32"):
+        nnls(1e25 * torch.eye(2), torch.full((1, 2), 1e-25))

@@ -193,3 +193,42 @@ def test_what_are_no_moments_or_no_square_matrix_is_refused() -> None:
         ridge(None, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"gram must be a square matrix \(p, p\), got shape \(2, 3\)"):
         Factor.of(torch.zeros(2, 3), 1.0, 1.0, 1e-7)
+
+
+@pytest.mark.parametrize("rho", [0.0, 1e-12])
+def test_a_constant_or_repeated_column_does_not_remove_one_in_small_units(rho: float) -> None:
+    a, b = torch.randn(2, 200, generator=torch.Generator().manual_seed(0))
+    for other in (torch.ones(200), a):
+        x = torch.stack([a, other, 1e-4 * b], 1)
+        w, c = ridge(Moments.of(x, b[:, None]), 1.0, rho)
+        assert float((x.double() @ w.T + c - b[:, None]).square().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("scale", [torch.ones(6), torch.tensor([1.0, 1e3, 1e-3, 1.0, 1e2, 1e-2])])
+def test_a_pseudo_inverse_gives_the_solution_of_minimum_norm(scale: Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, y = (torch.randn(50, width, generator=generator, dtype=torch.float64) for width in (3, 2))
+    x = torch.cat([a, a @ torch.randn(3, 3, generator=generator, dtype=torch.float64)], 1) * scale.double()
+    w, _ = ridge(Moments.of(x, y), 1.0, 0.0)
+    expected = torch.linalg.pinv(x - x.mean(0), rtol=1e-10) @ (y - y.mean(0))
+    torch.testing.assert_close(w.T, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rho", [1e-8, 1e-12, 1e-16])
+def test_a_tiny_rho_on_dependent_columns_of_float32_multiplies_no_rounding(rho: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, mixed, noise = (torch.randn(*shape, generator=generator) for shape in ((200, 5), (5, 6), (200, 3)))
+    x, y = torch.cat([a, a @ mixed], 1), a[:, :3] + 0.1 * noise
+    least, w = (ridge(Moments.of(x, y), 1.0, each).w for each in (0.0, rho))
+    torch.testing.assert_close(w, least, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [10, 40, 100])
+def test_refinements_of_a_coarse_sketch_converge(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, z = (torch.randn(2000, width, generator=generator, dtype=torch.float64) for width in (20, 2))
+    z[:, 0] += x[:, 0]
+    best = ridge(Moments.of(x, z), 1.0, 1e-3).w
+    errors = [float((sketch(x, z, 1.0, 1e-3, size, refine=steps).w - best).norm()) for steps in (0, 2, 8, 60)]
+    assert errors[0] > errors[1] > errors[2] > 1e6 * errors[3]
+    assert sketch(x, 0 * z, 1.0, 1e-3, size, refine=3).w.abs().max() == 0
