@@ -92,7 +92,7 @@ def _ridge(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float,
     moments, lam, rho = design.moments(z), layer.lam * layer.divergence.curvature / 2, layer.penalty.ridge or 0.0
     w = _as_returned(ridge(moments, lam, rho, factor=design.factor(lam, rho)).w, current)
     gradient, unit = lam * (w @ moments.gram - moments.cross.T) + rho * w, _units(moments.gram)
-    return w, moments.bias(w), _relative(gradient / unit, lam * moments.cross.T / unit), 1
+    return w, moments.bias(w), _in_any_units(gradient, lam * moments.cross.T, unit), 1
 
 
 def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
@@ -100,13 +100,13 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     h, q = weight * (moments.gram + moments.gram.T) / 2, weight * moments.cross.T
     h.diagonal().add_(box.weight)
     unit = _units(h)
-    h, q = h / unit[:, None] / unit, q / unit
-    bounds = Bounds.of(_wide(box.lower, h) * unit, _wide(box.upper, h) * unit, q)
-    lifted = h + torch.diag(len(h) * moments.eps * h.diagonal())  # rounding may make it slightly indefinite
-    start = current.w.double() * unit
-    found = nnls(lifted, q, start, tol, max_iter * 10, lower=bounds.lower, upper=bounds.upper)
+    bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
+    # Rounding may make it slightly indefinite.
+    lifted = h / unit[:, None] / unit + torch.diag(len(h) * moments.eps * h.diagonal() / unit**2)
+    lower, upper = bounds.lower * unit, bounds.upper * unit
+    found = nnls(lifted, q / unit, current.w.double() * unit, tol, max_iter * 10, lower=lower, upper=upper)
     w = _as_returned(found.z / unit, current)
-    return w, moments.bias(w), _relative(bounds.residual(w * unit, w * unit @ h - q), q), found.n_iter
+    return w, moments.bias(w), _in_any_units(bounds.inward(w, w @ h - q), q, unit), found.n_iter
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
@@ -219,6 +219,11 @@ def _units(gram: Tensor) -> Tensor:
     are powers of 2, by which products are exact."""
     variance = gram.diagonal()
     return torch.where(variance > 0, variance, 1.0).log2().div(2).floor().exp2()
+
+
+def _in_any_units(residual: Tensor, scale: Tensor, unit: Tensor) -> float:
+    """The larger residual of the weights as they are and of those in units of the columns."""
+    return max(_relative(residual, scale), _relative(residual / unit, scale / unit))
 
 
 def _relative(residual: Tensor, scale: Tensor) -> float:

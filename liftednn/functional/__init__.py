@@ -1,5 +1,6 @@
 """Mathematical functions of tensors, without state. All act row by row or entry by entry, except quantiles and sums over rows."""
 
+from liftednn.functional.matrices import polar, resolved, spectrum
 from liftednn.functional.parameters import as_given, granularity, largest, like, positive, spread, totals, within
 from liftednn.functional.tensors import (
     barrier,
@@ -11,14 +12,11 @@ from liftednn.functional.tensors import (
     log_omega,
     log_partition,
     median_and_spread,
-    polar,
     quantile,
-    resolved,
     root,
     simplex_projection,
     soft_threshold,
     softmax,
-    spectrum,
 )
 
 __all__ = [

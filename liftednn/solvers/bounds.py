@@ -58,8 +58,12 @@ class Bounds:
 
     def residual(self, x: Tensor, g: Tensor) -> Tensor:
         """The same for an infinite curvature: max over j of |g_j|, without entries at a bound where -g_j points out of the box."""
+        return self.inward(x, g).abs_().amax(1)
+
+    def inward(self, x: Tensor, g: Tensor) -> Tensor:
+        """g, with 0 in the place of entries at a bound where -g_j points out of the box."""
         active = (x <= self.lower).logical_and_(g > 0).logical_or_((x >= self.upper).logical_and_(g < 0))
-        return g.masked_fill(active, 0.0).abs_().amax(1)
+        return g.masked_fill(active, 0.0)
 
     def snap(self, x: Tensor, g: Tensor, curvature: float) -> Tensor:
         """In place, put entries of x that the step x - g / curvature takes to a bound on it; no rise if `curvature` is an upper bound."""
