@@ -226,10 +226,9 @@ def test_intercepts_do_not_move_against_a_constraint(ball: pen.Ball) -> None:
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
     constant = torch.bincount(y).double().div(300).log()[y].mean().neg()
-    for seed in range(2):
-        torch.manual_seed(seed)
-        module = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-        lnn.init.lifted_(module, x, y, penalty=ball)
-        with torch.no_grad():
-            assert float(nn.functional.cross_entropy(module(x), y)) < float(constant)
-        assert max(abs(each) for each in module[2].bias.tolist()) < 3  # type: ignore[union-attr, operator]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    lnn.init.lifted_(module, x, y, penalty=ball)
+    with torch.no_grad():
+        assert float(nn.functional.cross_entropy(module(x), y)) < float(constant)
+    assert max(abs(each) for each in module[2].bias.tolist()) < 3  # type: ignore[union-attr, operator]

@@ -131,6 +131,7 @@ def test_training_goes_on_from_the_network_that_a_regression_replaced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.thin(3)
 def test_an_interaction_that_untrained_units_miss_is_kept(seed: int) -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(4000, 25))

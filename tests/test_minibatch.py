@@ -245,18 +245,18 @@ def test_a_resumed_run_on_a_shuffled_loader_keeps_its_coordinates(tmp_path: Path
 @pytest.mark.parametrize("within", [True, False])
 def test_a_run_on_a_shuffled_loader_resumes_exactly(tmp_path: Path, own: bool, within: bool) -> None:
     """Stopped after a pass or within one; the loader draws from a generator of its own, or from torch's."""
-    net, trainer = network(), lnn.MiniBatch(passes=4)
+    net, trainer, rows = network(), lnn.MiniBatch(passes=4), X[:300]
 
     def loader(stop: float = math.inf) -> DataLoader[tuple[Tensor, ...]]:
         torch.manual_seed(7)
         generator = torch.Generator().manual_seed(5) if own else None
-        return DataLoader(_Stops(X, LABELS, stop), batch_size=50, shuffle=True, generator=generator)
+        return DataLoader(_Stops(rows, LABELS[:300], stop), batch_size=50, shuffle=True, generator=generator)
 
     whole = trainer.run(net, loader())
     checkpoint = lnn.Checkpoint(tmp_path / "run.safetensors", seconds=0)
     if within:
         with pytest.raises(KeyError):
-            trainer.run(net, loader(stop=3.5 * len(X)), checkpoint=checkpoint)
+            trainer.run(net, loader(stop=3.5 * len(rows)), checkpoint=checkpoint)
     else:
         trainer.run(net, loader(), callback=lambda record: record.number == 2, checkpoint=checkpoint)
     resumed = trainer.run(net, loader(), checkpoint=checkpoint)
