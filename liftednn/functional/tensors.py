@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,15 +156,33 @@ def quartiles(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Ten
 
 def _at_levels(y: Tensor, levels: Tensor, row_weights: Tensor | None) -> Tensor:
     """The quantiles (k, p) of y (n, p) at levels (k, p)."""
-    ordered, order = y.sort(0)
-    if row_weights is None:  # the same fractions in all columns
+    if row_weights is None or bool((row_weights == row_weights[0]).all()):  # the same fractions in all columns
+        ordered = _sorted(y)
         fraction = torch.arange(1, len(y) + 1, dtype=torch.float64, device=y.device) / len(y)
         found = torch.searchsorted(fraction, levels.contiguous())
     else:
+        ordered, order = _sorted_with_order(y)
         weights = row_weights.double()[order]
         fraction = weights.cumsum(0) / weights.sum(0)
         found = torch.searchsorted(fraction.T.contiguous(), levels.T.contiguous()).T
     return ordered.gather(0, found.clamp(max=len(y) - 1))
+
+
+def _sorted(y: Tensor) -> Tensor:
+    """The columns of y, sorted; on a CPU by numpy, which takes a tenth of the time."""
+    return torch.from_numpy(np.sort(y.numpy(), axis=0)) if _for_numpy(y) else y.sort(0).values
+
+
+def _sorted_with_order(y: Tensor) -> tuple[Tensor, Tensor]:
+    if not _for_numpy(y):
+        ordered, order = y.sort(0)
+        return ordered, order
+    order = torch.from_numpy(np.argsort(np.ascontiguousarray(y.numpy().T), axis=1)).T
+    return y.gather(0, order), order
+
+
+def _for_numpy(y: Tensor) -> bool:
+    return y.device.type == "cpu" and not y.requires_grad and y.dtype in (torch.float32, torch.float64)
 
 
 def median_and_spread(y: Tensor, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
