@@ -85,15 +85,17 @@ def side_by_side(calls: Sequence[Callable[[], Found]], device: torch.device) -> 
     too small to fill it. What they read must outlive this call."""
     if device.type != "cuda" or len(calls) < 2:
         return [call() for call in calls]
-    here, found = torch.cuda.current_stream(device), []
-    for stream, call in zip(_streams(device, len(calls)), calls, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            found.append(call())
-    # Only now: a later call would otherwise wait for the earlier ones. What was allocated on these streams is used again only after the
-    # next `wait_stream(here)`, when all that reads it here is done.
-    for stream in _streams(device, len(calls)):
-        here.wait_stream(stream)
+    here, streams, found = torch.cuda.current_stream(device), _streams(device, len(calls)), []
+    try:
+        for stream, call in zip(streams, calls, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                found.append(call())
+    finally:
+        # Only now: a later call would otherwise wait for the earlier ones. What was allocated on these streams is used again only after
+        # the next `wait_stream(here)`, when all that reads it here is done.
+        for stream in streams:
+            here.wait_stream(stream)
     return found
 
 
