@@ -17,6 +17,7 @@ from liftednn.data.sources import source_of
 from liftednn.losses import SoftmaxCrossEntropy, SquaredError
 from liftednn.operators import Dense, Residual, Sum
 from liftednn.training.batch import recursion, x_step
+from liftednn.training.geometry import SharedMetric
 from liftednn.training.run import Run
 from tests.shaped import Grouped, Halves, Pointwise
 
@@ -423,3 +424,13 @@ def test_a_gpu_learns_the_same(name: str) -> None:
     bcd = lnn.BCD(passes=1)
     full = [bcd.run(make(act.ReLU()), x.to(device), y.to(device)) for device in ("cpu", "cuda")]
     assert full[1].history[-1].objective == pytest.approx(full[0].history[-1].objective, rel=1e-4)
+
+
+def test_a_learned_rho_of_a_shared_w_is_written_where_a_recorded_step_reads_it() -> None:
+    network, x = recurrent(act.FenchelReLU()), torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    run = Run(lnn.MiniBatch(passes=1), network, source_of(x, torch.arange(40) % 2))
+    (shared,) = (each for each in run.descent.geometries if isinstance(each, SharedMetric))
+    place = shared.shrinkage
+    run._set_rho_factor(3.0)
+    assert shared.shrinkage is place
+    assert float(place) == pytest.approx(6e-3)

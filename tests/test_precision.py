@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -60,14 +63,15 @@ def test_results_have_no_gradient() -> None:
 
 def test_exact_blocks_have_products_in_full_precision_and_leave_the_setting() -> None:
     before, seen = torch.backends.cudnn.allow_tf32, []
+    part: Any = torch.backends.cudnn
+    part, name, exact = (part.conv, "fp32_precision", "ieee") if hasattr(part, "conv") else (part, "allow_tf32", False)
     torch.backends.cudnn.allow_tf32 = True
     try:
-        lnn.BCD(passes=1).run(network("relu"), X, Y, callback=lambda _: seen.append(torch.backends.cudnn.allow_tf32))
+        lnn.BCD(passes=1).run(network("relu"), X, Y, callback=lambda _: seen.append(getattr(part, name)))
         assert torch.backends.cudnn.allow_tf32
     finally:
         torch.backends.cudnn.allow_tf32 = before
-    assert seen
-    assert not any(seen)
+    assert set(seen) == {exact}
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,27 @@ def test_trained_weights_can_be_trained_further_by_autograd() -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     fit = lnn.MiniBatch(passes=2).run(lnn.LiftedNetwork.mlp([3, 5, 1], loss="squared"), x, x[:, :1])
     assert not any(part.is_inference() for pair in fit.weights for part in pair)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no such names yet")
+def test_every_way_to_set_the_precision_of_products_is_kept() -> None:
+    """In a process of its own, since some ways cannot be undone."""
+    program = """
+import torch, liftednn as lnn
+parts = torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul
+
+def unchanged():
+    before = [part.fp32_precision for part in parts]
+    lnn.BCD(passes=1).run(lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared"), torch.eye(3), torch.ones(3))
+    assert [part.fp32_precision for part in parts] == before, before
+
+for name in ("medium", "high", "highest"):
+    torch.set_float32_matmul_precision(name)
+    unchanged()
+    assert torch.get_float32_matmul_precision() == name
+for part in parts:
+    part.fp32_precision = "tf32"
+    unchanged()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -141,3 +141,16 @@ def test_the_first_to_begin_keeps_a_setting_and_the_last_to_end_restores_it() ->
     assert held["value"] == "needed"  # somebody is still inside
     first.__exit__(None, None, None)
     assert held["value"] == "own"
+
+
+def test_one_thread_within_one_thread_ends_with_the_outer_one() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread(small=True):
+            with one_thread(small=True):
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

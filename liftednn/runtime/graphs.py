@@ -4,6 +4,7 @@ and checked while a step runs; and parts of a step that run at the same time."""
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -11,10 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["WARM_UP", "beside", "recorded", "side_by_side"]
 
 WARM_UP = 3
+# Parts of a step that run at the same time.
+_PARALLEL = 12
 
 Step = Callable[..., Any]
 Batch = TypeVar("Batch", bound=tuple[Tensor | None, ...])
@@ -26,12 +30,12 @@ def recorded(step: Step, device: torch.device) -> Step:
 
     The first `WARM_UP` calls are plain steps, and so are those with other shapes than the first.
     """
-    return _Recorded(step) if device.type == "cuda" else step
+    return _Recorded(step, device) if device.type == "cuda" else step
 
 
 class _Recorded:
-    def __init__(self, step: Step) -> None:
-        self.step, self.calls = step, 0
+    def __init__(self, step: Step, device: torch.device) -> None:
+        self.step, self.device, self.calls = step, device, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[Tensor | None] = []
         self.shapes: list[torch.Size | None] = []
@@ -53,11 +57,17 @@ class _Recorded:
         return None if self.found is None else self.found.clone()  # the next replay writes to the same memory
 
     def _record(self, given: tuple[Tensor | None, ...]) -> None:
-        """Recording does not run the step."""
+        """Recording does not run the step. It is made on a stream of this device, which may not be the current one, and other threads may
+        go on."""
         self.kept = [None if part is None else part.clone() for part in given]
-        self.graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(self.graph):
+        graph, own = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with (
+            _no_collection(),
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"),
+        ):
             self.found = self.step(*self.kept)
+        self.graph = graph
 
 
 def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -66,7 +76,7 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     if device.type != "cuda":
         yield from batches
         return
-    own, steps = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+    own, steps = _streams(device, threading.get_ident())[0], torch.cuda.current_stream(device)
     own.wait_stream(steps)
     while True:
         with torch.cuda.stream(own):
@@ -74,34 +84,44 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         if batch is None:
             return
         steps.wait_stream(own)
-        for part in batch:
-            if part is not None:
-                part.record_stream(steps)  # its memory is not used again before the step has read it
+        _used_on(steps, batch)
         yield batch
 
 
 def side_by_side(calls: Sequence[Callable[[], Found]], device: torch.device) -> list[Found]:
-    """What the calls return, which do not depend on each other; on a CUDA device each has a stream of its own, since their kernels may be
-    too small to fill it. What they read must outlive this call."""
+    """What the calls return, which do not depend on each other; on a CUDA device they have several streams, since the kernels of one may
+    be too small to fill it. What they read must outlive this call."""
     if device.type != "cuda" or len(calls) < 2:
         return [call() for call in calls]
-    here, streams, found = torch.cuda.current_stream(device), _streams(device, len(calls)), []
+    here, (_, *streams) = torch.cuda.current_stream(device), _streams(device, threading.get_ident())
+    used = streams[: len(calls)]
+    found: list[Found] = []
+    for stream in used:
+        stream.wait_stream(here)
     try:
-        for stream, call in zip(streams, calls, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
+        for number, call in enumerate(calls):
+            with torch.cuda.stream(streams[number % len(streams)]):
                 found.append(call())
     finally:
-        # Only now: a later call would otherwise wait for the earlier ones. What was allocated on these streams is used again only after
-        # the next `wait_stream(here)`, when all that reads it here is done.
-        for stream in streams:
+        for stream in used:
             here.wait_stream(stream)
+    _used_on(here, found)
     return found
 
 
+def _used_on(stream: torch.cuda.Stream, found: Any) -> None:
+    """Memory of these tensors, which were allocated on another stream, is not used again before this one has read them; a recording has
+    memory of its own."""
+    if not torch.cuda.is_current_stream_capturing():
+        for each in tree_leaves(found):
+            if isinstance(each, Tensor) and each.is_cuda:
+                each.record_stream(stream)
+
+
 @lru_cache
-def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
+def _streams(device: torch.device, thread: int) -> list[torch.cuda.Stream]:
+    """Those of a thread: one to read batches on, and the others for parts of a step; torch has 32 different ones."""
+    return [torch.cuda.Stream(device) for _ in range(1 + _PARALLEL)]  # type: ignore[no-untyped-call]
 
 
 @contextmanager

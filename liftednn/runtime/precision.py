@@ -39,16 +39,25 @@ def exact_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def exact(*args: P.args, **kwargs: P.kwargs) -> R:
         with ExitStack() as stack:
-            for setting in _TF32:
+            for setting in _ROUNDING:
                 stack.enter_context(setting.changed())
             return plain_arithmetic(function)(*args, **kwargs)
 
     return exact
 
 
-def _tf32_of(kind: Any) -> Setting:
-    """Whether a part of torch may round the factors of products to 10 bits."""
-    return Setting(lambda: kind.allow_tf32, partial(setattr, kind, "allow_tf32"), False)
+def _setting(part: Any, name: str, exact: Any) -> Setting:
+    return Setting(lambda: getattr(part, name), partial(setattr, part, name), exact)
 
 
-_TF32 = [_tf32_of(kind) for kind in (torch.backends.cuda.matmul, torch.backends.cudnn)]
+def _rounding() -> list[Setting]:
+    """Whether parts of torch may round the factors of products, to 10 bits or to fewer. Where torch has its newer names for this, the older
+    ones cannot be read once a user has set those."""
+    torch_s: Any = torch.backends
+    if not hasattr(torch_s.cuda.matmul, "fp32_precision"):
+        return [_setting(part, "allow_tf32", False) for part in (torch_s.cuda.matmul, torch_s.cudnn)]
+    parts = (torch_s.cuda.matmul, torch_s.cudnn.conv, torch_s.mkldnn.matmul, torch_s.mkldnn.conv)
+    return [_setting(part, "fp32_precision", "ieee") for part in parts]
+
+
+_ROUNDING = _rounding()

@@ -22,18 +22,22 @@ class Setting:
     ) -> None:
         self.read, self.write, self.value, self.by_thread = read, write, value, by_thread
         self._lock, self._inside, self._before = threading.Lock(), 0, None
+        self._own = threading.local()  # how deep this thread is inside
 
     @contextmanager
     def changed(self) -> Iterator[None]:
+        outer = getattr(self._own, "depth", 0)
         with self._lock:
             if not self._inside:
                 self._before = self.read()
             self._inside += 1
+            self._own.depth = outer + 1
             self.write(self.value)
         try:
             yield
         finally:
             with self._lock:
                 self._inside -= 1
-                if self.by_thread or not self._inside:
+                self._own.depth = outer
+                if not self._inside or (self.by_thread and not outer):
                     self.write(self._before)

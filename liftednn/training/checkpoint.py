@@ -55,6 +55,11 @@ class Checkpoint:
         write_tensors(self.path, f"{_FORMAT}-{_VERSION}", json.dumps(metadata), whole)
         self._last = time.monotonic()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the file, whose run is not looked at; none where there is no file."""
+        path = Path(self.path)
+        return read_tensors(path, "checkpoint", _CURE, self._check_format)[1] if path.exists() else {}
+
     def load(self, identity: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved, or None where there is no file. One of another run is refused, with the parts that differ."""
         path = Path(self.path)

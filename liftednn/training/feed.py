@@ -14,6 +14,7 @@ from liftednn.data.sources import Gathered, Loader, Memory, Source, check_weight
 from liftednn.data.validation import inputs, responses
 from liftednn.network import LiftedNetwork
 from liftednn.runtime.graphs import beside
+from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.whitening import Coordinates
 
 __all__ = ["Feed"]
@@ -22,6 +23,8 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 
 # Rows that are copied at a time.
 _ROWS = 8192
+# What the names of generators in a checkpoint begin with: of their states before the sample, and of those before the pass.
+_SAMPLED, _DRAWN = "sample.", "generator."
 
 
 @dataclass
@@ -34,10 +37,10 @@ class Feed:
     coordinates: Coordinates | None = None
     weighted: bool = False
     like: Tensor | None = None  # gives the precision of all batches, that of the sample
-    drawn: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # states of a loader's generators when the present pass began
-    resumed: dict[str, Tensor] = field(default_factory=dict)  # those that the next pass begins with
+    # States of a loader's generators: before the sample was drawn, when the present pass began, and those that the next one begins with.
+    sampled: dict[str, Tensor] = field(default_factory=dict)
+    drawn: dict[str, Tensor] = field(default_factory=dict)
+    resumed: dict[str, Tensor] = field(default_factory=dict)
 
     def checked(self, x: Any, y: Any, row_weights: Any = None, like: Tensor | None = None) -> Batch:
         """Rows, encoded responses and row weights, on the device of training; with the dtype and device of `like`, if given."""
@@ -48,6 +51,13 @@ class Feed:
             row_weights = as_tensor(row_weights, "sample_weight").to(rows)
             check_weights(row_weights, len(rows))
         return rows, responses(self.network, y, rows), row_weights
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Before a loader draws the sample: as it was drawn in the run that is resumed."""
+        if checkpoint is not None and isinstance(self.source, Loader):
+            self.resumed = _named(_SAMPLED, checkpoint.tensors())
+            self._draw()
+            self.sampled = self.drawn
 
     def sample(self, count: int, seed: int) -> Batch:
         """At most `count` rows to prepare training with, not whitened."""
@@ -112,10 +122,14 @@ class Feed:
         self.resumed, self.drawn = {}, {name: each.get_state() for name, each in generators.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """What the batches of this pass depend on, besides the source itself."""
-        return {f"generator.{name}": state for name, state in self.drawn.items()}
+        """What the sample and the batches of this pass depend on, besides the source itself."""
+        both = ((_SAMPLED, self.sampled), (_DRAWN, self.drawn))
+        return {f"{prefix}{name}": state for prefix, states in both for name, state in states.items()}
 
     def load(self, named: dict[str, Tensor]) -> None:
         """Begin the next pass as the one that `state` is of."""
-        names = {name: name.removeprefix("generator.") for name in named if name.startswith("generator.")}
-        self.resumed = {short: named[name] for name, short in names.items()}
+        self.resumed = _named(_DRAWN, named)
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}

@@ -202,7 +202,7 @@ class SharedMetric:
     blocks/shared.py, with a = c t and gram + d I for gram.
 
     left, right   the spectra's eigenvectors
-    shrinkage     2 rho
+    shrinkage     2 rho, as a tensor that a recorded step reads
     inverse       1 over the sums of their eigenvalues, (q, p); one number for all where the penalty has a prox
     """
 
@@ -210,10 +210,10 @@ class SharedMetric:
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics, self.layer = metrics, metrics[0].layer
-        self.shrinkage = 2 * (self.layer.penalty.ridge or 0.0)
         self.flips = [metric.layer.transposed for metric in metrics]
         q, p = self.layer.operator.weight_shape[-2:]
         mean = metrics[0].mean
+        self.shrinkage = mean.new_full((), 2 * (self.layer.penalty.ridge or 0.0))
         self.right, self.left = (torch.eye(size, dtype=mean.dtype, device=mean.device) for size in (p, q))
         self.inverse = mean.new_zeros(q, p)
         self.turned = any(self.flips)
@@ -239,7 +239,7 @@ class SharedMetric:
             if sides[0] is None
             else sides[0]
         )
-        right.diagonal().add_(self.shrinkage)
+        right.diagonal().add_(float(self.shrinkage))
         bound = Sylvester.of(right, sides[1])
         if self.layer.penalty.ridge is None:
             self.inverse.fill_(1 / max(bound.largest, 1e-12))
@@ -262,7 +262,7 @@ class SharedMetric:
         return total
 
     def set_rho_factor(self, factor: float) -> None:
-        self.shrinkage = 2 * factor * (self.layer.penalty.ridge or 0.0)
+        self.shrinkage.fill_(2 * factor * (self.layer.penalty.ridge or 0.0))
 
     def limit(self, allowed: float) -> None:
         """Not for a shared w: its outputs are those of several layers, and `shorten` limits its steps."""

@@ -42,23 +42,25 @@ class DivergenceGuard:
     spread: float = 0.0
     beats_constant: bool = False
 
-    def begin(self, scores: Tensor, y: Tensor) -> None:
-        loss, constant = self._loss(scores, y), self._loss(reduce.mean(scores).to(scores).expand_as(scores), y)
+    def begin(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> None:
+        mean = reduce.mean(scores, row_weights).to(scores).expand_as(scores)
+        loss, constant = (self.loss(each, y, row_weights) for each in (scores, mean))
         certain = all(layer.uncertainty is None for layer in self.network.layers)
         self.first = loss if certain else max(loss, constant)
-        self.spread, self.beats_constant = _variance(scores) if certain else 0.0, loss < _BEATS * constant
+        self.spread, self.beats_constant = _variance(scores, row_weights) if certain else 0.0, loss < _BEATS * constant
 
-    def judge(self, scores: Tensor, y: Tensor) -> Verdict:
+    def judge(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Verdict:
         """The verdict on the scores (n, outputs) of a batch."""
-        if not self._loss(scores, y) <= _FAR * max(self.first, 1e-3):
+        if not self.loss(scores, y, row_weights) <= _FAR * max(self.first, 1e-3):
             return "exploded"
-        variance, (lost, doubtful) = _variance(scores), _FRACTIONS[self.beats_constant]
+        variance, (lost, doubtful) = _variance(scores, row_weights), _FRACTIONS[self.beats_constant]
         if variance < lost * self.spread:
             return "collapsed"
         return "doubtful" if variance < doubtful * self.spread else "good"
 
-    def _loss(self, scores: Tensor, y: Tensor) -> float:
-        return float(reduce.mean(self.network.loss.value(scores, y)))
+    def loss(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
+        """The mean over the rows of a batch."""
+        return float(reduce.mean(self.network.loss.value(scores, y), row_weights))
 
     def metadata(self) -> dict[str, Any]:
         return {"first_loss": self.first, "first_spread": self.spread, "beats_constant": self.beats_constant}
@@ -68,5 +70,5 @@ class DivergenceGuard:
         self.beats_constant = metadata["beats_constant"]
 
 
-def _variance(scores: Tensor) -> float:
-    return float(reduce.mean_and_variance(scores)[1].sum())
+def _variance(scores: Tensor, row_weights: Tensor | None) -> float:
+    return float(reduce.mean_and_variance(scores, row_weights)[1].sum())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,12 +142,15 @@ class MiniBatch:
         with between_steps() as check_interrupt:
             try:
                 for record in run.passes(check_interrupt):
-                    if stopped := callback is not None and bool(callback(record)):
+                    stopped = callback is not None and bool(callback(record))
+                    check_interrupt()  # a callback may take long
+                    if stopped:
                         break
-                else:
-                    check_interrupt()  # after the last step too
+                check_interrupt()
             except DivergenceError as error:
                 diverged = error.args
+                with suppress(Interruption):  # it ends anyway
+                    check_interrupt()
             except KeyboardInterrupt as pressed:
                 stopped = interrupted = True
                 run.roll_back_if_diverged()

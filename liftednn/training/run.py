@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from liftednn import reduce
 from liftednn.base import Affine, Operator
 from liftednn.data.copies import different_rows, distinct_columns
 from liftednn.data.identity import identify
@@ -91,6 +90,7 @@ class Run:
         self.rows = source.rows  # before whitening, after which copies of rows may differ by rounding
         self.size = settings.batch_size or choices.batch_size(self.rows)
         self.per_pass = source.steps(self.size)
+        self.feed.begin(checkpoint)
         x, y, row_weights = self.feed.sample(self._sample_rows(), settings.seed)
         self.positions = any(layer.operator.positions > 1 for layer in network.layers)
         self.width = network.layers[0].operator.weight_shape[-1] if self.positions else distinct_columns(x)
@@ -100,8 +100,8 @@ class Run:
             [(None, None)] * len(network.layers) if fixed is None else fixed_together(network, pairs_of(fixed, "fixed"))
         )
         if checkpoint is not None:
-            known = f"{settings!r} in {x.dtype}"
-            self.identity = identify(known, network, source, validation, self.fixed, weights, moments)
+            given = (network, source, validation, self.fixed, weights, moments)
+            self.identity = identify(f"{settings!r} in {x.dtype}", *given)
         self.network = self.given = as_tensors(network, settings.learn_activation, x)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, row_weights, weights, moments, stored[0] if stored else {})
@@ -253,10 +253,10 @@ class Run:
         inner, weights = self.descent.network, self.descent.weights
         scores = inner.scores(weights, x)
         if self.taken == 0:
-            self.guard.begin(scores, y)
-        verdict = self.guard.judge(scores, y)
+            self.guard.begin(scores, y, row_weights)
+        verdict = self.guard.judge(scores, y, row_weights)
         if verdict == "exploded" or (verdict == "collapsed" and self.halved < _HALVINGS):
-            self._roll_back(float(reduce.mean(inner.loss.value(scores, y))))
+            self._roll_back(self.guard.loss(scores, y, row_weights))
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
