@@ -80,6 +80,11 @@ def test_it_is_switched_off_where_it_would_not_be_understood() -> None:
     for options in ({"compress_tails": False}, {"robust": 0.1}, {"divergence": "euclidean"}):
         model = lnn.LiftedRegressor((4,), max_iter=2, random_state=0, **options).fit(x, NORMAL[:, 0])  # type: ignore[arg-type]
         assert len(model.to_module()) == 3
+    for options in ({"robust": 0.1}, {"divergence": "euclidean"}):
+        with pytest.raises(ValueError, match=f"compress_tails=True is not possible with {next(iter(options))}"):
+            lnn.LiftedRegressor(compress_tails=True, **options).fit(x, NORMAL[:, 0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="compress_tails=True is not possible with a stream of partial_fit"):
+        lnn.LiftedRegressor(compress_tails=True).partial_fit(x, NORMAL[:, 0])
     with pytest.raises(ValueError, match="compress_tails must be True, False or 'auto', got 'yes'"):
         lnn.LiftedRegressor(compress_tails="yes").fit(x, NORMAL[:, 0])  # type: ignore[arg-type]
 

@@ -138,7 +138,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         seen = self._rows_seen if resumes and passes else 0
         self._rows_seen: int = len(rows) + seen
         if not resumes:
-            self._tails = self._found_tails(rows, y, row_weights, seed) if passes is None else Tails.none()
+            self._tails = self._found_tails(rows, y, row_weights, seed, passes is not None)
         rows = replace(rows, tails=self._tails)
         if not resumes:
             self._inputs, self._moments = self._scaling(rows, row_weights), None

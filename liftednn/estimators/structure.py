@@ -215,10 +215,14 @@ class Structured:
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
-    def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int) -> Tails:
-        """The columns whose tails are compressed. Uncertain inputs are in the units of X."""
-        plain = self.compress_tails and self.divergence == "fenchel" and self.robust is None
-        tails = Tails.of(rows, row_weights) if plain else Tails.none()
+    def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int, stream: bool) -> Tails:
+        """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a stream may have other tails later."""
+        other = {"a stream of partial_fit": stream, "robust": self.robust is not None}
+        other["divergence='euclidean'"] = self.divergence != "fenchel"
+        names = [name for name, found in other.items() if found]
+        if names and self.compress_tails != "auto" and self.compress_tails:
+            raise ValueError(f"compress_tails=True is not possible with {names[0]}: give 'auto' or False")
+        tails = Tails.of(rows, row_weights) if self.compress_tails and not names else Tails.none()
         if not tails or self.compress_tails != "auto":
             return tails
         return tails if helps(tails, rows, torch.from_numpy(y), row_weights, seed) else Tails.none()
