@@ -561,16 +561,21 @@ def one_rank(rank: int, port: int, weights: Any, criterion: nn.Module | None) ->
     torch.distributed.destroy_process_group()
 
 
+def of_two_processes(work: Callable[..., None], *more: Any) -> dict[Any, Any]:
+    """What two processes write to a mapping that they share: work(rank, port, mapping, *more)."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        shared = manager.dict()
+        torch.multiprocessing.spawn(work, (port, shared, *more), nprocs=2)
+        return dict(shared)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("criterion", [CRITERION, None])
 def test_two_processes_equal_one(criterion: nn.Module | None) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    with torch.multiprocessing.Manager() as manager:
-        weights = manager.dict()
-        torch.multiprocessing.spawn(one_rank, (port, weights, criterion), nprocs=2)
-        both = dict(weights)
+    both = of_two_processes(one_rank, criterion)
     module = plain_net()
     optimiser = Lifted(module, criterion)
     for number in range(7):
@@ -624,13 +629,7 @@ def unusual_ranks(rank: int, port: int, found: Any) -> None:
 
 @pytest.mark.slow
 def test_processes_agree_in_unusual_modules_and_batches() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-    with torch.multiprocessing.Manager() as manager:
-        shared = manager.dict()
-        torch.multiprocessing.spawn(unusual_ranks, (port, shared), nprocs=2)
-        found = dict(shared)
+    found = of_two_processes(unusual_ranks)
     module = plain_net()
     train_on("cpu", module, Lifted(module, CRITERION), range(7))
     for number, p in enumerate(module.parameters()):

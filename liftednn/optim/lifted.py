@@ -180,7 +180,7 @@ class Lifted(torch.optim.Optimizer):
 
     @plain_arithmetic
     def _move(self) -> None:
-        check_gradients(self._held)
+        check_gradients(p for group in self.param_groups for p in group["params"])
         if self.due and self._held:
             self._measure()
         averages = self._averages(stacks := self._stacks())

@@ -56,7 +56,7 @@ class Checkpoint:
         self._last = time.monotonic()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the file, whose run is not looked at; none where there is no file."""
+        """What the file holds, of whichever run; nothing where there is no file."""
         path = Path(self.path)
         return read_tensors(path, "checkpoint", _CURE, self._check_format)[1] if path.exists() else {}
 

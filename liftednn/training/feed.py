@@ -56,7 +56,7 @@ class Feed:
         """Before a loader draws the sample: as it was drawn in the run that is resumed."""
         if checkpoint is not None and isinstance(self.source, Loader):
             self.resumed = _named(_SAMPLED, checkpoint.tensors())
-            self._draw()
+            self._keep_states()
             self.sampled = self.drawn
 
     def sample(self, count: int, seed: int) -> Batch:
@@ -103,7 +103,7 @@ class Feed:
 
     def _streamed(self, batches: Iterator[Any]) -> Iterator[Batch]:
         assert self.coordinates is not None
-        self._draw()
+        self._keep_states()
         for x, y, row_weights in batches:
             if (row_weights is not None) != self.weighted:
                 raise ValueError(
@@ -112,9 +112,10 @@ class Feed:
             if row_weights is None or bool((row_weights != 0).any()):  # a batch whose weights are all 0 is skipped
                 rows, targets, checked = self.checked(x, y, row_weights, self.like)
                 yield self.coordinates.whiten(rows), targets, checked
-        self._draw()  # the next pass begins here
+        self._keep_states()  # the next pass begins here
 
-    def _draw(self) -> None:
+    def _keep_states(self) -> None:
+        """Of a loader's generators, after those of a run that is resumed were set."""
         generators = self.source.generators() if isinstance(self.source, Loader) else {}
         for name, state in self.resumed.items():
             if name in generators:

@@ -36,7 +36,7 @@ _IN_ALL, _NOISE, _MOST = 9.0, 0.115**2, 0.2
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
-# Products of bfloat16 take up to twice as long where a side is no multiple of it.
+# Products of bfloat16 take longer where a side is no multiple of it.
 _ALIGNED = 16
 
 
