@@ -24,6 +24,8 @@ __all__ = ["Composite", "ProxResult", "gradient_scale", "prox_gradient"]
 
 # Steps between two checks of F and of the residual, and the checks without progress after which a solve is taken as stalled.
 _CHECK, _PATIENCE = 4, 8
+# How many units of rounding F may rise by, and how many where the residual falls: F is a sum, whose parts may be larger than itself.
+_ROUNDING, _ROUNDING_OF_SUMS = 4, 64
 
 Point = list[Tensor]
 Metric = Callable[[Point], Point]
@@ -192,8 +194,10 @@ class _Iterate:
         """Keep rows that did not rise and return the others to the best point; rows that are done do not change."""
         ax = problem.forward(self.x)
         value = problem.value(self.x, ax)
-        rounding = 4 * torch.finfo(self.x[0].dtype).eps * self.value.abs()
-        risen = ~(value <= self.value + rounding) & ~self.done
+        residual = _residual(problem, self.x, ax, self.step, value)
+        unit, closer = torch.finfo(self.x[0].dtype).eps * self.value.abs(), residual < 0.9 * self.residual
+        allowed = torch.where(closer, _ROUNDING_OF_SUMS * unit, _ROUNDING * unit)
+        risen = ~(value <= self.value + allowed) & ~self.done
         self.plain, back = risen if bool(risen.any()) else None, risen | self.done
         if self.plain is not None:
             self.x, ax = _pick(back, self.best, self.x), _pick(back, self.ax, ax)
@@ -201,9 +205,8 @@ class _Iterate:
             self._restart(risen)
         elif bool(self.done.any()):  # their A x is not needed
             self.x = _pick(self.done, self.best, self.x)
-        residual = _residual(problem, self.x, ax, self.step, value)
-        residual = torch.where(self.done, self.residual, residual)
-        progress = (residual < 0.9 * self.residual) | (value < self.value - rounding)
+        residual = torch.where(back, self.residual, residual)
+        progress = (residual < 0.9 * self.residual) | (value < self.value - _ROUNDING * unit)
         self.without_progress = (self.without_progress + 1).masked_fill(progress, 0)
         self.best, self.ax, self.residual = self.x, ax, residual
         self.value = torch.where(back, self.value, torch.fmin(value, self.value))

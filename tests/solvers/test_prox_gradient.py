@@ -285,6 +285,29 @@ def test_float32_is_kept_and_stalls_at_its_own_rounding() -> None:
     torch.testing.assert_close(result.x[0].double(), reference.x[0], rtol=1e-3, atol=1e-3)
 
 
+class RoundedSum:
+    """Rows (x - 3)^2 / 2 + 1, whose value is too large by twelve units of rounding near the minimum, as that of a long sum may be."""
+
+    def forward(self, x: list[Tensor]) -> list[Tensor]:
+        return x
+
+    def value(self, x: list[Tensor], ax: list[Tensor]) -> Tensor:
+        distance = (ax[0] - 3).abs().amax(1)
+        return (1 + distance.square() / 2) * (1 + 12 * torch.finfo(torch.float32).eps * (distance < 3e-4))
+
+    def gradient(self, x: list[Tensor], ax: list[Tensor]) -> list[Tensor]:
+        return [ax[0] - 3]
+
+    def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
+        return x
+
+
+def test_a_rounded_value_that_rises_does_not_stop_rows_whose_residual_falls() -> None:
+    result = prox_gradient(RoundedSum(), [torch.zeros(2, 3)], step=0.3, tol=1e-6)
+    assert result.status == "converged"
+    torch.testing.assert_close(result.x[0], torch.full((2, 3), 3.0), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("start", [[], None])
 def test_no_tensor_to_start_from_is_refused(start: object) -> None:
     with pytest.raises(ValueError, match="start must be a list of tensors, at least one, got"):
