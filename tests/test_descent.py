@@ -12,8 +12,9 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.blocks import Design, update_weights
 from liftednn.network import LiftedNetwork, Weights
+from liftednn.runtime.graphs import Streams
 from liftednn.training.batch import curvatures, recursion, why_not_minibatch, x_step
-from liftednn.training.descent import Descent
+from liftednn.training.descent import Descent, refresh_due
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
 from liftednn.training.model import BatchGradients
@@ -272,6 +273,7 @@ class Backpropagation:
         y: Tensor,
         row_weights: Tensor | None = None,
         outlier_weights: Tensor | None = None,
+        streams: Streams | None = None,
     ) -> BatchGradients:
         states, preactivations = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
         u_gradients = self._back(preactivations, lambda scores: self.network.loss.value(scores, y).sum())
@@ -332,3 +334,18 @@ def test_a_step_takes_any_model_that_gives_rows_gradients_and_curvatures() -> No
                 descent.step(X, Y)
     torch.testing.assert_close(descents[0].values, descents[1].values, rtol=1e-4, atol=1e-6)
     assert float((descents[0].values - torch.cat([p.reshape(-1) for pair in weights for p in pair])).abs().max()) > 0.01
+
+
+def refreshes(steps: int, every: int | None, spectral: bool) -> list[int]:
+    found = [0]
+    for taken in range(1, steps):
+        if refresh_due(taken, found[-1], every, spectral):
+            found.append(taken)
+    return found
+
+
+def test_refreshes_are_frequent_at_first_and_become_rarer_with_spectral_steps() -> None:
+    assert refreshes(200, None, spectral=False) == [0, 2, 5, 10, 20, 60, 120, 180]
+    assert refreshes(800, None, spectral=True) == [0, 2, 5, 10, 20, 60, 120, 240, 480, 720]
+    assert refreshes(100, 30, spectral=True) == refreshes(100, 30, spectral=False) == [0, 2, 5, 10, 20, 60, 90]
+    assert not refresh_due(120, 100, None, spectral=False)  # another one was soon before

@@ -8,12 +8,13 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.data.sources import source_of
+from liftednn.training import spectral
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
 from liftednn.training.run import Run
-from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric, spectral_trust
+from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric, polar, spectral_trust
 
 SHAPE = (2, 6, 6)
 
@@ -220,3 +221,23 @@ def test_a_prox_is_that_of_its_own_layer_where_others_take_spectral_steps() -> N
         shaped.with_penalty(["l2", "group:100", "l2"]), X, torch.arange(40) % 3
     )
     assert [bool(w.any()) for w, _ in fit.weights] == [True, False, True]
+
+
+def test_steps_are_spectral_where_only_the_last_layer_has_others() -> None:
+    assert descent_of(network()).spectral
+    assert not descent_of(network().with_penalty(["l1:0.1", "l2", "l2"])).spectral
+    alone = lnn.LiftedNetwork.mlp([72, 3], activation="softplus")
+    assert not descent_of(alone).spectral
+
+
+def test_products_in_bfloat16_change_singular_values_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with matrix units; small matrices stay in float32."""
+    large, small = draw(1, 130, 201).float(), draw(1, 20, 26).float()
+    exact, kept = polar(large), polar(small)
+    monkeypatch.setattr(spectral, "_matrix_units", lambda: True)
+    found = polar(large)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, exact)
+    assert float((found - exact).norm() / exact.norm()) < 0.02
+    assert torch.equal(polar(small), kept)
+    assert float((polar(large.double()) - exact).norm() / exact.norm()) < 1e-4

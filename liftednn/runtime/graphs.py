@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["WARM_UP", "beside", "recorded", "side_by_side"]
+__all__ = ["WARM_UP", "Streams", "beside", "recorded"]
 
 WARM_UP = 3
 # Parts of a step that run at the same time.
@@ -88,25 +88,49 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         yield batch
 
 
-def side_by_side(calls: Sequence[Callable[[], Found]], device: torch.device) -> list[Found]:
-    """What the calls return, which do not depend on each other; on a CUDA device they have several streams, since the kernels of one may
-    be too small to fill it. What they read must outlive this call."""
-    if device.type != "cuda" or len(calls) < 2:
-        return [call() for call in calls]
-    here, (_, *streams) = torch.cuda.current_stream(device), _streams(device, threading.get_ident())
-    used = streams[: len(calls)]
-    found: list[Found] = []
-    for stream in used:
-        stream.wait_stream(here)
-    try:
-        for number, call in enumerate(calls):
-            with torch.cuda.stream(streams[number % len(streams)]):
-                found.append(call())
-    finally:
-        for stream in used:
-            here.wait_stream(stream)
-    _used_on(here, found)
-    return found
+class Streams:
+    """One stream for each of several parts of a step, by number, which do not depend on each other: the kernels of one may be too small to
+    fill a CUDA device. On other devices the parts run in the order of the calls. The end of the `with` block waits for all; what they
+    read must outlive it.
+
+    >>> with Streams(torch.device("cpu")) as streams:
+    ...     streams.run(lambda: 1 + 1, 0)
+    2
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.begun, self.found = device, dict[int, torch.cuda.Stream](), list[Any]()
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def begin(self, number: int) -> None:
+        """Let a part start once all that the current stream was given so far is done; it does not wait for what comes later."""
+        if self.device.type == "cuda":
+            _, *streams = _streams(self.device, threading.get_ident())
+            self.begun[number] = streams[number % len(streams)]
+            self.begun[number].wait_stream(torch.cuda.current_stream(self.device))
+
+    def run(self, call: Callable[[], Found], number: int, *after: int) -> Found:
+        """What a call returns on the stream of a part, behind what that and the others named in `after` were given."""
+        if self.device.type != "cuda":
+            return call()
+        for each in (number, *after):
+            if each not in self.begun:
+                self.begin(each)
+        stream = self.begun[number]
+        for each in after:
+            stream.wait_stream(self.begun[each])
+        with torch.cuda.stream(stream):
+            self.found.append(call())
+        return cast(Found, self.found[-1])
+
+    def __exit__(self, *_: object) -> None:
+        if self.begun:
+            here = torch.cuda.current_stream(self.device)
+            for stream in self.begun.values():
+                here.wait_stream(stream)
+            _used_on(here, self.found)
 
 
 def _used_on(stream: torch.cuda.Stream, found: Any) -> None:

@@ -12,7 +12,7 @@ Its curvature in u is at most that of the terms after it, and at most lam curvat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -64,10 +64,12 @@ def x_step(
     y: Tensor,
     outlier_weights: Tensor | None = None,
     terms: Sequence[RobustTerm | None] = (),
+    reached: Callable[[int], None] | None = None,
 ) -> XStep:
     """The X-step on a batch: forward, then one step per layer from the last to the first; `outlier_weights` (n,) weigh the loss.
 
-    terms   the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
+    terms     the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
+    reached   called with the number of every layer once its gradient is there and its weights are no longer needed
     """
     forward, preactivations = recursion(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
@@ -79,7 +81,7 @@ def x_step(
     if outlier_weights is not None:
         u_gradient.mul_(outlier_weights[:, None])
         radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
-    states, u_gradients, radius_gradients = _backward(network, weights, preactivations, u_gradient, terms)
+    states, u_gradients, radius_gradients = _backward(network, weights, preactivations, u_gradient, terms, reached)
     return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
 
 
@@ -153,7 +155,9 @@ def _backward(
     preactivations: list[Tensor],
     u_gradient: Tensor,
     terms: Sequence[RobustTerm | None] = (),
+    reached: Callable[[int], None] | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+    reached = reached or (lambda number: None)
     last, reads = len(network.layers) - 1, network.connections.reads
     states: list[Tensor] = []
     radius_gradients: list[Tensor | None] = []
@@ -165,6 +169,7 @@ def _backward(
             if state:
                 part = operator.adjoint(u_gradient, weights[number], index)
                 z_gradients[state] = z_gradients[state].add_(part) if state in z_gradients else part
+        reached(number)
         z, u_gradient, radius_gradient = _layer_x_step(
             network.layers[number - 1],
             weights[number - 1],
@@ -175,6 +180,7 @@ def _backward(
         states.append(z)
         u_gradients.append(u_gradient)
         radius_gradients.append(radius_gradient)
+    reached(0)
     return states[::-1], u_gradients[::-1], radius_gradients[::-1]
 
 

@@ -22,15 +22,17 @@ from liftednn.base import Affine, Operator
 from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.runtime.graphs import side_by_side
+from liftednn.runtime.graphs import Streams
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
 from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
 
-__all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "trust_of"]
+__all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "refresh_due", "trust_of"]
 
 # Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
 EARLY = (0, 2, 5, 10, 20)
+# Steps from one refresh to the next; for spectral steps, which need no curvature, they double up to the last of these.
+_EVERY, _DOUBLED = 60, (60, 120, 240)
 # By how much more a single batch may move pre-activations than the one that the step was shortened for.
 ONE_BATCH = 2.0
 _TRUST = 0.3
@@ -45,6 +47,18 @@ def trust_of(layers: int) -> float:
     """The fraction of its size by which a step of rate 1 may move a layer's pre-activations: at most 1 over the number of layers, since
     all of them move at once."""
     return min(_TRUST, 1 / max(layers, 1))
+
+
+def refresh_due(taken: int, refreshed: int, every: int | None, spectral: bool) -> bool:
+    """Whether the geometry is refreshed after that many steps.
+
+    refreshed   the number of steps before the last refresh, after which another one soon is left out
+    every       the steps from one refresh to the next; None for 60, and for up to 240 where all hidden layers take spectral steps
+    """
+    if taken in EARLY or (every is None and spectral and taken in _DOUBLED):
+        return True
+    every = every or (_DOUBLED[-1] if spectral else _EVERY)
+    return taken % every == 0 and 2 * (taken - refreshed) >= every
 
 
 def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
@@ -103,6 +117,11 @@ class Descent:
         self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
 
     @property
+    def spectral(self) -> bool:
+        """Whether all layers but the last take spectral steps."""
+        return len(self.unaveraged) == 1 < len(self.members)
+
+    @property
     def terms(self) -> Sequence[RobustTerm | None]:
         """The robust terms, None for layers without uncertain inputs."""
         return self.model.terms if isinstance(self.model, LiftedModel) else ()
@@ -124,13 +143,14 @@ class Descent:
     def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
         """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
         before the step."""
-        batch = self.gradients(x, y, row_weights)
         rate = self.rate if self.rate.is_cuda else float(self.rate)
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
-        calls = [partial(self._direction, at, batch) for at in self.unaveraged]
-        spectral = range(len(self.unaveraged), len(self.members))
-        calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
-        found = side_by_side(calls, self.values.device)
+        with Streams(self.values.device) as streams:
+            batch = self._gradients(x, y, row_weights, streams)
+            calls = [partial(self._direction, at, batch) for at in self.unaveraged]
+            spectral = range(len(self.unaveraged), len(self.members))
+            calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
+            found = [streams.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         values, velocity = self.values[: self.unaveraged_size], self.velocity[: self.unaveraged_size]
         values.sub_(velocity.mul_(self.momentum))
@@ -159,7 +179,11 @@ class Descent:
 
     def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
         """Rows and gradients of every layer on a batch."""
-        return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x))
+        with Streams(self.values.device) as streams:
+            return self._gradients(x, y, row_weights, streams)
+
+    def _gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None, streams: Streams) -> BatchGradients:
+        return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x), streams)
 
     def _direction(self, at: int, batch: BatchGradients) -> Direction:
         layers, samples = self.members[at], batch.scores.shape[0]  # len() of a tensor takes longer

@@ -48,7 +48,8 @@ class MiniBatch:
     damping            of the Gram matrices, as a fraction of their mean diagonal
     keep               fraction of the inputs' variance to keep; the directions that hold the rest get zero weights. None for .95, and for
                        all of it where a linear regression of the responses needs the rest (training/whitening.py)
-    refresh            steps between two refreshes of the Gram matrices' factors
+    refresh            steps from one refresh of the Gram matrices' factors to the next. None for 60, and for up to 240 where all
+                       hidden layers take the steps of training/spectral.py
     patience           stop after this many passes without a better validation score; None: never
     seed               of the initial weights and the order of rows
     device             where to train; None: where x is
@@ -72,7 +73,7 @@ class MiniBatch:
     momentum: float = 0.9
     damping: float | None = None
     keep: float | None = None
-    refresh: int = 60
+    refresh: int | None = None
     patience: int | None = None
     seed: int = 0
     device: str | None = None
@@ -84,7 +85,7 @@ class MiniBatch:
         check_device(self.device)
         for name in ("passes", "batch_size", "refresh", "patience"):
             given = getattr(self, name)
-            if given is not None or name in ("passes", "refresh"):
+            if given is not None or name == "passes":
                 object.__setattr__(self, name, check_count(name, given, least=1))
         for name in ("step", "momentum", "keep", "damping"):
             check_real(name, getattr(self, name), none=name in ("keep", "damping"))

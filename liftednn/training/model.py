@@ -11,7 +11,7 @@ from liftednn import reduce
 from liftednn.base import Operator
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
-from liftednn.runtime.graphs import side_by_side
+from liftednn.runtime.graphs import Streams
 from liftednn.training.batch import XStep, curvatures, x_step
 
 __all__ = ["BatchGradients", "LiftedModel", "Model"]
@@ -39,9 +39,16 @@ class Model(Protocol):
     """A model made of linear regressions, which a mini-batch step can train."""
 
     def gradients(
-        self, weights: Weights, x: Tensor, y: Tensor, row_weights: Tensor | None, outlier_weights: Tensor | None
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        row_weights: Tensor | None,
+        outlier_weights: Tensor | None,
+        streams: Streams,
     ) -> BatchGradients:
-        """Inputs and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients."""
+        """Inputs and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients. Gradients in
+        the weights of a layer may be computed on its stream, one of `streams`."""
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
@@ -69,11 +76,14 @@ class LiftedModel:
         weights: Weights,
         x: Tensor,
         y: Tensor,
-        row_weights: Tensor | None = None,
-        outlier_weights: Tensor | None = None,
+        row_weights: Tensor | None,
+        outlier_weights: Tensor | None,
+        streams: Streams,
     ) -> BatchGradients:
         """The states of a sample do not depend on its weight; its gradients are multiplied by it."""
-        found = x_step(self.network, weights, x, y, outlier_weights, self.terms)
+        complete = row_weights is None and all(term is None for term in self.terms)  # no gradient is changed later
+        reached = streams.begin if complete else None
+        found = x_step(self.network, weights, x, y, outlier_weights, self.terms, reached)
         if row_weights is not None:
             radius_gradients = [
                 None if each is None else each * row_weights[:, None] for each in found.radius_gradients
@@ -84,12 +94,13 @@ class LiftedModel:
         layers = self.network.layers
         inputs = [self.network.read(number, found.forward) for number in range(len(layers))]
         given = zip(layers, inputs, found.u_gradients, strict=True)
-        sums = side_by_side([partial(_sums, layer.operator, xs, g) for layer, xs, g in given], x.device)
-        w_gradients, b_gradients = reduce.sums([w for w, _ in sums]), reduce.sums([b for _, b in sums])
+        calls = [partial(_sums, layer.operator, xs, g) for layer, xs, g in given]
+        sums = [streams.run(call, number) for number, call in enumerate(calls)]
+        w_gradients, b_gradients = [w for w, _ in sums], [b for _, b in sums]
         for number, term in enumerate(self.terms):
             if term is not None:  # w has a part in the objective besides the pre-activations
-                further = term.w_gradient(weights[number].w, found.radius_gradients[number])
-                w_gradients[number].add_(further, alpha=len(x))
+                of_layer = w_gradients[number], weights[number].w, found.radius_gradients[number]
+                streams.run(partial(_add_gradient, term, *of_layer, len(x)), number)
         scores = found.preactivations[-1]
         return BatchGradients(inputs, w_gradients, b_gradients, found.preactivations, scores, found)
 
@@ -119,9 +130,14 @@ class LiftedModel:
                 term.load({name: named[f"{number}.{name}"] for name in term.state()})
 
 
-def _sums(operator: Operator, xs: list[Tensor], u_gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(operator: Operator, xs: list[Tensor], u_gradient: Tensor) -> list[Tensor]:
     """The gradients in w and b of a layer."""
-    return operator.weight_gradient(xs, u_gradient), operator.bias_gradient(u_gradient)
+    return reduce.sums([operator.weight_gradient(xs, u_gradient), operator.bias_gradient(u_gradient)])
+
+
+def _add_gradient(term: RobustTerm, total: Tensor, w: Tensor, radius_gradient: Tensor | None, samples: int) -> None:
+    """Add a robust term's own gradient in w to a sum over samples."""
+    total.add_(term.w_gradient(w, radius_gradient), alpha=samples)
 
 
 def _term_of(layer: Layer, w: Tensor) -> RobustTerm | None:

@@ -27,7 +27,7 @@ from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
-from liftednn.training.descent import EARLY, Descent, norm_limit_of
+from liftednn.training.descent import EARLY, Descent, norm_limit_of, refresh_due
 from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
@@ -227,9 +227,7 @@ class Run:
         due = self.updates < len(_UPDATES) and progress >= _UPDATES[self.updates]
         due = due and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
-        # Every so many steps, but not soon after a refresh for another reason.
-        every = self.taken % self.settings.refresh == 0 and 2 * (self.taken - self.refreshed) >= self.settings.refresh
-        if updated or every or self.taken in EARLY:
+        if updated or refresh_due(self.taken, self.refreshed, self.settings.refresh, self.descent.spectral):
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         first = within == 0 and -self.taken % _EVALUATED < expected

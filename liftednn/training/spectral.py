@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as fn
@@ -36,8 +37,8 @@ _IN_ALL, _NOISE, _MOST = 9.0, 0.115**2, 0.2
 # Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
-# Products of bfloat16 take longer where a side is no multiple of it.
-_ALIGNED = 16
+# Products of bfloat16 take longer where a side is no multiple of it, and on a CPU where matrices are small.
+_ALIGNED, _LARGE = 16, 128
 
 
 def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
@@ -55,7 +56,8 @@ def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
 def polar(x: Tensor) -> Tensor:
     """Matrices (g, q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
 
-    By Newton and Schulz: products of matrices alone, those of float32 in bfloat16 on a GPU.
+    By Newton and Schulz: products of matrices alone, those of float32 in bfloat16 where that is faster: on a GPU, and on CPUs that have
+    matrix units for it.
     """
     tall = x.shape[-2] > x.shape[-1]
     z = x.mT if tall else x
@@ -63,7 +65,7 @@ def polar(x: Tensor) -> Tensor:
     z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
     q, p = z.shape[-2:]
-    if z.is_cuda and z.dtype == torch.float32:
+    if z.dtype == torch.float32 and (z.is_cuda or (q >= _LARGE and _matrix_units())):
         z = fn.pad(z.bfloat16(), (0, -p % _ALIGNED, 0, -q % _ALIGNED))  # zeros stay zeros
     for _ in range(_STEPS):
         square = torch.bmm(z, z.mT)
@@ -71,6 +73,12 @@ def polar(x: Tensor) -> Tensor:
         z = torch.baddbmm(z, factor, z, beta=_A)
     z = z[..., :q, :p]
     return (z.mT if tall else z).to(x)
+
+
+@lru_cache
+def _matrix_units() -> bool:
+    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which takes a fraction of the time."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class SpectralMetric:
