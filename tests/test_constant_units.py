@@ -41,6 +41,17 @@ def test_scores_stay_and_no_unit_is_constant(activation: str) -> None:
     assert bool((velocity[0].w[0] == 1).all())
 
 
+def test_a_unit_that_varies_in_a_late_row_is_not_constant() -> None:
+    """The first rows are tested first."""
+    network, weights = lnn.LiftedNetwork.mlp([4, 3, 2], "fenchel_relu", loss="squared"), weights_of(4, 3, 2)
+    weights[0].w[0], weights[0].b[0] = torch.eye(4)[0].double(), -50.0
+    weights[0].b[1] = -1000.0
+    x = torch.cat([X, X, X])
+    x[500, 0] = 60.0
+    assert redraw_constant_units(network, weights, weights_of(4, 3, 2), x, seed=0) == 1
+    assert weights[0].b[0] == -50.0
+
+
 def test_what_must_not_change_does_not() -> None:
     plain = lnn.LiftedNetwork.mlp([4, 6, 2], "fenchel_relu", loss="squared")
 

@@ -18,8 +18,8 @@ from liftednn.training.biases import biases_at_quantiles
 
 __all__ = ["redraw_constant_units"]
 
-# Rows that units are tested on.
-_ROWS = 2048
+# Rows that units are tested on; most are not constant on the first few of them.
+_ROWS, _FEW = 2048, 256
 
 
 def redraw_constant_units(
@@ -40,6 +40,8 @@ def redraw_constant_units(
     generator, found = torch.Generator().manual_seed(seed), 0
     for number in range(len(weights) - 1):
         if _possible(network, number) and (free is None or (all(free[number]) and all(free[number + 1]))):
+            if not bool(_constant(network.propagate(list(weights), x[:_FEW])[number + 1]).any()):
+                continue
             states = network.propagate(list(weights), x)
             found += _redraw_layer(states[number], states[number + 1], weights, velocity, number, generator, counts)
     return found
@@ -54,6 +56,12 @@ def _possible(network: LiftedNetwork, number: int) -> bool:
     return dense and alone and own and pair[0].divergence.unitwise and pair[0].uncertainty is None
 
 
+def _constant(states: Tensor) -> Tensor:
+    """The units that give one value on all rows."""
+    low, high = reduce.ends(states)
+    return high <= low
+
+
 def _redraw_layer(
     inputs: Tensor,
     states: Tensor,
@@ -63,8 +71,7 @@ def _redraw_layer(
     generator: torch.Generator,
     row_weights: Tensor | None,
 ) -> int:
-    low, high = reduce.ends(states)
-    constant = high <= low
+    constant, low = _constant(states), states[0]
     count, ((w, b), (after, after_b)) = int(constant.sum()), weights[number : number + 2]
     if not 0 < count < len(b):
         return 0
