@@ -113,5 +113,9 @@ def _size(part: Tensor | float) -> float:
     """max |entry|, without a copy of the part."""
     if not isinstance(part, Tensor):
         return abs(part)
-    low, high = torch.aminmax(part) if part.numel() else (0.0, 0.0)
-    return max(-float(low), float(high))
+    if not part.numel():
+        return 0.0
+    low, high = torch.aminmax(part)
+    return (
+        float(torch.maximum(-low, high)) if part.is_cuda else max(-float(low), float(high))
+    )  # a GPU is waited for once

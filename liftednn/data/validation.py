@@ -63,18 +63,24 @@ def inputs(network: LiftedNetwork, x: Any) -> Tensor:
     check_network(network)
     rows = as_tensor(x, "x")
     wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    rows = network.check_rows(rows if rows.dtype in (torch.float32, torch.float64) else rows.to(wide))
-    _check_squares(rows, "x")
+    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.to(wide)
+    rows = network.check_rows(rows, finite=False)
+    if not _check_squares(rows, "x"):
+        network.check_rows(rows)
     return rows
 
 
-def _check_squares(x: Tensor, name: str) -> None:
-    """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow."""
+def _check_squares(x: Tensor, name: str) -> bool:
+    """Refuse numbers so large that sums of their squares, as Gram matrices and losses are, overflow; whether all are finite, which is known
+    then too. A GPU is waited for once."""
     largest = reduce.largest(x)
+    if not math.isfinite(largest):
+        return False
     if largest > math.sqrt(torch.finfo(x.dtype).max / (min(len(x), _SUMMED) * x.shape[1])):
         raise ValueError(
             f"{name} holds numbers as large as {largest:.3g}, and sums of their squares overflow in {x.dtype}: scale or standardise {name}"
         )
+    return True
 
 
 def matrix_shapes(network: LiftedNetwork) -> list[tuple[int, int]]:

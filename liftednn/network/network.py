@@ -175,8 +175,9 @@ class LiftedNetwork:
         layer, index = self.connections.readers[0][0]
         return self.layers[layer].operator.in_widths[index]
 
-    def check_rows(self, x: Tensor) -> Tensor:
-        """x as rows (n, inputs); an error if x is not finite, or has neither that shape nor (n, *shape) of a layer's input."""
+    def check_rows(self, x: Tensor, finite: bool = True) -> Tensor:
+        """x as rows (n, inputs); an error if it has neither that shape nor (n, *shape) of a layer's input, or holds NaN or infinity; the
+        latter is looked for with `finite` alone."""
         width = self.in_width
         shapes = {self.layers[layer].operator.in_shapes[index] for layer, index in self.connections.readers[0]}
         x = x.flatten(1) if x.ndim > 2 and tuple(x.shape[1:]) in shapes else x
@@ -186,7 +187,7 @@ class LiftedNetwork:
                 f"x has shape {tuple(x.shape)}, but the network takes rows of {width}: give (n, {width}){images} with n >= 1"
             )
         # A NaN or infinity makes the sum NaN or infinite; entries are checked only then, since a sum may also overflow.
-        if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+        if finite and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
             raise ValueError(f"x holds NaN or infinity in {x.dtype}: remove or impute those entries first")
         return x
 

@@ -144,8 +144,10 @@ def _used_on(stream: torch.cuda.Stream, found: Any) -> None:
 
 @lru_cache
 def _streams(device: torch.device, thread: int) -> list[torch.cuda.Stream]:
-    """Those of a thread: one to read batches on, and the others for parts of a step; torch has 32 different ones."""
-    return [torch.cuda.Stream(device) for _ in range(1 + _PARALLEL)]  # type: ignore[no-untyped-call]
+    """Those of a thread: one to read batches on, whose small kernels go first, and the others for parts of a step; torch has 32 different
+    ones of each priority."""
+    priorities = [-1] + [0] * _PARALLEL
+    return [torch.cuda.Stream(device, priority) for priority in priorities]  # type: ignore[no-untyped-call]
 
 
 @contextmanager
