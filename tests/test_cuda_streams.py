@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.runtime.graphs import Streams, recorded
+from liftednn.runtime.graphs import InOrder, recorded, work_on
+from liftednn.training import descent
 from liftednn.training.spectral import polar
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -28,8 +29,8 @@ def test_parts_give_what_each_of_them_gives_alone(device: str) -> None:
     given = [torch.randn(200, 200, generator=generator).to(device) for _ in range(5)]
     for _ in range(20):
         calls = [partial(powers, x, 3 * number) for number, x in enumerate(given)]
-        with Streams(where) as streams:
-            found = [streams.run(call, number) for number, call in enumerate(calls)]
+        with work_on(where) as work:
+            found = [work.run(call, number) for number, call in enumerate(calls)]
         for x, call in zip(found, calls, strict=True):
             assert torch.equal(x, call())
         given = [x + 0.1 * torch.eye(200, device=device) for x in found]
@@ -45,9 +46,9 @@ def test_a_recorded_step_keeps_its_streams(device: str) -> None:
         w.add_(powers(x + w, 4), alpha=1e-2)
 
     def step(x: Tensor) -> None:
-        with Streams(where) as streams:
+        with work_on(where) as work:
             for number, w in enumerate(weights):
-                streams.run(partial(update, w, x), number)
+                work.run(partial(update, w, x), number)
 
     run = recorded(step, where)
     for number in range(12):
@@ -64,13 +65,13 @@ def test_a_part_sees_what_was_done_before_it_begins_and_what_the_parts_before_it
     """The current stream goes on after `begin`, with tensors that the parts do not read."""
     x = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).to(device)
     for _ in range(20):
-        with Streams(x.device) as streams:
+        with work_on(x.device) as work:
             first = powers(x, 5)
-            streams.begin(0)
+            work.begin(0)
             powers(first, 20)
-            doubled = streams.run(partial(torch.mul, first, 2), 0)
-            slow = streams.run(partial(powers, first, 9), 1)
-            both = streams.run(partial(torch.add, doubled, slow), 0, 1)
+            doubled = work.run(partial(torch.mul, first, 2), 0)
+            slow = work.run(partial(powers, first, 9), 1)
+            both = work.run(partial(torch.add, doubled, slow), 0, 1)
         assert torch.equal(both, 2 * powers(x, 5) + powers(powers(x, 5), 9))
 
 
@@ -100,8 +101,7 @@ def test_runs_of_a_convolutional_network_agree_with_and_without_streams(monkeypa
     shape = lnn.LiftedNetwork.cnn((1, 12, 12), [("conv", 8, 3), ("dense", 16)], 2, "fenchel_relu")
     network, trainer = lnn.automatic(shape, x, y), lnn.MiniBatch(passes=6, device="cuda")
     fits = [trainer.run(network, x, y) for _ in range(3)]
-    monkeypatch.setattr(Streams, "begin", lambda *_: None)
-    monkeypatch.setattr(Streams, "run", lambda _, call, *numbers: call())
+    monkeypatch.setattr(descent, "work_on", lambda _: InOrder())
     fits.append(trainer.run(network, x, y))
     for fit in fits[1:]:
         for one, other in zip(fits[0].weights, fit.weights, strict=True):

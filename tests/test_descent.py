@@ -12,7 +12,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn.blocks import Design, update_weights
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.runtime.graphs import Streams
+from liftednn.runtime.graphs import InOrder
 from liftednn.training.batch import curvatures, recursion, why_not_minibatch, x_step
 from liftednn.training.descent import Descent, refresh_due
 from liftednn.training.geometry import geometries_of
@@ -273,7 +273,7 @@ class Backpropagation:
         y: Tensor,
         row_weights: Tensor | None = None,
         outlier_weights: Tensor | None = None,
-        streams: Streams | None = None,
+        work: InOrder | None = None,
     ) -> BatchGradients:
         states, preactivations = recursion(self.network, [lnn.Affine(w.detach(), b.detach()) for w, b in weights], x)
         u_gradients = self._back(preactivations, lambda scores: self.network.loss.value(scores, y).sum())

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["WARM_UP", "Streams", "beside", "recorded"]
+__all__ = ["WARM_UP", "InOrder", "beside", "recorded", "work_on"]
 
 WARM_UP = 3
 # Parts of a step that run at the same time.
@@ -88,33 +88,36 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         yield batch
 
 
-class Streams:
-    """One stream for each of several parts of a step, by number, which do not depend on each other: the kernels of one may be too small to
-    fill a CUDA device. On other devices the parts run in the order of the calls. The end of the `with` block waits for all; what they
-    read must outlive it.
+class InOrder:
+    """Parts of a step, by number, that do not depend on each other, one after the other."""
 
-    >>> with Streams(torch.device("cpu")) as streams:
-    ...     streams.run(lambda: 1 + 1, 0)
-    2
-    """
+    def __enter__(self) -> InOrder:
+        return self
+
+    def begin(self, number: int) -> None:
+        """Let a part start once all that was started so far is done; it does not wait for what comes later."""
+
+    def run(self, call: Callable[[], Found], number: int, *after: int) -> Found:
+        """What a call of a part returns, behind the earlier ones of this part and of those named in `after`."""
+        return call()
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for all parts."""
+
+
+class Streams(InOrder):
+    """Each part on a CUDA stream of its own, since its kernels may be too small to fill the device. What the parts read must outlive the
+    `with` block."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.begun, self.found = device, dict[int, torch.cuda.Stream](), list[Any]()
 
-    def __enter__(self) -> Streams:
-        return self
-
     def begin(self, number: int) -> None:
-        """Let a part start once all that the current stream was given so far is done; it does not wait for what comes later."""
-        if self.device.type == "cuda":
-            _, *streams = _streams(self.device, threading.get_ident())
-            self.begun[number] = streams[number % len(streams)]
-            self.begun[number].wait_stream(torch.cuda.current_stream(self.device))
+        _, *streams = _streams(self.device, threading.get_ident())
+        self.begun[number] = streams[number % len(streams)]
+        self.begun[number].wait_stream(torch.cuda.current_stream(self.device))
 
     def run(self, call: Callable[[], Found], number: int, *after: int) -> Found:
-        """What a call returns on the stream of a part, behind what that and the others named in `after` were given."""
-        if self.device.type != "cuda":
-            return call()
         for each in (number, *after):
             if each not in self.begun:
                 self.begin(each)
@@ -122,15 +125,25 @@ class Streams:
         for each in after:
             stream.wait_stream(self.begun[each])
         with torch.cuda.stream(stream):
-            self.found.append(call())
-        return cast(Found, self.found[-1])
+            found = call()
+        self.found.append(found)
+        return found
 
     def __exit__(self, *_: object) -> None:
-        if self.begun:
-            here = torch.cuda.current_stream(self.device)
-            for stream in self.begun.values():
-                here.wait_stream(stream)
-            _used_on(here, self.found)
+        here = torch.cuda.current_stream(self.device)
+        for stream in self.begun.values():
+            here.wait_stream(stream)
+        _used_on(here, self.found)
+
+
+def work_on(device: torch.device) -> InOrder:
+    """What runs the parts of a step on a device.
+
+    >>> with work_on(torch.device("cpu")) as work:
+    ...     work.run(lambda: 1 + 1, 0)
+    2
+    """
+    return Streams(device) if device.type == "cuda" else InOrder()
 
 
 def _used_on(stream: torch.cuda.Stream, found: Any) -> None:

@@ -22,7 +22,7 @@ from liftednn.base import Affine, Operator
 from liftednn.blocks.regressions import some_rows
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import LiftedNetwork, Weights
-from liftednn.runtime.graphs import Streams
+from liftednn.runtime.graphs import InOrder, work_on
 from liftednn.training.geometry import Geometry
 from liftednn.training.model import BatchGradients, LiftedModel, Model
 from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric
@@ -145,12 +145,12 @@ class Descent:
         before the step."""
         rate = self.rate if self.rate.is_cuda else float(self.rate)
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
-        with Streams(self.values.device) as streams:
-            batch = self._gradients(x, y, row_weights, streams)
+        with work_on(self.values.device) as work:
+            batch = self._gradients(x, y, row_weights, work)
             calls = [partial(self._direction, at, batch) for at in self.unaveraged]
             spectral = range(len(self.unaveraged), len(self.members))
             calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
-            found = [streams.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
+            found = [work.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         values, velocity = self.values[: self.unaveraged_size], self.velocity[: self.unaveraged_size]
         values.sub_(velocity.mul_(self.momentum))
@@ -179,11 +179,11 @@ class Descent:
 
     def gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> BatchGradients:
         """Rows and gradients of every layer on a batch."""
-        with Streams(self.values.device) as streams:
-            return self._gradients(x, y, row_weights, streams)
+        with work_on(self.values.device) as work:
+            return self._gradients(x, y, row_weights, work)
 
-    def _gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None, streams: Streams) -> BatchGradients:
-        return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x), streams)
+    def _gradients(self, x: Tensor, y: Tensor, row_weights: Tensor | None, work: InOrder) -> BatchGradients:
+        return self.model.gradients(self.weights, x, y, row_weights, self._outlier_weights(x), work)
 
     def _direction(self, at: int, batch: BatchGradients) -> Direction:
         layers, samples = self.members[at], batch.scores.shape[0]  # len() of a tensor takes longer

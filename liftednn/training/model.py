@@ -11,7 +11,7 @@ from liftednn import reduce
 from liftednn.base import Operator
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
-from liftednn.runtime.graphs import Streams
+from liftednn.runtime.graphs import InOrder
 from liftednn.training.batch import XStep, curvatures, x_step
 
 __all__ = ["BatchGradients", "LiftedModel", "Model"]
@@ -45,10 +45,10 @@ class Model(Protocol):
         y: Tensor,
         row_weights: Tensor | None,
         outlier_weights: Tensor | None,
-        streams: Streams,
+        work: InOrder,
     ) -> BatchGradients:
         """Inputs and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients. Gradients in
-        the weights of a layer may be computed on its stream, one of `streams`."""
+        the weights of a layer may be a part of the step of its own, by its number."""
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
@@ -78,11 +78,11 @@ class LiftedModel:
         y: Tensor,
         row_weights: Tensor | None,
         outlier_weights: Tensor | None,
-        streams: Streams,
+        work: InOrder,
     ) -> BatchGradients:
         """The states of a sample do not depend on its weight; its gradients are multiplied by it."""
         complete = row_weights is None and all(term is None for term in self.terms)  # no gradient is changed later
-        reached = streams.begin if complete else None
+        reached = work.begin if complete else None
         found = x_step(self.network, weights, x, y, outlier_weights, self.terms, reached)
         if row_weights is not None:
             radius_gradients = [
@@ -95,12 +95,12 @@ class LiftedModel:
         inputs = [self.network.read(number, found.forward) for number in range(len(layers))]
         given = zip(layers, inputs, found.u_gradients, strict=True)
         calls = [partial(_sums, layer.operator, xs, g) for layer, xs, g in given]
-        sums = [streams.run(call, number) for number, call in enumerate(calls)]
+        sums = [work.run(call, number) for number, call in enumerate(calls)]
         w_gradients, b_gradients = [w for w, _ in sums], [b for _, b in sums]
         for number, term in enumerate(self.terms):
             if term is not None:  # w has a part in the objective besides the pre-activations
                 of_layer = w_gradients[number], weights[number].w, found.radius_gradients[number]
-                streams.run(partial(_add_gradient, term, *of_layer, len(x)), number)
+                work.run(partial(_add_gradient, term, *of_layer, len(x)), number)
         scores = found.preactivations[-1]
         return BatchGradients(inputs, w_gradients, b_gradients, found.preactivations, scores, found)
 
