@@ -17,7 +17,7 @@ import liftednn as lnn
 from liftednn import activations as act
 from liftednn import penalties as pen
 from liftednn.blocks import Design, Reader, update_all_states, update_weights
-from liftednn.losses import SoftmaxCrossEntropy, SquaredError
+from liftednn.losses import Huber, Matching, SoftmaxCrossEntropy, Split, SquaredError
 from liftednn.solvers import nnls
 from tests.chains import Link, update_state
 
@@ -215,12 +215,24 @@ def test_weights(divergence: lnn.Divergence, penalty: lnn.Penalty, dtype: torch.
 @pytest.mark.parametrize("loss", ["huber", "absolute", "softmax"])
 def test_the_units_of_the_inputs_do_not_change_what_a_w_step_fits(loss: str, penalty: lnn.Penalty) -> None:
     x = draw(200, 3)
-    y = (x[:, 0] > 1.5).long() if loss == "softmax" else 5 + x[:, :1]
+    y = (x[:, 0] + draw(200, seed=1) > 1.5).long() if loss == "softmax" else 5 + x[:, :1]
     network = lnn.LiftedNetwork.mlp([3, 2 if loss == "softmax" else 1], loss=loss).with_penalty([penalty])
     found = [lnn.BCD(passes=2, tol=0.0).run(network, x * unit, y).history[-1] for unit in (1e-6, 1.0, 1e4)]
     for each in found:
         assert each.loss == pytest.approx(found[1].loss, rel=1e-4, abs=1e-8)
         assert each.kkt["w0"] <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss", [Matching(act.FenchelReLU()), Split(SquaredError(), act.ReLU()), Huber(1.0)], ids=repr)
+def test_an_offset_of_the_responses_does_not_hide_what_w_can_explain(loss: lnn.Loss, dtype: torch.dtype) -> None:
+    """The gradient in the intercept at 0 is as large as the offset, that in w is not."""
+    x = draw(300, 4)
+    y = 2 * x[:, :1] - x[:, 1:2] + 0.1 * draw(300, 1, seed=1)
+    network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(4, 1), loss, pen.L2(1e-6))])
+    for offset in (20.0, 1e4):
+        w = lnn.BCD(passes=3).run(network, x.to(dtype), (y + offset).to(dtype)).weights[0].w
+        torch.testing.assert_close(w.double(), torch.tensor([[2.0, -1, 0, 0]]).double(), rtol=0, atol=0.05)
 
 
 def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine, method: str) -> tuple[float, float]:

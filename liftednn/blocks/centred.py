@@ -13,6 +13,9 @@ from liftednn.network import Layer
 
 __all__ = ["Centred"]
 
+# Gradients in w below this many units of rounding of those at 0 say nothing.
+_ROUNDING = 10
+
 
 class Centred:
     """The block as a `Composite` in (w unit, c): one scalar value, from the data.
@@ -51,11 +54,16 @@ class Centred:
         found = found if self.noise is None else found + w @ self.noise / self.unit
         return [found + 2 * self.ridge * w / self.unit if self.ridge else found, c]
 
-    def scale(self) -> float:
-        """max |gradient at 0|; A 0 = 0, so that no product is needed."""
+    def scale(self, intercepts: Tensor) -> float:
+        """max |gradient in w| at w = 0 and these centred intercepts (q,), which residuals are relative to: no offset of z is part of it,
+        however large. Where w can explain nothing, so that this is rounding alone, max |gradient at 0|."""
         zero = self.z.new_zeros(len(self.z), self.layer.operator.weight_shape[-2])
-        at_zero = self.adjoint(self.layer.divergence.grad(zero, self.z), self.layer.lam)
-        return reduce.largest(*at_zero) or 1.0
+        largest = reduce.largest(*self._adjoint_at(zero)) or 1.0
+        found = reduce.largest(self._adjoint_at(zero + intercepts)[0])
+        return found if _ROUNDING * torch.finfo(self.z.dtype).eps * largest < found < torch.inf else largest
+
+    def _adjoint_at(self, u: Tensor) -> list[Tensor]:
+        return self.adjoint(self.layer.divergence.grad(u, self.z), self.layer.lam)
 
     def adjoint(self, r: Tensor, weight: float = 1.0) -> list[Tensor]:
         """The adjoint of (w unit, c) -> u in the weighted mean over rows, times `weight`."""

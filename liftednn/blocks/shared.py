@@ -149,9 +149,8 @@ class Shared:
         return self._gathered([part.adjoint(r) for part, r in zip(self.parts, us, strict=True)])
 
     def scale(self, x: list[Tensor]) -> float:
-        """max |gradient at 0|."""
-        zero = [torch.zeros_like(part) for part in x]
-        return reduce.largest(*self.gradient(zero, self.forward(zero))) or 1.0
+        """The largest of the layers', at the intercepts of x."""
+        return max(part.scale(c) for part, c in zip(self.parts, x[1:], strict=True))
 
     def prox(self, x: list[Tensor], step: float) -> list[Tensor]:
         return x if self.penalty.ridge is not None and not self.nonsmooth else [self.penalty.prox(x[0], step), *x[1:]]

@@ -118,7 +118,8 @@ def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
     def precondition(gradient: list[Tensor]) -> list[Tensor]:
         return [gradient[0] @ inverse, gradient[1] / curvature]
 
-    result = prox_gradient(problem, problem.centre(current), precondition, tol, max_iter, problem.scale())
+    start = problem.centre(current)
+    result = prox_gradient(problem, start, precondition, tol, max_iter, problem.scale(start[1]))
     return *problem.uncentre(result.x), result.kkt, result.n_iter
 
 
@@ -130,8 +131,8 @@ def _prox_gradient(layer: Layer, design: Design, z: Tensor, current: Affine, tol
         w = _as_returned(found.x[0], current)
         return w, moments.bias(w), model.step(w)[1], found.n_iter
     problem = Centred(layer, design, z, design.unit)
-    step = 1 / (layer.lam * layer.divergence.curvature)
-    result = prox_gradient(problem, problem.centre(current), step, tol, max_iter * 10, problem.scale())
+    step, start = 1 / (layer.lam * layer.divergence.curvature), problem.centre(current)
+    result = prox_gradient(problem, start, step, tol, max_iter * 10, problem.scale(start[1]))
     return *problem.uncentre(result.x), result.kkt, result.n_iter
 
 
@@ -144,7 +145,7 @@ def _projected(layer: Layer, design: Design, z: Tensor, current: Affine, tol: fl
         return w, moments.bias(w), model.step(w)[1], n_iter
     problem = Centred(layer, design, z)
     start, block = problem.centre(current), partial(_quadratic, layer, design)
-    x, kkt, n_iter = majorised(problem, start, block, problem.scale(), tol, max_iter)
+    x, kkt, n_iter = majorised(problem, start, block, problem.scale(start[1]), tol, max_iter)
     return *problem.uncentre(x), kkt, n_iter
 
 
@@ -156,7 +157,7 @@ def _quadratic(layer: Layer, design: Design, cross: Tensor) -> Quadratic:
 def _splitting(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
     problem = _Copied(Centred(layer, design, z, design.unit))
     start = torch.cat([part.view(len(current.b), -1) for part in problem.data.centre(current)], 1)
-    result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale())
+    result = splitting(problem, start, layer.lam, tol, max_iter * 50, problem.data.scale(start[:, -1]))
     return *problem.data.uncentre([result.x[:, :-1], result.x[:, -1]]), result.kkt, result.n_iter
 
 

@@ -30,7 +30,7 @@ def box_weights(given: WeightProblem, eps: Tensor) -> WeightStep:
     problem, current = _Boxed(given, eps), given.current
     w, c = problem.data.centre(current)
     start = torch.cat([w, c[:, None], w.abs()], 1)
-    result = splitting(problem, start, given.layer.lam, given.tol, given.max_iter * 50, problem.data.scale())
+    result = splitting(problem, start, given.layer.lam, given.tol, given.max_iter * 50, problem.data.scale(c))
     w, b = problem.data.uncentre([result.x[:, : problem.p], result.x[:, problem.p]])
     return WeightStep(Affine(w.to(current.w), b.to(current.b)), result.kkt, result.n_iter, "box, splitting")
 
