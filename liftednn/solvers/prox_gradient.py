@@ -154,7 +154,8 @@ def gradient_scale(problem: Composite, start: Point) -> float:
 class _Iterate:
     """The iterate x, the extrapolated y, the best point at the last check, and which rows take plain steps (None: no row).
 
-    `value` and the tensors after it have one entry per row where F separates over rows, and are scalars otherwise; `momentum` is a
+    `value`, the least F so far, and the tensors after it have one entry per row where F separates over rows, and are scalars otherwise;
+    `at_best` is F at the best point, which may be larger by rounding; `momentum` is a
     number until a row rises. Rows that are done are iterated with the others, and returned to the best point at every check.
     """
 
@@ -166,6 +167,7 @@ class _Iterate:
     best: Point
     ax: Point
     value: Tensor
+    at_best: Tensor
     residual: Tensor
     without_progress: Tensor
     done: Tensor
@@ -180,7 +182,7 @@ class _Iterate:
             raise ValueError("prox_gradient must start inside the domain: the objective is not finite at `start`")
         residual = _residual(problem, x, ax, step, value)
         without_progress = torch.zeros_like(value, dtype=torch.long)
-        return cls(x, x, step, bound, goal, x, ax, value, residual, without_progress, residual <= goal)
+        return cls(x, x, step, bound, goal, x, ax, value, value, residual, without_progress, residual <= goal)
 
     def advance(self, problem: Composite) -> None:
         new = _step(problem, self.y, self.step)
@@ -196,8 +198,9 @@ class _Iterate:
         value = problem.value(self.x, ax)
         residual = _residual(problem, self.x, ax, self.step, value)
         unit, closer = torch.finfo(self.x[0].dtype).eps * self.value.abs(), residual < 0.9 * self.residual
-        allowed = torch.where(closer, _ROUNDING_OF_SUMS * unit, _ROUNDING * unit)
-        risen = ~(value <= self.value + allowed) & ~self.done
+        most = self.value + _ROUNDING_OF_SUMS * unit
+        allowed = torch.where(closer, most, torch.minimum(most, self.at_best + _ROUNDING * unit))
+        risen = ~(value <= allowed) & ~self.done
         self.plain, back = risen if bool(risen.any()) else None, risen | self.done
         if self.plain is not None:
             self.x, ax = _pick(back, self.best, self.x), _pick(back, self.ax, ax)
@@ -209,7 +212,8 @@ class _Iterate:
         progress = (residual < 0.9 * self.residual) | (value < self.value - _ROUNDING * unit)
         self.without_progress = (self.without_progress + 1).masked_fill(progress, 0)
         self.best, self.ax, self.residual = self.x, ax, residual
-        self.value = torch.where(back, self.value, torch.fmin(value, self.value))
+        self.at_best = torch.where(back, self.at_best, value)
+        self.value = torch.fmin(self.at_best, self.value)
         self.done = self.done | (residual <= self.goal) | (self.without_progress >= _PATIENCE)
 
     def _restart(self, rows: Tensor) -> None:

@@ -308,6 +308,34 @@ def test_a_rounded_value_that_rises_does_not_stop_rows_whose_residual_falls() ->
     torch.testing.assert_close(result.x[0], torch.full((2, 3), 3.0), rtol=0, atol=1e-5)
 
 
+def test_a_rise_by_rounding_that_was_accepted_does_not_stop_later_steps() -> None:
+    """Values of about 1,000 with a residual near their rounding: the best point may lie above the least value seen."""
+    generator = torch.Generator().manual_seed(17)
+    condition = 10 ** float(torch.rand((), generator=generator) * 1.5)
+    a = (
+        torch.randn(10, 10, generator=generator, dtype=torch.float64)
+        * torch.logspace(0, -np.log10(condition), 10).double()
+    )
+    y = 10 * torch.randn(12, 10, generator=generator, dtype=torch.float64)
+
+    class Together(BoxedQuadratic):
+        def forward(self, x: Point) -> Point:
+            return [x[0] @ a.T]
+
+        def value(self, x: Point, ax: Point) -> Tensor:
+            return ((ax[0] - y).square().sum(-1) / 2 + 5 * x[0].abs().sum(-1) + 1000).sum()
+
+        def gradient(self, x: Point, ax: Point) -> Point:
+            return [(ax[0] - y) @ a]
+
+        def prox(self, x: Point, step: float) -> Point:
+            return [shrink(x[0], 5 * step)]
+
+    step = 1 / float(torch.linalg.matrix_norm(a, 2)) ** 2
+    result = prox_gradient(Together(y), [torch.zeros_like(y)], step, tol=1e-9)
+    assert result.status == "converged"
+
+
 @pytest.mark.parametrize("start", [[], None])
 def test_no_tensor_to_start_from_is_refused(start: object) -> None:
     with pytest.raises(ValueError, match="start must be a list of tensors, at least one, got"):
