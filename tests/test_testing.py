@@ -74,6 +74,42 @@ class Unlimited(FenchelLeakyReLU):
         return ALPHA.refit(u, z, sample_weight, per)
 
 
+class PerUnit(FenchelReLU):
+    """For six units alone."""
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.relu() * torch.ones(6).to(u)
+
+
+class MeanSquaredError(SquaredError):
+    """Divided by the number of rows, as if a loss were their mean."""
+
+    quadratic = homogeneous = False
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return super().value(u, z) / len(u)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return super().grad(u, z) / len(u)
+
+
+class Largest(Penalty):
+    """rho max |w|, whose prox divides by its step."""
+
+    def value(self, w: Tensor) -> Tensor:
+        return 0.1 * w.double().abs().max()
+
+    def prox(self, w: Tensor, step: float) -> Tensor:
+        return w - 0.1 * step * Ball(1.0, "l1").prox(w / (0.1 * step), 1.0)
+
+
+class Uncut(L2):
+    """A penalty that cannot be restricted."""
+
+    def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
+        raise ValueError("not for a part of the weights")
+
+
 ALPHA = FenchelLeakyReLU(0.3)
 GRADIENT = "grad is wrong|not convex in u with this gradient"
 ACTIVATIONS: list[Fault] = [
@@ -115,6 +151,9 @@ ACTIVATIONS: list[Fault] = [
         ),
         "refit gives another scale in float32",
     ),
+    (FenchelReLU(), "argmin", lambda self, u, g: (u - g).relu().double(), "argmin must keep float32"),
+    (ReLU("l1"), "prox_u", lambda self, v, z, step: ReLU("l1").prox_u(v, z, step).double(), "prox_u must keep float32"),
+    (FenchelReLU(), "restrict", lambda self, units: PerUnit(), "restrict.units. must give the states .* it fails"),
     (LeakyReLU(), "cap", lambda self, z: z / self.alpha + 1, "D must be finite in its domain"),
     (MaxPool(), "cap", lambda self, z: MaxPool.cap(self, z) - 1, "cap is not the largest u that z allows"),
     (LeakyReLU(), "capped", False, "D must be finite in its domain"),
@@ -257,6 +296,7 @@ LOSSES: list[Fault] = [
     (CrossEntropy(), "prox_u", lambda self, v, z, step: v + step * z, "prox_u is not a minimiser"),
     (Huber(), "prox_u", lambda self, v, z, step: v, "prox_u is not a minimiser"),
     (SquaredError(), "encode", lambda self, y, width: y[:, :2], "encode gave shape"),
+    (SquaredError(), "encode", lambda self, y, width: y.clamp_(-1, 1), "encode must not write to its arguments"),
     (SquaredError(), "encode", lambda self, y, width: y.flip(0), "the response at which the loss is least"),
     (SoftmaxCrossEntropy(), "decode", lambda self, u: u.argmin(-1), r"decode\(encode\(y\)\) must give the labels back"),
     (AbsoluteError(), "decode", lambda self, u: u + 1, "the response at which the loss is least"),
@@ -341,6 +381,7 @@ PENALTIES: list[Fault] = [
     (L2(0.5), "value", lambda self, w: -L2.value(self, w), "must be finite and non-negative"),
     (L1(0.5), "value", lambda self, w: 0.5 * w.abs().sqrt().sum(), "pi is not convex"),
     (L1(0.5), "value", lambda self, w: 0.5 * w.abs().sum(1), "value gave shape"),
+    (NonNegative(0.5), "value", lambda self, w: NonNegative(0.5).value(w.clamp_(min=0)), "value must not write"),
     (L1(0.5), "prox", lambda self, w, step: L1.prox(self, w, 2 * step), "prox is not a minimiser"),
     (
         LowRank(2),
@@ -410,6 +451,18 @@ OPERATORS: list[Fault] = [
         lambda self, r, weights, index=0: r if index == 2 else r @ weights.w,
         "must return a new tensor",
     ),
+    (
+        Dense(5, 3),
+        "adjoint",
+        lambda self, r, weights, index=0: r.double() @ weights.w.double(),
+        "adjoint .* keep float32",
+    ),
+    (
+        Dense(5, 3),
+        "weight_gradient",
+        lambda self, xs, u: Dense(5, 3).weight_gradient([xs[0].mul_(1.5)], u),
+        "weight_gradient",
+    ),
     (Dense(5, 3), "forward", lambda self, xs, w: xs[0] @ w.w.T + 2 * w.b, "must be fold"),
     (Dense(5, 3), "forward", lambda self, xs, w: (xs[0] @ w.w.T)[:, :1], "forward gave shape"),
     (Dense(5, 3), "forward", lambda self, xs, w: xs[0] @ w.w.T + w.b + xs[0][:, :3], "declare `skips`"),
@@ -454,7 +507,7 @@ OPERATORS: list[Fault] = [
         "adjoint of one sample alone",
     ),
     (Dense(5, 3), "rows", lambda self, xs: xs[0].clamp(-9, 9), "linear|fold"),
-    (Dense(5, 3), "forward", lambda self, xs, w: Dense.forward(self, xs, w).double(), "forward of float32 gave"),
+    (Dense(5, 3), "forward", lambda self, xs, w: Dense.forward(self, xs, w).double(), "forward must keep float32"),
     (Dense(5, 3), "norm", lambda self, weights, index=0: 1e6, "within a factor"),
     (Dense(5, 3), "norm", lambda self, weights, index=0: 20.0, "norm must bound"),
     (MIXED, "bias", None, "bias must be True or False"),
@@ -502,3 +555,17 @@ def test_what_has_no_fault_passes() -> None:
     check_penalty(planted(MASK, "nothing", None))
     for operator in (Dense(5, 3), Halves(), MIXED):
         check_operator(planted(operator, "nothing", None))
+
+
+def test_a_loss_must_not_depend_on_the_number_of_rows() -> None:
+    with pytest.raises(AssertionError, match="value of one row must not depend on the others"):
+        check_loss(MeanSquaredError())
+
+
+def test_a_prox_must_take_a_step_of_0() -> None:
+    with pytest.raises(AssertionError, match="prox with step 0, a projection, must leave a point of the domain"):
+        check_penalty(Largest())
+
+
+def test_a_penalty_may_refuse_to_be_cut() -> None:
+    check_penalty(Uncut(0.1))

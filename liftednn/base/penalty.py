@@ -40,7 +40,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def prox(self, w: Tensor, step: float) -> Tensor:
-        """argmin_v pi(v) + |v - w|^2 / (2 step)."""
+        """argmin_v pi(v) + |v - w|^2 / (2 step); with step 0, the nearest point of the domain. Weights start there."""
 
     def box(self) -> Box:
         """pi(w) = 1/2 weight w^2 - linear w on the box. Required where `boxed` is declared."""
@@ -59,5 +59,5 @@ class Penalty(ABC):
         return True
 
     def restrict(self, outputs: Tensor, inputs: Tensor) -> Penalty:
-        """The same penalty for w[outputs][:, inputs], both index tensors."""
+        """The same penalty for w[outputs][:, inputs], both index tensors; a ValueError where it cannot be cut so."""
         return self

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from liftednn.testing.common import (
     check_in_u,
     check_kept,
     check_minimal,
+    check_row_alone,
     check_separable,
     check_units,
     close,
@@ -48,6 +50,7 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
     assert math.prod(shape) == width, f"state_shape({(p,)}) = {shape} does not have {width} entries"
     u, other = (3 * draw for draw in draws(seed, 2, p))
     check_kept("phi", activation, u)
+    check_row_alone("phi", activation, u)
     z = activation(u)
     assert z.shape == (N, width), f"phi gave shape {tuple(z.shape)} for {N} rows of {p}: expected {(N, width)}"
     _check_argmin(activation, u, seed)
@@ -60,9 +63,6 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
             below_cap(activation, size * other, reached),
             reached,
         )
-    check_kept("value", activation.value, inside, reached)
-    check_kept("grad", activation.grad, inside, reached)
-    check_kept("prox", lambda v, u: activation.prox(v, u, 0.7), reached, inside)
     check_units(activation, inside, reached)
     check_separable(activation, inside, below_cap(activation, other, reached), reached)
     if activation.unitwise:
@@ -77,10 +77,36 @@ def check_activation(activation: Activation, width: int = WIDTH, seed: int = 0) 
         _check_cap(activation, inside, below_cap(activation, other, reached), reached)
     if activation.curvature < torch.inf and not activation.why_not_trainable:
         _check_tilted(activation, u, activation(other), seed)
+    for name, call, *given in _calls(activation, inside, reached):
+        check_kept(name, call, *given)
+        check_row_alone(name, lambda *rows, call=call: _joined(call(*rows)), *given)
     _check_refit(activation, inside, reached)
     if activation.homogeneous:
         scaled = activation.value(3 * inside, 3 * reached)
         close(scaled, 9 * activation.value(inside, reached), "declared homogeneous, but D(3u, 3z) is not 9 D(u, z)")
+
+
+def _calls(activation: Activation, u: Tensor, z: Tensor) -> Iterator[tuple[Any, ...]]:
+    """The methods that this activation has, by name, and what they are given."""
+    yield "value", activation.value, u, z
+    yield "grad", activation.grad, u, z
+    yield "prox", lambda v, u: activation.prox(v, u, 0.7), z, u
+    if _has_prox_u(activation):
+        yield "prox_u", lambda v, z: activation.prox_u(v, z, 0.7), u, z
+    if activation.joint and not activation.why_not_trainable:
+        yield "prox_joint", lambda a, b: activation.prox_joint(a, b, 0.7), u, z
+    if activation.curvature < torch.inf and not activation.why_not_trainable:
+        yield "argmin", activation.argmin, u, z
+        yield "argmin_and_grad", activation.argmin_and_grad, u, z
+
+
+def _joined(found: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return torch.cat(found, -1) if isinstance(found, tuple) else found
+
+
+def _has_prox_u(activation: Activation) -> bool:
+    own = activation.curvature == torch.inf or type(activation).prox_u is not Divergence.prox_u
+    return own and not activation.why_not_exact
 
 
 def _check_argmin(activation: Activation, u: Tensor, seed: int) -> None:
@@ -112,8 +138,7 @@ def _check_prox(activation: Activation, u: Tensor, other: Tensor, seed: int) -> 
     for step in (0.05, 1.0, 20.0):
         found = activation.prox(v, u, step)
         check_minimal(lambda z: activation.value(u, z), found, v, step, "prox", seed)
-        in_u = activation.curvature == torch.inf or type(activation).prox_u is not Divergence.prox_u
-        if in_u and not activation.why_not_exact:
+        if _has_prox_u(activation):
             moved = activation.prox_u(other, found, step)
             check_minimal(lambda a, z=found: activation.value(a, z), moved, other, step, "prox_u", seed)  # type: ignore[misc]
 
@@ -193,12 +218,12 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
 
 
 def _check_restrict(activation: Activation, u: Tensor) -> None:
-    kept = torch.arange(0, u.shape[-1], 2)
-    close(
-        activation.restrict(kept)(u[:, kept]),
-        activation(u)[:, kept],
-        "restrict(units) must give the states of those units",
-    )
+    kept, sentence = torch.arange(0, u.shape[-1], 2), "restrict(units) must give the states of those units"
+    try:
+        found = activation.restrict(kept)(u[:, kept])
+    except RuntimeError as error:
+        raise AssertionError(f"{sentence}: with every second unit it fails: {error}") from error
+    close(found, activation(u)[:, kept], sentence)
 
 
 def _check_refit(activation: Activation, u: Tensor, z: Tensor) -> None:

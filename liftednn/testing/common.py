@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ __all__ = [
     "check_in_u",
     "check_kept",
     "check_minimal",
+    "check_row_alone",
     "check_separable",
     "check_units",
+    "check_unwritten",
     "close",
     "draws",
     "no_better",
@@ -26,6 +29,8 @@ __all__ = [
 ]
 
 N, WIDTH, SLACK = 64, 6, 1e-7
+
+Found = TypeVar("Found")
 
 
 def draws(seed: int, count: int, p: int) -> list[Tensor]:
@@ -50,13 +55,26 @@ def no_better(
         assert bool((energy(other) >= least - slack * (1 + least.abs())).all()), f"{sentence}: another point has less"
 
 
-def check_kept(name: str, call: Callable[..., Tensor], *given: Tensor) -> None:
+def check_kept(name: str, call: Callable[..., Tensor | tuple[Tensor, ...]], *given: Tensor) -> None:
     """A call keeps float32, and writes to nothing that it is given."""
     single = [each.float() for each in given]
-    found = call(*single)
-    assert found.dtype == torch.float32, f"{name} must keep float32, got {found.dtype}"
-    same = all(torch.equal(now, each.float()) for now, each in zip(single, given, strict=True))
+    found = check_unwritten(name, call, *single)
+    for part in found if isinstance(found, tuple) else (found,):
+        assert part.dtype == torch.float32, f"{name} must keep float32, got {part.dtype}"
+
+
+def check_unwritten(name: str, call: Callable[..., Found], *given: Tensor) -> Found:
+    """What a call returns, which writes to nothing that it is given."""
+    before = [each.clone() for each in given]
+    found = call(*given)
+    same = all(torch.equal(now, each) for now, each in zip(given, before, strict=True))
     assert same, f"{name} must not write to its arguments"
+    return found
+
+
+def check_row_alone(name: str, call: Callable[..., Tensor], *given: Tensor) -> None:
+    """A call gives a row alone what it gives it among others."""
+    close(call(*(each[:1] for each in given)), call(*given)[:1], f"{name} of one row must not depend on the others")
 
 
 def below_cap(divergence: Divergence, u: Tensor, z: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,10 @@ from liftednn.testing.common import (
     check_in_u,
     check_kept,
     check_minimal,
+    check_row_alone,
     check_separable,
     check_units,
+    check_unwritten,
     close,
     draws,
     no_better,
@@ -33,10 +37,10 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
     >>> lnn.testing.check_loss(lnn.losses.Huber(delta=0.5))
     """
     u, other = draws(seed, 2, width)
-    integers = not loss.decode(u).is_floating_point()
+    integers = not check_unwritten("decode", loss.decode, u).is_floating_point()
     assert loss.classes == integers, f"classes is {loss.classes}, but decode gives {loss.decode(u).dtype}"
     y = torch.arange(N) % width if loss.classes else loss.decode(u.flip(0))
-    encoded = loss.encode(y, width).double()
+    encoded = check_unwritten("encode", lambda given: loss.encode(given, width), y).double()
     assert encoded.shape == (N, width), f"encode gave shape {tuple(encoded.shape)}, expected {(N, width)}"
     if loss.classes:
         assert torch.equal(loss.decode(encoded), y), "decode(encode(y)) must give the labels back"
@@ -46,12 +50,18 @@ def check_loss(loss: Loss, width: int = WIDTH, seed: int = 0) -> None:
         u, other = u.softmax(-1), other.softmax(-1)
     for size in (1.0,) if bounded else (1.0, 0.1, 10.0):
         check_in_u(loss, size * u, size * other, encoded)
+    has_prox = loss.curvature == torch.inf or type(loss).prox_u is not Divergence.prox_u
+    calls: dict[str, Callable[..., Tensor]] = {"value": loss.value, "grad": loss.grad}
+    if has_prox:
+        calls["prox_u"] = lambda v, z: loss.prox_u(v, z, 0.7)
     check_kept("phi", loss, u)
-    check_kept("value", loss.value, u, encoded)
-    check_kept("grad", loss.grad, u, encoded)
-    for step in (0.05, 0.7, 20.0):
-        if loss.curvature == torch.inf or type(loss).prox_u is not Divergence.prox_u:
-            _check_prox(loss, u, encoded, step, seed)
+    check_row_alone("phi", loss, u)
+    for name, call in calls.items():
+        check_kept(name, call, u, encoded)
+        check_row_alone(name, call, u, encoded)
+    check_unwritten("score", loss.score, u, encoded)
+    for step in (0.05, 0.7, 20.0) if has_prox else ():
+        _check_prox(loss, u, encoded, step, seed)
     _check_responses(loss, u, width)
     _check_link(loss, u)
     _check_weights(loss, u, encoded)

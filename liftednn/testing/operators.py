@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from liftednn.losses import SquaredError
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
-from liftednn.testing.common import N, close
+from liftednn.testing.common import N, check_kept, check_unwritten, close
 from liftednn.training.bcd import BCD
 from liftednn.training.minibatch import MiniBatch
 
@@ -73,6 +74,7 @@ def _check_shapes(operator: Operator) -> None:
 
 def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
     t, groups = operator.positions, 1 if weights.w.ndim == 2 else len(weights.w)
+    given = [x.clone() for x in (*xs, *weights)]
     rows, u = operator.rows(xs), operator.forward(xs, weights)
     assert u.shape == (N, operator.out_width), (
         f"forward gave shape {tuple(u.shape)}, expected {(N, operator.out_width)}"
@@ -103,6 +105,32 @@ def _check_regression(operator: Operator, xs: list[Tensor], weights: Affine) -> 
     gradient = operator.bias_gradient(u)
     assert gradient.shape == weights.b.shape, f"bias_gradient gave shape {tuple(gradient.shape)}, expected that of b"
     close(gradient, operator.targets(u).sum(0), "bias_gradient(u) must be the sum of the rows of targets(u)")
+    same = all(torch.equal(now, x) for now, x in zip((*xs, *weights), given, strict=True))
+    assert same, "rows, forward and weight_gradient must not write to their arguments"
+    _check_unwritten(operator, xs, weights)
+
+
+def _check_unwritten(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
+    """No method writes to what it is given, and all keep float32."""
+    u, targets = operator.forward(xs, weights), operator.targets(operator.forward(xs, weights))
+    calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "forward": (lambda *x: operator.forward(list(x[:-2]), Affine(*x[-2:])), [*xs, *weights]),
+        "rows": (lambda *x: operator.rows(list(x)), xs),
+        "targets": (operator.targets, [u]),
+        "fold": (operator.fold, [targets]),
+        "weight_gradient": (lambda *x: operator.weight_gradient(list(x[:-1]), x[-1]), [*xs, u]),
+        "bias_gradient": (operator.bias_gradient, [u]),
+    }
+    if operator.skips:
+        calls["offset"] = (lambda *x: operator.offset(list(x)), xs)
+    for index in range(len(xs)):
+        calls[f"adjoint for state {index}"] = (
+            lambda r, w, b, index=index: operator.adjoint(r, Affine(w, b), index),
+            [u, *weights],
+        )
+    for name, (call, given) in calls.items():
+        check_kept(name, call, *given)
+        check_unwritten(name, call, *(each.clone() for each in given))
 
 
 def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: int, r: Tensor) -> None:
@@ -129,7 +157,7 @@ def _check_linear(operator: Operator, xs: list[Tensor], weights: Affine, index: 
 
 
 def _check_sizes(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
-    """One sample alone, other scales and float32."""
+    """One sample alone, and other scales."""
     one, whole = [x[:1] for x in xs], operator.forward(xs, weights)
     u, rows = operator.forward(one, weights), operator.rows(one)
     assert (u.shape, rows.ndim) == ((1, operator.out_width), 2), f"for one sample forward gave shape {tuple(u.shape)}"
@@ -147,8 +175,6 @@ def _check_sizes(operator: Operator, xs: list[Tensor], weights: Affine) -> None:
         scaled = operator.forward(larger, intercept)
         close(scaled / size, whole, f"forward must be linear in (xs, b), and is not at {size:g} times their size")
         _check_norm(operator, Affine(size * weights.w, weights.b))
-    single = operator.forward([x.float() for x in xs], Affine(weights.w.float(), weights.b.float()))
-    assert single.dtype == torch.float32, f"forward of float32 gave {single.dtype}"
 
 
 def _check_norm(operator: Operator, weights: Affine) -> None:

@@ -79,7 +79,7 @@ def x_step(
         u_gradient, radius_gradient = last.divergence.grad(preactivations[-1], y), None
         u_gradient = last.lam * u_gradient if last.lam != 1 else u_gradient
     if outlier_weights is not None:
-        u_gradient.mul_(outlier_weights[:, None])
+        u_gradient = u_gradient * outlier_weights[:, None]  # a loss may give a view
         radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
     states, u_gradients, radius_gradients = _backward(network, weights, preactivations, u_gradient, terms, reached)
     return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
