@@ -348,4 +348,5 @@ def test_refreshes_are_frequent_at_first_and_become_rarer_with_spectral_steps() 
     assert refreshes(200, None, spectral=False) == [0, 2, 5, 10, 20, 60, 120, 180]
     assert refreshes(800, None, spectral=True) == [0, 2, 5, 10, 20, 60, 120, 240, 480, 720]
     assert refreshes(100, 30, spectral=True) == refreshes(100, 30, spectral=False) == [0, 2, 5, 10, 20, 60, 90]
-    assert not refresh_due(120, 100, None, spectral=False)  # another one was soon before
+    for spectral in (False, True):
+        assert not refresh_due(120, 100, None, spectral)  # another one was soon before

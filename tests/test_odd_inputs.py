@@ -253,3 +253,19 @@ def test_weights_may_be_arrays() -> None:
     arrays: Any = [(w.numpy(), b.numpy()) for w, b in PAIRS]
     found, same = (lnn.BCD(passes=0).run(network(), X, Y, weights=each).weights for each in (arrays, PAIRS))
     assert all(torch.equal(a.w, b.w) for a, b in zip(found, same, strict=True))
+
+
+@pytest.mark.parametrize("given", ["arrays", "loader", "validation"])
+def test_responses_that_are_infinite_in_the_precision_of_x_are_refused(given: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 3, generator=generator)
+    y = x[:, 0].double()
+    far = torch.where(torch.arange(200) == 150, 1e39, y)
+    network, trainer = lnn.LiftedNetwork.mlp([3, 5, 1], "fenchel_relu", loss="squared"), lnn.MiniBatch(passes=1)
+    calls: dict[str, Callable[[], object]] = {
+        "arrays": lambda: trainer.run(network, x, far),
+        "loader": lambda: trainer.run(network, DataLoader(TensorDataset(x, far), batch_size=50)),
+        "validation": lambda: trainer.run(network, x, y, validation=(x, far)),
+    }
+    with pytest.raises(ValueError, match=r"y holds numbers that are infinite in torch\.float32, the precision of x"):
+        calls[given]()

@@ -230,6 +230,18 @@ def test_steps_are_spectral_where_only_the_last_layer_has_others() -> None:
     assert not descent_of(alone).spectral
 
 
+def test_a_hidden_layer_that_shares_its_weights_with_the_last_one_takes_other_steps() -> None:
+    dense, head = lnn.operators.Dense(72, 10), lnn.operators.Dense(10, 72)
+    tied = lnn.LiftedNetwork(
+        [
+            lnn.Layer(lnn.operators.Conv2d(SHAPE, 2, 3, padding=1), lnn.activations.FenchelReLU()),
+            lnn.Layer(dense, lnn.activations.FenchelReLU(), key="a"),
+            lnn.Layer(head, lnn.losses.SquaredError(), key="a", transposed=True),
+        ]
+    )
+    assert not Run(lnn.MiniBatch(passes=1), tied, source_of(X, X)).descent.spectral
+
+
 def test_products_in_bfloat16_change_singular_values_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with matrix units; small matrices stay in float32."""
     large, small = draw(1, 130, 201).float(), draw(1, 20, 26).float()

@@ -107,9 +107,10 @@ def responses(network: LiftedNetwork, y: Any, x: Tensor) -> Tensor:
     if y.is_floating_point() and not bool(y.isfinite().all()):
         raise ValueError("y holds NaN or infinity: remove those rows first")
     encoded = network.loss.encode(y, network.layers[-1].operator.out_width)
-    if y.is_floating_point():
-        _check_squares(encoded.to(x.dtype), "y")
-    return encoded.to(x.dtype)
+    encoded = encoded.to(x.dtype)
+    if y.is_floating_point() and not _check_squares(encoded, "y"):
+        raise ValueError(f"y holds numbers that are infinite in {x.dtype}, the precision of x: scale or standardise y")
+    return encoded
 
 
 def checked_row_weights(sample_weight: Any, x: Tensor) -> Tensor | None:

@@ -55,10 +55,11 @@ def refresh_due(taken: int, refreshed: int, every: int | None, spectral: bool) -
     refreshed   the number of steps before the last refresh, after which another one soon is left out
     every       the steps from one refresh to the next; None for 60, and for up to 240 where all hidden layers take spectral steps
     """
-    if taken in EARLY or (every is None and spectral and taken in _DOUBLED):
+    if taken in EARLY:
         return True
-    every = every or (_DOUBLED[-1] if spectral else _EVERY)
-    return taken % every == 0 and 2 * (taken - refreshed) >= every
+    doubled = next((each for each in _DOUBLED if taken <= each), _DOUBLED[-1])
+    every = every or (doubled if spectral else _EVERY)
+    return taken % every == 0 and 2 * (taken - refreshed) >= min(every, taken)
 
 
 def norm_limit_of(x: Tensor, row_weights: Tensor | None) -> Tensor | None:
@@ -118,8 +119,10 @@ class Descent:
 
     @property
     def spectral(self) -> bool:
-        """Whether all layers but the last take spectral steps."""
-        return len(self.unaveraged) == 1 < len(self.members)
+        """Whether all layers but the last, and at least one, take spectral steps."""
+        last = len(self.network.layers) - 1
+        others = [layer for at in self.unaveraged for layer in self.members[at]]
+        return others == [last] and last > 0
 
     @property
     def terms(self) -> Sequence[RobustTerm | None]:

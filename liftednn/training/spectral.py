@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as fn
@@ -75,9 +76,15 @@ def polar(x: Tensor) -> Tensor:
     return (z.mT if tall else z).to(x)
 
 
-@lru_cache
 def _matrix_units() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which takes a fraction of the time."""
+    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which takes half of the time; torch reaches them through
+    oneDNN."""
+    onednn = cast(Any, torch.backends.mkldnn)
+    return bool(onednn.is_available() and onednn.enabled) and _has_tiles()
+
+
+@lru_cache
+def _has_tiles() -> bool:
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
