@@ -211,6 +211,22 @@ def test_weights(divergence: lnn.Divergence, penalty: lnn.Penalty, dtype: torch.
         held(step.kkt, true, rounding)
 
 
+@pytest.mark.parametrize("activation", [act.ReLU(), act.FenchelReLU(), act.Sigmoid()], ids=repr)
+def test_a_row_that_is_far_larger_hides_nothing_of_the_others(activation: lnn.Activation) -> None:
+    """The residual of each row is relative to its own size, or to that of most rows."""
+    link = Link(
+        lnn.Layer(lnn.operators.Dense(4, 8), activation),
+        lnn.Layer(lnn.operators.Dense(8, 2), SquaredError()),
+        lnn.Affine(draw(2, 8, seed=1), draw(2, seed=2)),
+    )
+    u, y = draw(100, 8, seed=3), draw(100, 2, seed=4)
+    alone, far = update_state(link, u, activation(u), y, 1e-4, 5000), y.clone()
+    far[0] = 1e6
+    among = update_state(link, u, activation(u), far, 1e-4, 5000)
+    assert max(alone.kkt, among.kkt) <= 1e-4
+    torch.testing.assert_close(among.states[0][1:], alone.states[0][1:], rtol=0, atol=1e-2)
+
+
 @pytest.mark.parametrize("penalty", [pen.L2(0.0), pen.L1(0.0)], ids=repr)
 @pytest.mark.parametrize("loss", ["huber", "absolute", "softmax"])
 def test_the_units_of_the_inputs_do_not_change_what_a_w_step_fits(loss: str, penalty: lnn.Penalty) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, SelfAdjoint
-from liftednn.blocks.readers import added, spans
+from liftednn.blocks.readers import added, row_scales, spans
 from liftednn.blocks.states import StateStep, gather
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import prox_gradient, splitting
@@ -52,13 +52,15 @@ def update_all_states(
         scale = reduce.largest(*(problem.smooth.largest_term(rows) for problem, rows in parts)) or 1.0
         return gather(_split(problem, rows, scale, tol, max_iter) for problem, rows in parts)
     step, problems = 1 / _lipschitz(network, weights), [_Smooth(network, weights, rows) for rows in blocks]
-    scale = reduce.largest(*(problem.at_zero() for problem in problems)) or 1.0
+    sizes = [problem.at_zero() for problem in problems]
+    scales = torch.split(row_scales(torch.cat(sizes)), [len(each) for each in sizes])
     return gather(
-        _descend(problem, rows, step, scale, tol, max_iter) for problem, rows in zip(problems, blocks, strict=True)
+        _descend(problem, rows, step, scale, tol, max_iter)
+        for problem, rows, scale in zip(problems, blocks, scales, strict=True)
     )
 
 
-def _descend(problem: _Smooth, states: States, step: float, scale: float, tol: float, max_iter: int) -> StateStep:
+def _descend(problem: _Smooth, states: States, step: float, scale: Tensor, tol: float, max_iter: int) -> StateStep:
     result = prox_gradient(problem, list(states[1:-1]), step, tol, max_iter, scale)
     return StateStep(result.x, result.kkt, result.n_iter, "prox_gradient")
 
@@ -118,10 +120,10 @@ class _Smooth:
         after = self.adjoint([u_gradients[number] for number in self.moving])
         return [later - own for later, own in zip(after, u_gradients, strict=False)]
 
-    def at_zero(self) -> float:
-        """max |gradient at 0|, which residuals are relative to."""
+    def at_zero(self) -> Tensor:
+        """max |gradient at 0| of each row."""
         zero = [self.x.new_zeros(len(self.x), layer.width) for layer in self.network.layers[:-1]]
-        return reduce.largest(*self.gradient(zero, self.forward(zero)))
+        return torch.cat(self.gradient(zero, self.forward(zero)), 1).abs().amax(1)
 
     def largest_term(self, states: States) -> float:
         """The largest entry of the terms that the gradient is the sum of, which its residual is relative to."""

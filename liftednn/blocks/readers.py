@@ -12,15 +12,18 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Activation, Affine, SelfAdjoint
+from liftednn.functional import quantile
 from liftednn.network import Layer, LiftedNetwork, States, Weights
 from liftednn.solvers import select
 
-__all__ = ["Reader", "StateProblem", "added", "plain_layer", "spans", "state_problem"]
+__all__ = ["Reader", "StateProblem", "added", "plain_layer", "row_scales", "spans", "state_problem"]
 
 # Samples that an iterative method solves together: few enough for a CPU's cache, many for a GPU.
 _CPU_ROWS, _GPU_ROWS = 2048, 1 << 17
 # The dual is solved where the readers' caps are at most as many: it has a matrix of one row and column for each.
 _MOST_CAPS = 2048
+# The fraction of rows that are no larger than what the residuals of all are relative to, at least.
+_MOST_ROWS = 0.9
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ class StateProblem:
         """The gradient of the readers' terms at 0; z gives the shape."""
         return self.adjoint(self.u_gradients(self.preactivations(torch.zeros_like(z))))
 
-    def scale(self, z: Tensor) -> float:
-        """max |gradient of the readers' terms at 0| over all rows, which residuals are relative to."""
-        return reduce.largest(*(reduce.largest(part.at_zero(x)) for part, x in self.cut(z))) or 1.0
+    def scale(self, z: Tensor) -> Tensor:
+        """What the residual of each row is relative to, (n,), from max |gradient of the readers' terms at 0|."""
+        return row_scales(torch.cat([part.at_zero(x).abs().amax(1) for part, x in self.cut(z)]))
 
     def cut(self, z: Tensor, size: int | None = None) -> Iterator[tuple[StateProblem, Tensor]]:
         """The problem and z, cut into blocks of rows; `size` as in `spans`."""
@@ -115,6 +118,14 @@ class StateProblem:
         if formed and kinds == {"nnls", "dual"}:
             return "dual"
         return "splitting" if kinds & {"splitting", "dual"} else "prox_gradient"
+
+
+def row_scales(sizes: Tensor) -> Tensor:
+    """What the residual of each row is relative to, from the sizes of all rows (n,): its own or, if that is smaller, the one that most rows
+    do not exceed. A row that is far larger than others hides nothing of them."""
+    common = quantile(sizes[:, None], _MOST_ROWS)
+    scales = torch.maximum(sizes, common.to(sizes))
+    return torch.where(scales > 0, scales, 1.0)
 
 
 def added(parts: Iterable[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Box, SelfAdjoint
-from liftednn.blocks.readers import Reader, StateProblem, added
+from liftednn.blocks.readers import Reader, StateProblem, added, row_scales, spans
 from liftednn.functional import box_prox, clip
 from liftednn.network import Layer
 from liftednn.solvers import Factor, nnls, prox_gradient, splitting
@@ -43,11 +43,12 @@ def update_state(problem: StateProblem, z: Tensor, tol: float = 1e-3, max_iter: 
         return _bounded(problem, z, tol, max_iter)
     if method == "dual":
         return gather(_capped(part, rows) for part, rows in problem.cut(z, ROWS))
-    scale = problem.scale(z)
+    scales = problem.scale(z)
     if method == "splitting":
-        normal = _together(problem.readers)  # factored once for all blocks of rows
-        return gather(_split(part, rows, normal, scale, tol, max_iter) for part, rows in problem.cut(z, ROWS))
-    return gather(_descend(part, rows, scale, tol, max_iter) for part, rows in problem.cut(z))
+        normal, largest = _together(problem.readers), float(scales.max())  # factored once for all blocks of rows
+        return gather(_split(part, rows, normal, largest, tol, max_iter) for part, rows in problem.cut(z, ROWS))
+    cut = zip(problem.cut(z), spans(z), strict=True)
+    return gather(_descend(part, rows, scales[span], tol, max_iter) for (part, rows), span in cut)
 
 
 def _quadratic(problem: StateProblem, z: Tensor) -> tuple[Tensor, Tensor, Box]:
@@ -68,7 +69,8 @@ def _weight(layer: Layer) -> float:
 
 def _bounded(problem: StateProblem, z: Tensor, tol: float, max_iter: int) -> StateStep:
     h, q, box = _quadratic(problem, z)
-    result = nnls(h, q, z, tol, max_iter, lower=box.lower, upper=box.upper)
+    scales = row_scales(q.abs().amax(1))
+    result = nnls(h, q, z, tol, max_iter, lower=box.lower, upper=box.upper, scale=scales)
     return StateStep([result.z], result.kkt, result.n_iter, "nnls")
 
 
@@ -136,7 +138,7 @@ def _dual(m: Tensor, q: Tensor, tol: float = 1e-12, passes: int = 50) -> tuple[T
     return found * scale, kkt, n_iter
 
 
-def _descend(problem: StateProblem, z: Tensor, scale: float, tol: float, max_iter: int) -> StateStep:
+def _descend(problem: StateProblem, z: Tensor, scale: Tensor, tol: float, max_iter: int) -> StateStep:
     smooth, step = _Smooth(problem), 1 / max(sum(reader.lipschitz for reader in problem.readers), 1e-9)
     convexity = 0.0 if smooth.box is None else problem.layer.lam * float(torch.as_tensor(smooth.box.weight).min())
     result = prox_gradient(smooth, [z], step, tol, max_iter, scale, convexity)

@@ -136,8 +136,12 @@ def _check_finite(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be finite, got NaN or infinite entries; remove or replace them first")
 
 
-def check_options(tol: float, max_iter: int, block_rows: int | None, scale: float | None) -> None:
+def check_options(tol: float, max_iter: int, block_rows: int | None, scale: float | Tensor | None, rows: int) -> None:
     check_number("tol", tol, infinite=True)
     check_count("max_iter", max_iter)
     check_count("block_rows", 1 if block_rows is None else block_rows, least=1)
+    if isinstance(scale, Tensor):
+        if scale.shape != (rows,) or not bool((scale > 0).all() & scale.isfinite().all()):
+            raise ValueError(f"scale must be a number, or hold {rows} positive ones, one for each row, got {scale}")
+        return
     check_number("scale", 1.0 if scale is None else scale, zero=True)

@@ -77,7 +77,7 @@ def nnls(
     *,
     lower: float | Tensor = 0.0,
     block_rows: int | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
 ) -> NNLSResult:
     """Minimise 1/2 z h z' - q z' over lower <= z <= upper for every row of q (n, p); h (p, p) is shared and PSD.
 
@@ -87,7 +87,8 @@ def nnls(
     lower, upper   numbers or tensors broadcastable to q, infinite where there is no bound; upper=None for none
     block_rows     rows that are solved at a time: memory beyond q and z is a dozen (block_rows, p) arrays
     scale          what residuals are relative to; None for max |q|. Other rows change the solution of a row only through it: where q
-                   holds only a part of the rows, give max |q| over all of them, and the solutions are those of one call for all
+                   holds only a part of the rows, give max |q| over all of them, and the solutions are those of one call for all. Or
+                   one for each row, (n,), all positive
 
     Returns an `NNLSResult`.
 
@@ -96,23 +97,24 @@ def nnls(
     [[1.0, 0.0]]
     """
     check_problem(h, q, z0)
-    check_options(tol, max_iter, block_rows, scale)
-    box, units = Bounds.of(lower, upper, q), _Units.of(h, reduce.largest(q) if scale is None else scale)
+    check_options(tol, max_iter, block_rows, scale, len(q))
+    box, units = Bounds.of(lower, upper, q), _Units.of(h, reduce.largest(q if scale is None else scale))
+    scales = scale.double() / units.q if isinstance(scale, Tensor) else q.new_full((len(q),), units.scale).double()
     shared = _SharedMatrix(h / units.h)
     z = torch.empty_like(q)
-    residuals, n_iter, endings = [q.new_zeros(1)], 0, {"converged"}
-    size = block_rows or _default_block_rows(q)
-    for first in range(0, len(q), size):
-        rows = slice(first, first + size)
+    residuals, n_iter, endings = [scales.new_zeros(1)], 0, {"converged"}
+    count = block_rows or _default_block_rows(q)
+    for first in range(0, len(q), count):
+        rows = slice(first, first + count)
         box.take(rows).check()
         part, right = box.take(rows).scaled(1 / units.z, q), q[rows] / units.q
         start = part.clip(torch.zeros_like(right) if z0 is None else (z0[rows].double() / units.z).to(q))
-        steps, ending = _Block(shared, right, part, start, units.scale).solve(z[rows], tol, max_iter)
-        residuals.append(_certify(shared, right, part, z[rows], tol * units.scale))
+        steps, ending = _Block(shared, right, part, start, scales[rows].to(q)).solve(z[rows], tol, max_iter)
+        residuals.append(_certify(shared, right, part, z[rows], tol * scales[rows]) / scales[rows])
         box.take(rows).clip((z[rows].double() * units.z).to(q), out=z[rows])
         n_iter = max(n_iter, steps)
         endings.add(ending)
-    kkt = torch.cat(residuals).max().item() / units.scale
+    kkt = torch.cat(residuals).max().item()
     if not bool(z.isfinite().all()):
         raise ValueError(f"the solution is beyond the range of {z.dtype}: scale h and q, or give float64")
     if kkt <= tol:
@@ -120,8 +122,8 @@ def nnls(
     return NNLSResult(z, kkt, n_iter, "max_iter" if "max_iter" in endings else "stalled")
 
 
-def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: float) -> Tensor:
-    """The certificate of each row times max |q|, from a newly computed gradient.
+def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: Tensor) -> Tensor:
+    """The certificate of each row times its scale, from a newly computed gradient.
 
     In rows that miss the goal, entries of z next to a bound are first put on it, in place.
     """
@@ -210,7 +212,7 @@ class _Block:
     The solution of a row is written when the row is first found done, and later steps do not change it.
     """
 
-    def __init__(self, shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, scale: float) -> None:
+    def __init__(self, shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, scale: Tensor) -> None:
         self.shared, self.q, self.box, self.scale = shared, q, box, scale
         self.z, self.g = z, torch.addmm(q, z, shared.h, beta=-1)
         self.kkt = box.distance(self.z, self.g, shared.norm) / scale
@@ -303,7 +305,7 @@ class _Block:
             torch.mm(self.q[rows], self.shared.reflection(level)[1], out=self.c[rows])
 
     def _take(self, index: Tensor) -> None:
-        for name in ("q", "z", "g", "s", "c", "rows", "written", "level", "kkt", "best_kkt", "best_step"):
+        for name in ("q", "z", "g", "s", "c", "scale", "rows", "written", "level", "kkt", "best_kkt", "best_step"):
             setattr(self, name, getattr(self, name)[index])
         self.box = self.box.take(index)
         self.v = torch.empty_like(self.s)

@@ -89,7 +89,7 @@ def prox_gradient(
     step: float | Metric,
     tol: float = 1e-6,
     max_iter: int = 500,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     convexity: float = 0.0,
 ) -> ProxResult:
     """Minimise F from a start inside its domain; returns a `ProxResult`.
@@ -101,7 +101,8 @@ def prox_gradient(
     tol         the relative residual `kkt` at which to stop
     max_iter    iterations at most
     scale       the residual is relative to this; None for max |gradient at 0|. Where the problem holds only some of the rows, give the
-                largest `gradient_scale` of all parts: each row then has the solution of one call for all rows
+                largest `gradient_scale` of all parts: each row then has the solution of one call for all rows. Where the problem
+                separates over rows, one for each, (n,), is possible too
     convexity   modulus of strong convexity of g, if known: it bounds the momentum
 
     >>> from types import SimpleNamespace
@@ -118,11 +119,13 @@ def prox_gradient(
     check_number("tol", tol, zero=True)
     check_number("convexity", convexity, zero=True)
     check_count("max_iter", max_iter)
-    check_number("scale", 1.0 if scale is None else scale, zero=True, infinite=True)
+    if not isinstance(scale, Tensor):
+        check_number("scale", 1.0 if scale is None else scale, zero=True, infinite=True)
     if not isinstance(start, (list, tuple)) or not start:
         raise ValueError(f"start must be a list of tensors, at least one, got {start!r}")
     check_tensors(**{f"start[{index}]": part for index, part in enumerate(start)})
-    scale = (reduce.largest(gradient_scale(problem, start)) if scale is None else scale) or 1.0
+    scale = reduce.largest(gradient_scale(problem, start)) if scale is None else scale
+    scale = torch.where(scale > 0, scale, 1.0) if isinstance(scale, Tensor) else scale or 1.0
     at = _Iterate.begin(problem, start, step, _momentum_bound(step, convexity), tol * scale)
     n_iter = 0
     while n_iter < max_iter and not bool(at.done.all()):
@@ -133,7 +136,7 @@ def prox_gradient(
         n_iter += count
     converged, done = bool((at.residual <= at.goal).all()), bool(at.done.all())
     status: Status = "converged" if converged else "stalled" if done else "max_iter"
-    kkt = float(at.residual.max()) / scale if at.residual.numel() else 0.0
+    kkt = float((at.residual / scale).max()) if at.residual.numel() else 0.0
     return ProxResult(at.best, kkt, n_iter, status)
 
 
@@ -163,7 +166,7 @@ class _Iterate:
     y: Point
     step: float | Metric
     bound: float
-    goal: float
+    goal: Tensor | float
     best: Point
     ax: Point
     value: Tensor
@@ -175,7 +178,7 @@ class _Iterate:
     plain: Tensor | None = None
 
     @classmethod
-    def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float, goal: float) -> _Iterate:
+    def begin(cls, problem: Composite, x: Point, step: float | Metric, bound: float, goal: Tensor | float) -> _Iterate:
         ax = problem.forward(x)
         value = problem.value(x, ax)
         if not bool(value.isfinite().all()):
