@@ -70,7 +70,8 @@ def _command(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A tiny run of a few seconds, to see that all works; stored only if --results is given."
+            "--quick",
+            help="A tiny run, to see that all works; stored only if --results is given, in its subfolder quick.",
         ),
     ] = False,
     device: Annotated[DeviceName, typer.Option(help="Where to compute.")] = DeviceName.cpu,
@@ -81,8 +82,8 @@ def _command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only a part: an architecture of table1, a set of compare, a kind of regimes, a part, set or method of tables, "
-            "a panel of curves, a part of convolution or optimisers, the commit of versions. Repeatable."
+            help="Only a part: an architecture of table1, a set of compare or estimators, a kind of regimes, a part, set or method "
+            "of tables, a panel of curves, a part of convolution or optimisers, the commit of versions. Repeatable."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file of the picture or page, where one is made.")] = None,
@@ -91,12 +92,13 @@ def _command(
     ] = None,
 ) -> None:
     """Run an experiment, or show what is stored of all of them (demo, figure1, report, figures)."""
-    given = Settings(quick, device.value, results or RESULTS, seeds, tuple(only or ()), out, workers)
+    folder = results / "quick" if quick and results else results or RESULTS
+    given = Settings(quick, device.value, folder, seeds, tuple(only or ()), out, workers)
     if name in EXPERIMENTS:
         check_device(device.value)
     if quick and results is None and name in EXPERIMENTS:
-        with tempfile.TemporaryDirectory() as folder:
-            run(name, replace(given, results=Path(folder)))
+        with tempfile.TemporaryDirectory() as passing:
+            run(name, replace(given, results=Path(passing)))
     else:
         run(name, given)
 

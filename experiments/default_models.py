@@ -30,6 +30,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from experiments.interrupts import interruptible
 from experiments.settings import threads
 from liftednn import LiftedClassifier, LiftedRegressor
 
@@ -129,7 +130,8 @@ def fit(
     with one_thread(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.process_time()
-        estimator.fit(x, y, **weight)
+        with interruptible():
+            estimator.fit(x, y, **weight)
         seconds = time.process_time() - started
     return Fitted(estimator, seconds, sorted({_first_words(str(each.message)) for each in seen}))
 

@@ -261,13 +261,18 @@ class Case:
     def standing(self, outcome: Callable[[str], Outcome]) -> Standing:
         """How the lifted weights stand against the best of the others, by `chosen` or `tested`."""
         sign = -1 if self.comparison.real else 1
-        best_other = max((start for start in STARTS if start != LIFTED), key=lambda start: sign * outcome(start).mean)
+        others = {start: sign * outcome(start).mean for start in STARTS if start != LIFTED}
+        best_other = max(others, key=lambda start: others[start] if math.isfinite(others[start]) else -math.inf)
         ours, theirs = outcome(LIFTED), outcome(best_other)
-        noise = math.hypot(ours.deviation, theirs.deviation)
-        if self.comparison.real and len(ours.scores) > 1:
+        noise, gap = math.hypot(ours.deviation, theirs.deviation), sign * (ours.mean - theirs.mean)
+        if self.comparison.real and len(ours.scores) > 1 and math.isfinite(gap):
             noise = statistics.stdev(a - b for a, b in zip(ours.scores, theirs.scores, strict=True))
-        gap = sign * (ours.mean - theirs.mean)
-        return Standing(best_other, gap, gap / noise if noise else math.copysign(math.inf, gap))
+        return Standing(best_other, gap, in_deviations(gap, noise))
+
+
+def in_deviations(gap: float, noise: float) -> float:
+    """A gap in units of the noise; without noise, as of one seed, nothing is decided."""
+    return gap / noise if noise else 0.0
 
 
 def bold_if_large(deviations: float) -> str:

@@ -23,6 +23,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from experiments import datasets
+from experiments.interrupts import interruptible
 from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
@@ -80,7 +81,8 @@ def measure(who: str, name: str, seed: int, limits: dict[str, Any]) -> dict[str,
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        estimator.fit(data.x, data.y)
+        with interruptible():
+            estimator.fit(data.x, data.y)
     seconds = time.perf_counter() - started
     score = float(estimator.score(data.x_test, data.y_test))
     return {
@@ -90,6 +92,15 @@ def measure(who: str, name: str, seed: int, limits: dict[str, Any]) -> dict[str,
         "seconds": seconds,
         "n_iter": estimator.n_iter_,
     }
+
+
+def some(names: Iterable[str]) -> list[str]:
+    """The names, of which there must be one."""
+    if not (found := list(names)):
+        raise FileNotFoundError(
+            "none of the sets asked for is at hand: set LIFTEDNN_DATA to the folder that holds them"
+        )
+    return found
 
 
 def at_hand(store: Store, names: Iterable[str], load: Callable[[str], Split]) -> Iterator[str]:
@@ -128,7 +139,7 @@ def run(settings: Settings) -> None:
     limits = {"max_iter": 2} if settings.quick else {}
     with threads(2):
         asked = settings.only or (("digits",) if settings.quick else SETS)
-        for name in at_hand(store, asked, partial(split, seed=0)):
+        for name in some(at_hand(store, asked, partial(split, seed=0))):
             for seed in range(seeds):
                 for who in estimators(name):
                     store(partial(measure, who, name, seed, limits), set=name, method=who, seed=seed)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import liftednn as lnn
 from experiments import peers
+from experiments.interrupts import interruptible
 from liftednn.data.sources import source_of
 from liftednn.runtime.graphs import recorded
 from liftednn.training.run import Run
@@ -151,7 +152,8 @@ def scikit(task: Task) -> Iterator[Scorer]:
     for _ in range(task.passes):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.partial_fit(x, y, classes=classes)
+            with interruptible():
+                model.partial_fit(x, y, classes=classes)
         yield lambda x: torch.from_numpy(model.predict_proba(x.cpu().numpy())).to(x.device)
 
 
@@ -161,7 +163,7 @@ def peer(task: Task) -> Iterator[Scorer]:
     from threading import Thread
 
     # The peers call back; a thread turns that into a generator, one pass at a time.
-    passed: Queue[list[lnn.Affine] | None] = Queue(1)
+    passed: Queue[list[lnn.Affine] | BaseException | None] = Queue(1)
     go: Queue[None] = Queue(1)
 
     def after_pass(weights: list[lnn.Affine]) -> None:
@@ -171,11 +173,17 @@ def peer(task: Task) -> Iterator[Scorer]:
     def work() -> None:
         options = {key: value for key, value in task.settings.items() if key != "method"}
         train: Callable[..., object] = peers.lpom if task.settings["method"] == "lpom" else peers.three_splitting
-        train(task.x, task.y, list(task.sizes), task.passes, task.seed, callback=after_pass, **options)
-        passed.put(None)
+        try:
+            train(task.x, task.y, list(task.sizes), task.passes, task.seed, callback=after_pass, **options)
+        except BaseException as error:
+            passed.put(error)
+        else:
+            passed.put(None)
 
     network = lnn.LiftedNetwork.mlp(task.sizes, activation="fenchel_relu")
     Thread(target=work, daemon=True).start()
     while (weights := passed.get()) is not None:
+        if isinstance(weights, BaseException):
+            raise weights
         yield _lifted(network, weights)
         go.put(None)

@@ -22,6 +22,7 @@ Layer = nn.Linear | nn.Conv2d
 _EARLY = (2, 5, 10)  # steps with a refresh, besides every so many
 _EVERY = 20
 _KEPT = 0.9  # of a running mean, at each refresh
+_LEAST_DAMPING = 1e-12
 _ROWS = 20_000  # about as many of a convolution's patches, or of tokens, make a factor
 _KL_CLIP = 1e-3
 
@@ -182,6 +183,7 @@ def _second_moment(layer: Layer, x: Tensor) -> Tensor:
 
 
 def _inverse(matrix: Tensor, damping: Tensor | float) -> Tensor:
+    damping = torch.as_tensor(damping).clamp(min=_LEAST_DAMPING)  # of a layer that no gradient reaches, all is 0
     damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return torch.cholesky_inverse(torch.linalg.cholesky(damped))
 

@@ -25,6 +25,7 @@ from sklearn.metrics import mean_pinball_loss
 from sklearn.neural_network import MLPRegressor
 
 from experiments import datasets, tuned
+from experiments.interrupts import interruptible
 from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
@@ -90,7 +91,8 @@ def fitted(make: Callable[[], Any], x: Array, y: Array, x_test: Array) -> tuple[
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(x, (y - mean) / scale)
+        with interruptible():
+            model.fit(x, (y - mean) / scale)
     seconds = time.process_time() - started
     return model.predict(x_test) * scale + mean, seconds
 

@@ -234,13 +234,13 @@ def _trials(stored: Stored) -> list[dict[str, Any]]:
 
 
 def _versions(stored: Stored) -> list[dict[str, Any]]:
-    """With which versions and on which devices the files were made, how many and of which seeds."""
+    """With which versions and on which devices the records were made, how many and of which seeds."""
     groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
     for cell in stored:
         groups.setdefault(tuple(cell["versions"].items()), []).append(cell)
     seeds = [sorted({cell["seed"] for cell in own if "seed" in cell}) for own in groups.values()]
     texts = [", ".join(map(str, each)) for each in seeds]
-    return [dict(key) | {"files": len(groups[key]), "seeds": each} for key, each in zip(groups, texts, strict=True)]
+    return [dict(key) | {"records": len(groups[key]), "seeds": each} for key, each in zip(groups, texts, strict=True)]
 
 
 def _drawn(name: str) -> dict[str, Any]:

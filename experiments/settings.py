@@ -38,6 +38,9 @@ class Settings:
 
     def store(self, experiment: str, device: str | None = None, **more: Any) -> Store:
         """The records of an experiment, with progress on stderr."""
+        inside = [each for each in (self.results, *self.results.parents) if each.exists()]
+        if inside and not inside[0].is_dir():
+            raise ValueError(f"results must be a folder, and {inside[0]} is a file: give another one to --results")
         return open_store(self.results, experiment, device or self.device, tell=_tell, **more)
 
 

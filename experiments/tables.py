@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 
 from experiments import datasets, default_models, estimators, tabular, unseen
 from experiments.default_models import DEEP, METHODS, OPTIONAL
-from experiments.estimators import Split, at_hand
+from experiments.estimators import Split, at_hand, some
 from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Record, Store
@@ -187,7 +187,7 @@ def run(settings: Settings) -> None:
     methods = runnable(store, asked)
     jobs = [
         Job(partial(measure, who, name, number, settings.quick), {"set": name, "split": number, "method": who})
-        for name in at_hand(store, names, partial(split, number=0))
+        for name in some(at_hand(store, names, partial(split, number=0)))
         for number in range(splits)
         for who in methods
     ]

@@ -8,10 +8,10 @@ the tables of compare and regimes have differences that count in bold.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.equal_time import bold_if_large
+from experiments.equal_time import bold_if_large, in_deviations
 from experiments.rendering import CLOSE, FENCHEL
 
 __all__ = ["EVEN", "LEADS", "LOSES", "verdicts", "with_verdicts"]
@@ -72,8 +72,13 @@ def _table1(facts: Facts) -> Facts:
     return {
         "source": "Table 1",
         "text": text + _agreement(facts),
-        "lines": [line for line in lines if line[LEADS] + line[EVEN] + line[LOSES]],
+        "lines": _decided(lines),
     }
+
+
+def _decided(lines: Iterable[Facts]) -> list[Facts]:
+    """Those with a comparison."""
+    return [line for line in lines if line[LEADS] + line[EVEN] + line[LOSES]]
 
 
 def _comparisons(facts: Facts, rate: str) -> list[Comparison]:
@@ -90,7 +95,7 @@ def _comparisons(facts: Facts, rate: str) -> list[Comparison]:
 
 def _deviations(ours: Facts, best: Facts) -> str:
     gap, noise = ours["mean"] - best["mean"], math.hypot(ours["sd"], best["sd"])
-    return bold_if_large(gap / noise if noise else math.copysign(math.inf, gap))
+    return bold_if_large(in_deviations(gap, noise))
 
 
 def _agreement(facts: Facts) -> str:
@@ -110,10 +115,10 @@ def _documents(documents: Sequence[Facts]) -> list[Facts]:
         {
             "source": ", ".join(documents[i]["title"].split(":")[0] for i in own),
             "text": " ".join(_opening(documents[i]) for i in own).strip(),
-            "lines": [
+            "lines": _decided(
                 _line(title, judged[own[0]][title][0], [comparison for i in own for comparison in judged[i][title][1]])
                 for title in titles
-            ],
+            ),
         }
         for titles, own in groups.items()
     ]

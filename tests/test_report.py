@@ -268,7 +268,7 @@ def test_search_choices_and_versions_are_reported(run: Store) -> None:
     alone = {"start": rendering.ALONE, "lam": 2.0, "passes": 3}
     assert facts["settings"] == [{"architecture": net} | alone for net in NETS]
     (known,) = facts["versions"]
-    assert known == VERSIONS | {"files": len(run.records) - 1, "seeds": "0, 1, 2"}
+    assert known == VERSIONS | {"records": len(run.records) - 1, "seeds": "0, 1, 2"}
     assert (facts["rates"], facts["architectures"]) == (["1e-5", "1e-4"], list(NETS))
 
 

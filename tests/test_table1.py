@@ -454,7 +454,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert command("table1", *order) == 0
     again = capsys.readouterr()
     assert (again.out, again.err) == (told.out, "")
-    assert command("figure1", "--results", tmp_path, "--out", tmp_path / "f.png") == 2
+    assert command("figure1", "--results", tmp_path / "quick", "--out", tmp_path / "f.png") == 2
     assert "no cells of 300 at rate 1e-5" in capsys.readouterr().err
     made_up(tmp_path / "made")
     assert command("figure1", "--results", tmp_path / "made", "--out", tmp_path / "f.png") == 0
@@ -479,8 +479,10 @@ def test_ctrl_c_on_the_command_line(
         (["tabel1"], "there is no experiment 'tabel1': the names are table1, compare"),
         (["nnls", "--only", "x"], "nnls takes no --only: leave it out"),
         (["figures", "--device", "cuda"], "figures runs on the CPU alone: leave out --device"),
+        (["figures", "--quick"], "from the repository's own results: leave out --quick and --results"),
+        (["nnls", "--results", __file__], "results must be a folder, and"),
         (["figure1", "--results", str(tmp_path / "none")], "holds no table1: make it with"),
-        (["figure1", "--results", str(tmp_path), "--out", "f.gif"], "f.gif must end in .png"),
+        (["figure1", "--results", str(tmp_path / "quick"), "--out", "f.gif"], "f.gif must end in .png"),
     ):
         assert command(*wrong) == 2
         assert words in capsys.readouterr().err
