@@ -21,6 +21,8 @@ __all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "uni
 # A factor on the first layer's initial pre-activations where the activation is homogeneous: smaller ones learn better features. An
 # activation that saturates must start where it is curved.
 _SPREAD = 0.3
+# A mean response whose loss is this many times that of scores of 0 is no score to begin with.
+_FAR = 10.0
 
 
 def given_weights(
@@ -91,7 +93,7 @@ def random_weights(
 ) -> list[Affine]:
     """He's normal weights, drawn on the CPU so that all devices agree, and projected on what the penalty allows.
 
-    The head is constant, at the mean response, a point of every loss's domain; or near it, where the penalty does not allow 0.
+    The head is constant, at the mean response if that is a score to begin with; or near it, where the penalty does not allow 0.
 
     unit   the unit of the inputs, see `unit_of`: the first layer's weights are divided by it
     """
@@ -125,10 +127,15 @@ def _initial_head(
 
 
 def _constant(loss: Loss, y: Tensor, row_weights: Tensor | None) -> Tensor:
-    """The mean response or, for a loss of bounded slope, its best constant: from a mean that an outlier moved it would not return."""
+    """The mean response or, for a loss of bounded slope, its best constant: from a mean that an outlier moved it would not return. 0 where
+    the mean is no score to begin with, as that of counts whose logarithm is predicted."""
     if isinstance(loss, Bounded):
         return loss.constants(y, row_weights).to(y)
-    return reduce.mean(y, row_weights).to(y)
+    mean = reduce.mean(y, row_weights).to(y)
+    at_mean, at_zero = (
+        reduce.mean(loss.value(each.expand_as(y), y), row_weights) for each in (mean, mean.new_zeros(1))
+    )
+    return mean if bool(at_mean <= _FAR * at_zero.abs()) or not bool(at_zero.isfinite()) else torch.zeros_like(mean)
 
 
 def unit_of(network: LiftedNetwork, x: Tensor, row_weights: Tensor | None = None) -> float:
