@@ -26,14 +26,14 @@ def powers(x: Tensor, times: int) -> Tensor:
 def test_parts_give_what_each_of_them_gives_alone(device: str) -> None:
     """Chains of different length, whose temporary memory is used again by the next ones."""
     generator, where = torch.Generator().manual_seed(0), torch.device(device)
-    given = [torch.randn(200, 200, generator=generator).to(device) for _ in range(5)]
-    for _ in range(20):
+    given = [torch.randn(80, 80, generator=generator).to(device) for _ in range(5)]
+    for _ in range(10):
         calls = [partial(powers, x, 3 * number) for number, x in enumerate(given)]
         with work_on(where) as work:
             found = [work.run(call, number) for number, call in enumerate(calls)]
         for x, call in zip(found, calls, strict=True):
             assert torch.equal(x, call())
-        given = [x + 0.1 * torch.eye(200, device=device) for x in found]
+        given = [x + 0.1 * torch.eye(80, device=device) for x in found]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -63,8 +63,8 @@ def test_a_recorded_step_keeps_its_streams(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_part_sees_what_was_done_before_it_begins_and_what_the_parts_before_it_did(device: str) -> None:
     """The current stream goes on after `begin`, with tensors that the parts do not read."""
-    x = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).to(device)
-    for _ in range(20):
+    x = torch.randn(100, 100, generator=torch.Generator().manual_seed(0)).to(device)
+    for _ in range(10):
         with work_on(x.device) as work:
             first = powers(x, 5)
             work.begin(0)

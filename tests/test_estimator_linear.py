@@ -229,6 +229,7 @@ def test_with_a_given_alpha_no_regression_replaces_the_network() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "noise"])
+@pytest.mark.thin(2)
 def test_copies_of_rows_change_nothing(exact: bool) -> None:
     generator = np.random.default_rng(0)
     x, noise = generator.normal(size=(150, 5)), generator.normal(size=150)

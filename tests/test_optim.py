@@ -622,6 +622,7 @@ def test_a_head_that_takes_no_steps_warns_does_not_decay_and_is_not_the_last_lay
     assert ["doubt" in optimiser.state[each.weight] for each in (module.head, module.other)] == [True, False]
 
 
+@pytest.mark.slow
 def test_gains_stay_bounded_in_a_long_run_at_a_constant_rate() -> None:
     """They pass 4 where norms do not return to their start."""
     x, y = classes()

@@ -54,7 +54,7 @@ def test_an_unknown_cross_entropy_at_a_constant_rate_does_not_rise() -> None:
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1000.0, 0.0), (1.0, 30.0)])
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_the_curvature_of_an_unknown_squared_error_is_found_in_all_units(scale: float, shift: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, 8, generator=generator)

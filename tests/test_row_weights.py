@@ -74,7 +74,7 @@ def step(method: str, rows: Tensor, z: Tensor, counts: Tensor | None, bias: bool
 
 @pytest.mark.parametrize(("bias", "gapped"), [(True, False), (False, True)], ids=["bias, 1 to 3", "no bias, 0 to 3"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 def test_a_w_step_with_weights_is_that_of_repeated_rows(method: str, bias: bool, gapped: bool) -> None:
     if method == "splitting capped" and (gapped or not bias):
         pytest.skip("a cap binds on every row, however little it counts, and only an intercept can obey it")

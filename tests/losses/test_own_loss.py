@@ -45,9 +45,10 @@ class Poisson(Loss):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mean", [1.0, 100.0, 1000.0])
+@pytest.mark.thin(3)
 def test_counts_are_fitted_from_scores_that_are_not_their_mean(mean: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 3, generator=generator)
+    x = torch.randn(150, 3, generator=generator)
     y = torch.poisson(mean * (0.3 * x[:, :1]).exp(), generator=generator)
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), Poisson(), lnn.penalties.L2(1e-9))])
     w, b = lnn.BCD(passes=3, block_tol=1e-4).run(network, x.to(dtype), y.to(dtype)).weights[0]
