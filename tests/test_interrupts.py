@@ -1,4 +1,4 @@
-"""Ctrl-C in the fits of scikit-learn's networks, which swallow it, and errors in a thread of a peer."""
+"""What interrupts an experiment: Ctrl-C in fits that swallow it, errors of peers, and data that are not there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from sklearn.neural_network import MLPRegressor
 
 from experiments import default_models
 from experiments.equal_time import in_deviations
+from experiments.estimators import some
 from experiments.interrupts import interruptible
 from experiments.methods import Task, peer
+from experiments.optimiser_peers import _inverse
 
 X = np.random.default_rng(0).normal(size=(40, 3))
 
@@ -49,3 +51,13 @@ def test_an_error_of_a_peer_is_raised() -> None:
 def test_one_seed_decides_nothing() -> None:
     assert in_deviations(0.1, 0.0) == 0.0
     assert in_deviations(-0.1, 0.05) == -2.0
+
+
+def test_data_that_is_not_there_is_said_in_a_sentence() -> None:
+    with pytest.raises(FileNotFoundError, match="none of the sets asked for is at hand: set LIFTEDNN_DATA"):
+        some(iter(()))
+
+
+def test_a_layer_that_no_gradient_reaches_has_an_inverse() -> None:
+    """K-FAC's factor of its outputs is 0 then, and so is a damping relative to it."""
+    assert bool(_inverse(torch.zeros(3, 3), torch.zeros(())).isfinite().all())

@@ -55,3 +55,26 @@ def test_counts_are_fitted_from_scores_that_are_not_their_mean(mean: float, dtyp
     oracle = PoissonRegressor(alpha=0, tol=1e-9, max_iter=1000).fit(x.double().numpy(), y[:, 0].double().numpy())
     torch.testing.assert_close(w[0].double(), torch.from_numpy(oracle.coef_), rtol=0, atol=5e-3)
     assert float(b) == pytest.approx(oracle.intercept_, abs=5e-3)
+
+
+class Total(lnn.losses.SquaredError):
+    """The square of the summed error; its gradient is the same for all outputs, a view of one column."""
+
+    quadratic = unitwise = uniform = separable = False
+    curvature = 6.0
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (u - z).sum(-1).square()
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return (2 * (u - z).sum(-1, keepdim=True)).expand_as(u)
+
+
+def test_a_gradient_may_be_a_view() -> None:
+    """Rows far from the others are weighed less, which writes to no gradient."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 3, generator=generator)
+    x[::50] *= 40
+    network = lnn.LiftedNetwork.mlp([3, 5, 3], "fenchel_relu", loss=Total())
+    fit = lnn.MiniBatch(passes=2).run(network, x, x[:, :3].tanh())
+    assert fit.status == "finished"
