@@ -99,7 +99,8 @@ def nnls(
     check_problem(h, q, z0)
     check_options(tol, max_iter, block_rows, scale, len(q))
     box, units = Bounds.of(lower, upper, q), _Units.of(h, reduce.largest(q if scale is None else scale))
-    scales = scale.double() / units.q if isinstance(scale, Tensor) else q.new_full((len(q),), units.scale).double()
+    scales = scale.double() / units.q if isinstance(scale, Tensor) else h.new_tensor(units.scale, dtype=torch.float64)
+    scales = scales.expand(len(q))
     shared = _SharedMatrix(h / units.h)
     z = torch.empty_like(q)
     residuals, n_iter, endings = [scales.new_zeros(1)], 0, {"converged"}

@@ -110,19 +110,14 @@ class Descent:
         self.velocity = torch.zeros_like(self.values)
         self.velocities, self.parts = self._parts(self.velocity), self._parts(self.values)
         self.unaveraged = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
+        last, others = len(network.layers) - 1, [layer for at in self.unaveraged for layer in self.members[at]]
+        self.spectral = others == [last] and last > 0  # all layers but the last, and at least one, take spectral steps
         self.unaveraged_size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
-
-    @property
-    def spectral(self) -> bool:
-        """Whether all layers but the last, and at least one, take spectral steps."""
-        last = len(self.network.layers) - 1
-        others = [layer for at in self.unaveraged for layer in self.members[at]]
-        return others == [last] and last > 0
 
     @property
     def terms(self) -> Sequence[RobustTerm | None]:

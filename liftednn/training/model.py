@@ -48,7 +48,7 @@ class Model(Protocol):
         work: InOrder,
     ) -> BatchGradients:
         """Inputs and gradients for a batch. `outlier_weights` (n,) multiply each sample's loss, `row_weights` its gradients. Gradients in
-        the weights of a layer may be a part of the step of its own, by its number."""
+        the weights of a layer run as the part of `work` that has its number."""
 
     def probe(
         self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None

@@ -77,8 +77,7 @@ def polar(x: Tensor) -> Tensor:
 
 
 def _matrix_units() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which takes half of the time; torch reaches them through
-    oneDNN."""
+    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which is faster; torch reaches them through oneDNN."""
     onednn = cast(Any, torch.backends.mkldnn)
     return bool(onednn.is_available() and onednn.enabled) and _has_tiles()
 
