@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as fn
@@ -20,6 +20,9 @@ from liftednn.base import Affine, Operator
 from liftednn.operators.spectrum import convolution_bound
 
 __all__ = ["Conv1d", "Conv2d"]
+
+# oneDNN fills channels up to blocks of this many, and the fraction of them from which another format is faster.
+_BLOCK, _WASTE = 16, 0.2
 
 Sizes = int | tuple[int, ...]
 
@@ -183,8 +186,23 @@ class _Convolution(Operator):
         part = replace(self, in_shape=shape, out_channels=count, groups=1)
         return [(part, [x]) for x in torch.split(xs[0], math.prod(shape), 1)]
 
+    def _arranged(self, *images: Tensor) -> list[Tensor]:
+        """Images in the memory format that torch's convolution is fastest for, except where it gives gradients in its input.
+
+        On a CPU oneDNN fills channels up to blocks of 16, unless they are the last dimension; changing the format takes time too.
+        """
+        channels, image = self.in_shape[0], images[0]
+        onednn = (
+            cast(Any, torch.backends.mkldnn).enabled and image.device.type == "cpu" and image.dtype == torch.float32
+        )
+        wasted = channels > _BLOCK and -channels % _BLOCK >= _WASTE * channels
+        if not (onednn and wasted and self.groups == 1 and self._dimensions == 2):
+            return list(images)
+        return [image.contiguous(memory_format=torch.channels_last) for image in images]
+
     def forward(self, xs: Sequence[Tensor], weights: Affine) -> Tensor:
-        kernels, x, none = self._kernels(weights.w), self._shaped(xs[0]), [0] * len(self._kernel)
+        x, kernels = self._arranged(self._shaped(xs[0]), self._kernels(weights.w))
+        none = [0] * len(self._kernel)
         u = torch.convolution(
             x, kernels, weights.b, self._stride, self._zeros, self._dilation, False, none, self.groups
         )
@@ -193,12 +211,14 @@ class _Convolution(Operator):
     def adjoint(self, r: Tensor, weights: Affine, index: int = 0) -> Tensor:
         size = self._padded if self.padding_mode == "circular" else self.in_shape[1:]
         shape = r.new_empty(1).expand(len(r), self.in_shape[0], *size)  # of the gradient; its entries are not used
+        r = r.reshape(len(r), *self.out_shape)
         back = self._backward(r, shape, self._kernels(weights.w), (True, False))[0]
         return self._unpadded(back).reshape(len(r), -1)
 
     def weight_gradient(self, xs: Sequence[Tensor], u_gradient: Tensor) -> Tensor:
         shape = self._kernels(u_gradient.new_empty(1).expand(self.weight_shape))
-        found = self._backward(u_gradient, self._shaped(xs[0]), shape, (False, True))[1]
+        x, r = self._arranged(self._shaped(xs[0]), u_gradient.reshape(len(u_gradient), *self.out_shape))
+        found = self._backward(r, x, shape, (False, True))[1]
         return found.reshape(self.weight_shape)
 
     def bias_gradient(self, u_gradient: Tensor) -> Tensor:
@@ -208,7 +228,7 @@ class _Convolution(Operator):
         """Gradients of <u, r> in the input and in the kernels."""
         sizes = (self._stride, self._zeros, self._dilation)
         found = torch.ops.aten.convolution_backward(
-            r.reshape(len(r), *self.out_shape),
+            r,
             x,
             kernels,
             None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -71,6 +72,23 @@ def test_a_convolution_is_that_of_torch(operator: Conv1d | Conv2d) -> None:
     torch.testing.assert_close(operator.forward([flat], weights), u.detach().flatten(1))
     torch.testing.assert_close(operator.adjoint(flat_r, weights), of_x.flatten(1))
     torch.testing.assert_close(operator.weight_gradient([flat], flat_r), of_w.reshape(operator.weight_shape))
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_another_memory_format_changes_rounding_alone(mode: Literal["zeros", "circular"]) -> None:
+    operator = Conv2d((20, 5, 4), 3, 3, padding=1, padding_mode=mode)
+    weights, x, r = weights_of(operator), draw(3, 400, seed=2), draw(3, 60, seed=3)
+    small = Affine(weights.w.float(), weights.b.float())
+    (arranged,) = operator._arranged(x.float().view(3, 20, 5, 4))
+    assert arranged.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(
+        operator.forward([x.float()], small).double(), operator.forward([x], weights), rtol=1e-5, atol=1e-4
+    )
+    exact = operator.weight_gradient([x], r)
+    torch.testing.assert_close(operator.weight_gradient([x.float()], r.float()).double(), exact, rtol=1e-5, atol=1e-4)
+    for other in (replace(operator, in_shape=(16, 5, 4)), replace(operator, groups=4, out_channels=4)):
+        image = draw(3, *other.in_shape).float()
+        assert other._arranged(image)[0] is image
 
 
 def test_rows_are_torchs_unfolded_patches() -> None:
