@@ -85,9 +85,10 @@ class Windowed(Activation):
         return [image[(*before, slice(i, i + step * (count - 1) + 1, step))] for i in range(self._kernel[axis - 1])]
 
     def _reduced(self, u: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The entries of every window combined, (n, p) -> (n, width), along one axis after the other: fewer operations than all at once."""
+        """The entries of every window combined, (n, p) -> (n, width), along one axis after the other, which takes fewer operations than all
+        at once; along columns last, whose entries lie apart in memory."""
         image = self._image(u)
-        for axis in range(image.ndim - 1, 0, -1):
+        for axis in range(1, image.ndim):
             image = reduce(combine, self._slices(image, axis))
         return image.reshape(*u.shape[:-1], -1)
 
