@@ -63,7 +63,7 @@ def test_a_step_is_that_of_a_lifted_network_at_large_lam(name: str, rate: float)
     geometries = geometries_of(network, network.layers, network.propagate(weights, rows), 0.3)
     descent = Descent(network, weights, geometries, momentum=0.9)
     descent.rate.fill_(rate)
-    descent.refresh(rows, y, probes(y, 0))
+    descent.refresh(descent.gradients(rows, y), y, probes(y, 0))
     # torch's mean is over all entries, the objective's over rows only.
     criterion = nn.MSELoss(reduction="sum") if squared else nn.CrossEntropyLoss(reduction="sum")
     optimiser = Lifted(module, criterion, lr=rate, damping=0.3, weight_decay=0.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.data.sources import source_of
 from liftednn.training import spectral
+from liftednn.training.batch import curvatures
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
@@ -35,7 +36,7 @@ def descent_of(net: lnn.LiftedNetwork, momentum: float = 0.9) -> Descent:
     weights = [lnn.Affine(draw(*s, seed=9 + i) / s[-1] ** 0.5, draw(s[-2], seed=i)) for i, s in enumerate(shapes)]
     geometries = geometries_of(net, net.layers, net.propagate(weights, X), 0.5, spectral=True)
     descent = Descent(net, weights, geometries, momentum)
-    descent.refresh(X, Y, probes(Y, 0))
+    descent.refresh(descent.gradients(X, Y), Y, probes(Y, 0))
     return descent
 
 
@@ -160,7 +161,7 @@ def test_the_penalty_moves_no_more_than_the_gradient() -> None:
 def test_early_refreshes_leave_the_penalty_out() -> None:
     descent = descent_of(network(rho=1e-3))
     assert float(spectral_metric(descent).penalty) == pytest.approx(2e-3 / 36)  # 36 positions
-    descent.refresh(X, Y, probes(Y, 0), early=True)
+    descent.refresh(descent.gradients(X, Y), Y, probes(Y, 0), early=True)
     assert not spectral_metric(descent).penalty.any()
     assert spectral_metric(descent).root.any()
 
@@ -246,10 +247,41 @@ def test_products_in_bfloat16_change_singular_values_little(monkeypatch: pytest.
     """As on a CPU with matrix units; small matrices stay in float32."""
     large, small = draw(1, 130, 201).float(), draw(1, 20, 26).float()
     exact, kept = polar(large), polar(small)
-    monkeypatch.setattr(spectral, "_matrix_units", lambda: True)
+    monkeypatch.setattr(spectral, "_has_tiles", lambda: True)
     found = polar(large)
     assert found.dtype == torch.float32
     assert not torch.equal(found, exact)
     assert float((found - exact).norm() / exact.norm()) < 0.02
     assert torch.equal(polar(small), kept)
     assert float((polar(large.double()) - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_products_with_the_root_are_in_bfloat16_where_damping_bounds_their_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = lnn.LiftedNetwork.mlp([150, 140, 3], activation="softplus", rho=0.1).layers[0]
+    rows, w, g, b = draw(400, 150).float(), *(draw(140, n, seed=n).float().squeeze(1) for n in (150, 151, 1))
+    metrics = [SpectralMetric(Metric.of(layer, rows, damping)) for damping in (3.0, 1e-3)]
+    assert [metric.rounds for metric in metrics] == [True, False]
+    for metric, error in zip(metrics, (0.05, 0.02), strict=True):
+        metric.refresh([2.0])
+        metric.limit(0.7)
+        with monkeypatch.context() as patch:
+            exact = metric.direction(w, [g[:, :150].clone()], [b.clone()], 60)[0][0]
+            patch.setattr(spectral, "_has_tiles", lambda: True)
+            found = metric.direction(w, [g[:, :150].clone()], [b.clone()], 60)[0][0]
+        assert found.dtype == torch.float32
+        assert 0 < float((found - exact).norm() / exact.norm()) < error
+
+
+def test_where_all_hidden_steps_are_spectral_only_the_loss_has_its_curvature_measured() -> None:
+    descent = descent_of(network())
+    batch = descent.gradients(X, Y)
+    assert descent.spectral
+    expected = curvatures(descent.network, descent.weights, batch.preactivations, probes(Y, 0), None, Y)
+    assert [float(metric.metric.curvature) for metric in descent.geometries if isinstance(metric, SpectralMetric)] == [
+        1,
+        1,
+    ]
+    assert descent.model.probe(descent.weights, batch, Y, None, None)[0] == [1.0, 1.0, expected[-1]]
+    assert expected[0] != 1.0

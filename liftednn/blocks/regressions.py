@@ -18,8 +18,10 @@ from liftednn.operators import Dense
 __all__ = ["POSITIONS", "SAMPLES", "Regression", "designs_of", "regressions", "repeated", "some_rows", "update_layer"]
 
 
-# Rows, and at least so many samples, that moments are taken from in mini-batches where a sample has several rows.
+# The most rows, and the fewest samples, that moments are taken from in mini-batches where a sample has several rows.
 POSITIONS, SAMPLES = 32768, 32
+# The rows that a Gram matrix needs, at least, and for each of its columns.
+_FEWEST, _PER_COLUMN = 8192, 8
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,10 @@ def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
 
 
 def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples only."""
-    count = max(SAMPLES, POSITIONS // operator.positions) if operator.positions > 1 else len(xs[0])
+    """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples only: as
+    many as a Gram matrix of so many columns needs."""
+    needed = min(POSITIONS, max(_FEWEST, _PER_COLUMN * operator.weight_shape[-1]))
+    count = max(SAMPLES, needed // operator.positions) if operator.positions > 1 else len(xs[0])
     few = None if row_weights is None else row_weights[:count]
     return operator.rows([x[:count] for x in xs]), repeated(few, operator.positions)
 

@@ -23,7 +23,7 @@ from liftednn.base import Activation, Affine
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
 
-__all__ = ["XStep", "curvatures", "probe_gradients", "recursion", "why_not_minibatch", "x_step"]
+__all__ = ["XStep", "curvatures", "probe_gradients", "recursion", "top_curvature", "why_not_minibatch", "x_step"]
 
 # Curvature below this fraction of the loss's is taken as 0 for a layer, and below this fraction of the largest unit's for a unit.
 _NEGLIGIBLE = 1e-10
@@ -105,10 +105,7 @@ def curvatures(
         raise ValueError(
             f"probes have shape {tuple(probes.shape)}: give (m, {n}, {outputs}), m >= 1 probes of the network's scores"
         )
-    loss_curvature = (
-        network.loss.curvature if y is None else network.loss.effective_curvature(preactivations[-1], y, row_weights)
-    )
-    top = network.layers[-1].lam * loss_curvature
+    top = top_curvature(network, preactivations[-1], y, row_weights)
     received = probe_gradients(network, weights, preactivations, probes * top**0.5)
     found = [_mean_square(u_gradients, row_weights) for u_gradients in list(zip(*received, strict=True))[:-1]]
     limits = [layer.lam * layer.divergence.curvature for layer in network.layers]
@@ -116,6 +113,14 @@ def curvatures(
         *(torch.inf if c < _NEGLIGIBLE * top else min(c, most) for c, most in zip(found, limits, strict=False)),
         top,
     ]
+
+
+def top_curvature(
+    network: LiftedNetwork, scores: Tensor, y: Tensor | None = None, row_weights: Tensor | None = None
+) -> float:
+    """c of the last layer: that of the loss, its bound or, with responses y, its value at the residuals."""
+    loss, lam = network.loss, network.layers[-1].lam
+    return lam * (loss.curvature if y is None else loss.effective_curvature(scores, y, row_weights))
 
 
 def probe_gradients(

@@ -28,6 +28,7 @@ from liftednn.training.biases import best_biases
 from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
 
 __all__ = [
+    "LITTLE_WORK",
     "automatic",
     "batch_size",
     "damping",
@@ -59,8 +60,9 @@ _SMALL = 1e7
 _LAM_FACTOR = 100.0
 # lam of a layer with several positions, over rms(gradient in u) / rms(u): the X-step moves its states by about 1 / this of their size.
 _GRADIENT_FACTOR = 300.0
-# The fewest rows of a sample.
-_FEWEST = 256
+# The fewest rows of a sample, and the multiplications that its forward pass may take where layers have several positions: of one that
+# the head may be fitted to, and of one whose states alone are needed.
+_FEWEST, _WORK, LITTLE_WORK = 256, 1e10, 1e9
 # A lam so large that the X-step is linear to many digits.
 _LARGE_LAM = 1e8
 _SHRINKAGE = 6.5e-4
@@ -143,7 +145,7 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 
 def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
-    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS, 1e9), seed)
+    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS, LITTLE_WORK), seed)
     x = inputs(network, raw_x)
     y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
     network = with_loss(network, smoothed(network.loss, y, row_weights))
@@ -293,7 +295,7 @@ def probes(like: Tensor, seed: int) -> Tensor:
     return (2 * drawn - 1).to(like)[None]
 
 
-def sample_rows(network: LiftedNetwork, most: int, work: float = 1e10) -> int:
+def sample_rows(network: LiftedNetwork, most: int, work: float = _WORK) -> int:
     """The number of rows whose states are computed before training: `most`; fewer, but at least 256, where layers have several positions
     and the forward pass of so many rows would take more than `work` multiplications."""
     each = _multiplications(network)

@@ -31,8 +31,10 @@ __all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "refresh_due", "tru
 
 # Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
 EARLY = (0, 2, 5, 10, 20)
-# Steps from one refresh to the next; for spectral steps, which need no curvature, they double up to the last of these.
-_EVERY, _DOUBLED = 60, (60, 120, 240)
+# Steps from one refresh to the next.
+_EVERY = 60
+# The same for spectral steps, which need no curvature: the early ones, and those from one to the next, which double.
+_SPECTRAL_EARLY, _DOUBLED = (0, 5, 20), (60, 120, 240)
 # By how much more a single batch may move pre-activations than the one that the step was shortened for.
 ONE_BATCH = 2.0
 _TRUST = 0.3
@@ -55,7 +57,7 @@ def refresh_due(taken: int, refreshed: int, every: int | None, spectral: bool) -
     refreshed   the number of steps before the last refresh, after which another one soon is left out
     every       the steps from one refresh to the next; None for 60, and for up to 240 where all hidden layers take spectral steps
     """
-    if taken in EARLY:
+    if taken in (_SPECTRAL_EARLY if spectral else EARLY):
         return True
     doubled = next((each for each in _DOUBLED if taken <= each), _DOUBLED[-1])
     every = every or (doubled if spectral else _EVERY)
@@ -213,9 +215,14 @@ class Descent:
         return None if self.norm_limit is None else (self.norm_limit / x.square().sum(1)).clamp_(max=1)
 
     def refresh(
-        self, x: Tensor, y: Tensor, probes: Tensor, row_weights: Tensor | None = None, early: bool = False
+        self,
+        batch: BatchGradients,
+        y: Tensor,
+        probes: Tensor,
+        row_weights: Tensor | None = None,
+        early: bool = False,
     ) -> None:
-        """Update every layer's geometry from a batch; `probes` as for `curvatures`.
+        """Update every layer's geometry from a batch, with its `gradients` at the present weights; `probes` as for `curvatures`.
 
         early   in the first steps: while the head leaves 0, gradients are far too small beside that of the penalty, and spectral steps
                 leave it out
@@ -223,8 +230,7 @@ class Descent:
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
         """
-        batch = self.gradients(x, y, row_weights)
-        found, extra = self.model.probe(self.weights, batch, y, probes, row_weights)
+        found, extra = self.model.probe(self.weights, batch, y, None if self.spectral else probes, row_weights)
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])

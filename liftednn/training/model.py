@@ -12,7 +12,7 @@ from liftednn.base import Operator
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
 from liftednn.runtime.graphs import InOrder
-from liftednn.training.batch import XStep, curvatures, x_step
+from liftednn.training.batch import XStep, curvatures, top_curvature, x_step
 
 __all__ = ["BatchGradients", "LiftedModel", "Model"]
 
@@ -51,11 +51,11 @@ class Model(Protocol):
         the weights of a layer run as the part of `work` that has its number."""
 
     def probe(
-        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None
+        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor | None, row_weights: Tensor | None
     ) -> tuple[list[float], list[Tensor | None]]:
         """The curvature, in each pre-activation, of all that comes after it, from probes (m, n, outputs) that are sent backward from the
-        scores; and what must be added to its curvature in w, (p, p) or None. Called at every refresh: values that depend on the
-        current weights may be updated."""
+        scores; without probes 1, but for the scores. And what must be added to its curvature in w, (p, p) or None. Called at every refresh:
+        values that depend on the current weights may be updated."""
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that a refresh writes, by name."""
@@ -105,9 +105,18 @@ class LiftedModel:
         return BatchGradients(inputs, w_gradients, b_gradients, found.preactivations, scores, found)
 
     def probe(
-        self, weights: Weights, batch: BatchGradients, y: Tensor, probes: Tensor, row_weights: Tensor | None = None
+        self,
+        weights: Weights,
+        batch: BatchGradients,
+        y: Tensor,
+        probes: Tensor | None,
+        row_weights: Tensor | None = None,
     ) -> tuple[list[float], list[Tensor | None]]:
-        found = curvatures(self.network, weights, batch.preactivations, probes, row_weights, y)
+        if probes is None:
+            top = top_curvature(self.network, batch.scores, y, row_weights)
+            found = [*[1.0] * (len(self.network.layers) - 1), top]
+        else:
+            found = curvatures(self.network, weights, batch.preactivations, probes, row_weights, y)
         for number, term in enumerate(self.terms):
             if term is not None and batch.x_step is not None:
                 z, radius_gradient = [*batch.x_step.states, y][number], batch.x_step.radius_gradients[number]

@@ -140,7 +140,7 @@ class Run:
         stored: dict[str, Tensor],
     ) -> None:
         """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
-        count = choices.sample_rows(self.network, _FEW)
+        count = choices.sample_rows(self.network, _FEW, choices.LITTLE_WORK)
         few = None if row_weights is None else row_weights[:count]
         if given is None:
             weights = choices.random_features(
@@ -248,17 +248,17 @@ class Run:
 
     def _refresh(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> None:
         """Roll back to the last good weights and activations if the run diverges, and update the geometry."""
-        inner, weights = self.descent.network, self.descent.weights
-        scores = inner.scores(weights, x)
+        batch = self.descent.gradients(x, y, row_weights)
         if self.taken == 0:
-            self.guard.begin(scores, y, row_weights)
-        verdict = self.guard.judge(scores, y, row_weights)
+            self.guard.begin(batch.scores, y, row_weights)
+        verdict = self.guard.judge(batch.scores, y, row_weights)
         if verdict == "exploded" or (verdict == "collapsed" and self.halved < _HALVINGS):
-            self._roll_back(self.guard.loss(scores, y, row_weights))
+            self._roll_back(self.guard.loss(batch.scores, y, row_weights))
+            batch = self.descent.gradients(x, y, row_weights)
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
-        self.descent.refresh(x, y, choices.probes(y, self.taken), row_weights, early=self.taken <= EARLY[-1])
+        self.descent.refresh(batch, y, choices.probes(y, self.taken), row_weights, early=self.taken <= EARLY[-1])
         self.refreshed = self.taken
 
     def _update_model(self, progress: float) -> bool:

@@ -40,6 +40,8 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 # Products of bfloat16 take longer where a side is no multiple of it, and on a CPU where matrices are small.
 _ALIGNED, _LARGE = 16, 128
+# The largest relative error of a whitened gradient by rounding to bfloat16, and that of one number.
+_ERROR, _BFLOAT16 = 0.05, 2.0**-9
 
 
 def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
@@ -66,7 +68,7 @@ def polar(x: Tensor) -> Tensor:
     z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
     q, p = z.shape[-2:]
-    if z.dtype == torch.float32 and (z.is_cuda or (q >= _LARGE and _matrix_units())):
+    if z.dtype == torch.float32 and (z.is_cuda or _by_matrix_units(z)):
         z = fn.pad(z.bfloat16(), (0, -p % _ALIGNED, 0, -q % _ALIGNED))  # zeros stay zeros
     for _ in range(_STEPS):
         square = torch.bmm(z, z.mT)
@@ -76,10 +78,12 @@ def polar(x: Tensor) -> Tensor:
     return (z.mT if tall else z).to(x)
 
 
-def _matrix_units() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 by units of its own (AMX), which is faster; torch reaches them through oneDNN."""
+def _by_matrix_units(x: Tensor) -> bool:
+    """Whether products with x, if on a CPU, are faster in bfloat16: it is large, and the CPU has units for products of such matrices (AMX),
+    which torch reaches through oneDNN."""
     onednn = cast(Any, torch.backends.mkldnn)
-    return bool(onednn.is_available() and onednn.enabled) and _has_tiles()
+    found = x.dtype == torch.float32 and not x.is_cuda and min(x.shape[-2:]) >= _LARGE
+    return found and bool(onednn.is_available() and onednn.enabled) and _has_tiles()
 
 
 @lru_cache
@@ -95,6 +99,7 @@ class SpectralMetric:
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
     penalty   the gradient of the penalty is w times this, for the mean over rows: 2 rho over the rows of a sample, or 0 in the first steps
+    rounds    whether products with root may be taken in bfloat16
     """
 
     proxed, spectral = False, True
@@ -102,6 +107,9 @@ class SpectralMetric:
     def __init__(self, metric: Metric) -> None:
         self.metric, self.layer = metric, metric.layer
         self.root, self.allowed, self.penalty = metric.inverse, metric.allowed, torch.zeros_like(metric.shrinkage)
+        # The root of gram + d I has a condition number of at most the root of (p + d) / d, d as a fraction of the mean diagonal.
+        condition = math.sqrt(1 + len(self.root) / metric.damping) if metric.damping > 0 else math.inf
+        self.rounds = _BFLOAT16 * condition <= _ERROR
 
     def add_rows(self, rows: Sequence[Tensor], row_weights: Sequence[Tensor | None]) -> None:
         self.metric.add_rows(rows, row_weights)
@@ -140,7 +148,10 @@ class SpectralMetric:
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
-        x, shrunk = (torch.cat([x, w]) @ self.root.T).tensor_split(2)  # one product for both
+        root, both = self.root, torch.cat([x, w])  # one product for both
+        if self.rounds and _by_matrix_units(x):
+            root, both = root.bfloat16(), both.bfloat16()
+        x, shrunk = (both @ root.T).to(w).tensor_split(2)
         x = torch.cat([x, b[:, None]], 1) if moves_b else x
         steepest = polar(x[None])[0]
         whole = steepest[:, :p]
@@ -148,7 +159,7 @@ class SpectralMetric:
             of_penalty = (self.penalty * (samples * self.layer.operator.positions)) * shrunk
             factor = torch.minimum((steepest * x).sum() / x.square().sum(), steepest.norm() / of_penalty.norm())
             whole = whole + factor.nan_to_num(0.0, 0.0) * of_penalty
-        move = whole @ self.root
+        move = (whole.to(root) @ root).to(w)
         shift = torch.addmv(steepest[:, -1], move, mean, alpha=-1) if moves_b else torch.zeros_like(b)
         return [move, shift], (self.allowed / min(x.shape)).sqrt()
 

@@ -52,7 +52,7 @@ def test_a_recorded_step_does_not_read_curvatures(kind: Uncertainty, monkeypatch
     parts = zip(network.layers, network.propagate(weights, x), strict=True)
     descent = Descent(network, weights, [Metric.of(layer, z, 0.1) for layer, z in parts], 0.9)
     alpha.fill_(3.0)
-    descent.refresh(x, y, torch.ones_like(y)[None])
+    descent.refresh(descent.gradients(x, y), y, torch.ones_like(y)[None])
     assert float(descent.state()["0.divergence_curvature"]) == 3.0
     descent.rate.fill_(0.1)
 

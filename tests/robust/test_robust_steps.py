@@ -41,7 +41,7 @@ def begun(network: LiftedNetwork, x: Tensor, y: Tensor) -> Descent:
     states = network.propagate(weights, x)
     metrics = [Metric.of(layer, z, 0.1) for layer, z in zip(network.layers, states, strict=True)]
     descent = Descent(network, weights, metrics, 0.9)
-    descent.refresh(x, y, torch.ones_like(y)[None])
+    descent.refresh(descent.gradients(x, y), y, torch.ones_like(y)[None])
     return descent
 
 
