@@ -35,7 +35,7 @@ from experiments.store import Fields, Store
 from experiments.training import Cell, time_to
 
 TAKES = ("device", "seeds", "only")
-SEEDS, FEWER_SEEDS, THREADS = 5, 3, 2
+SEEDS, THREADS = 5, 2
 GOAL, GOAL_PASSES, GOAL_METHODS = 0.99, (1, 2, 3), ("SGD", "Adam")
 GOAL_OPTIONS = 4  # of a grid: its rates with the first weight decay
 GOAL_BATCH = 100  # rows per step that the others may choose instead of the usual ones
@@ -165,7 +165,7 @@ def init_summary(store: Store) -> list[dict[str, Any]]:
 def run_part(part: str, settings: Settings, scale: Scale) -> None:
     store, setting = settings.store("convolution"), SETTINGS[part]
     data = scale.data(setting, settings.device)
-    seeds = settings.seeds or scale.seeds or (FEWER_SEEDS if part in ("cpu", *BLOCKS, *LAM_PARTS) else SEEDS)
+    seeds = settings.seeds or scale.seeds or SEEDS
     if part in BLOCKS:
         cases = image_blocks.CASES[part][:: 1 if scale.options is None else 2]
         image_blocks.descend(store, part, cases, data, seeds, scale.capped(setting.passes), scale.divide)
