@@ -54,7 +54,7 @@ def rises(
 
 
 @pytest.mark.parametrize(("name", "loss"), list(zip(EXACT, itertools.cycle(LOSSES), strict=False)))
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_the_objective_rises_at_no_block(name: str, loss: str) -> None:
     network, y = problem(LOSSES[loss], getattr(act, name)(), [6])
     worst, kkt = rises(network, y[:40], lnn.BCD(block_tol=1e-4, block_iter=400), X[:40], passes=2)
@@ -63,7 +63,7 @@ def test_the_objective_rises_at_no_block(name: str, loss: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.thin(4)
+@pytest.mark.thin(12)
 def test_the_objective_rises_at_no_block_in_float32_with_two_hidden_layers(name: str) -> None:
     network, y = problem(losses.SoftmaxCrossEntropy(), getattr(act, name)(), [6, 5])
     worst, _ = rises(network, y[:30], lnn.BCD(block_tol=1e-3, block_iter=8), X[:30].float(), passes=2)
@@ -71,6 +71,7 @@ def test_the_objective_rises_at_no_block_in_float32_with_two_hidden_layers(name:
 
 
 @pytest.mark.parametrize("norm", ["l1"])
+@pytest.mark.slow
 def test_variants_descend_too(norm: str) -> None:
     network, y = problem(losses.SquaredError(), act.ReLU(norm), [6])  # type: ignore[arg-type]
     worst, kkt = rises(network, y, lnn.BCD(block_tol=1e-4, block_iter=400), X, passes=2)
@@ -79,7 +80,7 @@ def test_variants_descend_too(norm: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", [getattr(lnn.penalties, name)() for name in lnn.penalties.__all__], ids=repr)
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_every_penalty_descends(penalty: lnn.Penalty) -> None:
     dense = lnn.operators.Dense
     network = lnn.LiftedNetwork(
@@ -342,6 +343,7 @@ def test_a_ridge_that_is_small_beside_rounding_does_not_raise_the_objective() ->
     assert fit.history[-1].objective < 0.2 * fit.history[0].objective
 
 
+@pytest.mark.slow
 def test_very_different_lam_around_a_capped_layer() -> None:
     layers = [
         lnn.Layer(lnn.operators.Dense(4, 6), act.ReLU(), lam=1e-4),

@@ -100,7 +100,7 @@ def test_states_by_bounded_least_squares(knob: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
 @pytest.mark.parametrize("activation", [act.ReLU(), act.FenchelReLU(), act.Tanh()], ids=repr)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dtype: torch.dtype) -> None:
     u, y = draw(N, P, seed=2).to(dtype), SoftmaxCrossEntropy().encode(torch.arange(N) % Q, Q).to(dtype)
     for scale in (SCALES[0], SCALES[-1]):
@@ -125,6 +125,7 @@ def test_states_by_proximal_gradients(activation: lnn.Activation, knob: str, dty
     [(act.LeakyReLU(0.2), act.LeakyReLU(0.2)), (act.MaxPool(2), act.LeakyReLU(0.2)), (act.HardTanh(), act.ReLU("l1"))],
     ids=repr,
 )
+@pytest.mark.thin(2)
 def test_states_where_the_next_divergence_is_not_smooth(
     activation: lnn.Activation, following: lnn.Activation, dtype: torch.dtype
 ) -> None:
@@ -195,6 +196,7 @@ PENALTIES = [pen.L2(1e-3), pen.NonNegative(1e-3), pen.L1(1e-3), pen.ElasticNet(1
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 @pytest.mark.parametrize("divergence", [SquaredError(), act.FenchelReLU()], ids=repr)
+@pytest.mark.thin(2)
 def test_weights(divergence: lnn.Divergence, penalty: lnn.Penalty, dtype: torch.dtype) -> None:
     x = (draw(40, P) + 3).to(dtype)
     z = (
@@ -293,6 +295,7 @@ def weight_residual(layer: lnn.Layer, x: Tensor, z: Tensor, weights: lnn.Affine,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [[6], [6, 4]])
+@pytest.mark.thin(2)
 def test_lifted_predictions(hidden: list[int], dtype: torch.dtype) -> None:
     """All energies times a factor: the same classes, and energies that many times as large."""
     x = draw(5, 3, seed=2).to(dtype)

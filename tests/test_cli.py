@@ -508,6 +508,7 @@ PROGRAM = (
 )
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_training_writes_nothing(shelf: Path, tmp_path: Path) -> None:
     order = ["fit", str(shelf / "train.csv"), "--target", "label", "--passes", "100000", "--hidden", "10"]
     child = subprocess.Popen(

@@ -117,6 +117,7 @@ def test_a_recipe_has_what_is_left_of_the_budget() -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_the_best_on_held_back_rows_is_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Case, "measure", made_up)
     own = of(tmp_path, Comparison("mnist", (8,), epochs=2), seeds=2, choices=2, small=True)
@@ -322,6 +323,7 @@ def test_choices_of_other_times_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["compare", "regimes"])
+@pytest.mark.thin(2)
 def test_committed_records_can_be_continued(name: str) -> None:
     """They are of comparisons that still exist, and nothing would be written or refused."""
     stores = {store.device: store for store in existing(RESULTS, name)}

@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Any, Tensor]] = {
 
 @pytest.mark.parametrize("phi", [act.ReLU(), act.FenchelReLU()], ids=["euclidean", "fenchel"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thin(2)
 def test_no_block_raises_the_objective(name: str, phi: lnn.Activation) -> None:
     make, y = CASES[name]
     network, x = make(phi), CODES if name == "autoencoder" else X
@@ -109,6 +110,7 @@ def test_no_block_raises_the_objective(name: str, phi: lnn.Activation) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thin(2)
 def test_mini_batches_learn(name: str) -> None:
     make, y = CASES[name]
     x = CODES if name == "autoencoder" else X
@@ -167,7 +169,7 @@ def test_a_file_whose_shared_weights_differ_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["residual", "recurrent", "shaped"])
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_a_resumed_run_gives_the_weights_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     network = lnn.automatic(CASES[name][0](act.FenchelReLU()), X, Y)
     whole = lnn.MiniBatch(passes=4).run(network, X, Y)

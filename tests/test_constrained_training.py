@@ -221,6 +221,7 @@ def test_the_command_line_takes_a_penalty(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("ball", [pen.Ball(1.0, "l1"), pen.Ball(0.3, "frobenius")], ids=repr)
+@pytest.mark.thin(2)
 def test_intercepts_do_not_move_against_a_constraint(ball: pen.Ball) -> None:
     """Where the constraint undoes the steps of w, intercepts that belonged to these steps would grow without end."""
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))

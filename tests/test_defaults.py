@@ -124,6 +124,7 @@ def assert_alike(one: lnn.LiftedNetwork, other: lnn.LiftedNetwork) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"penalty": "group:0.01"}, {"robust": "noise:0.3"}], ids=["plain", "group", "noise"]
 )
+@pytest.mark.thin(2)
 def test_all_entry_points_train_the_same_network(loss: str, options: dict[str, Any]) -> None:
     x, classes = standardised(X), loss == "softmax"
     y = LABELS if classes else standardised(REAL) if loss == "squared" else robustly(REAL)

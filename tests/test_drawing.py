@@ -67,6 +67,7 @@ def test_the_picture_of_training_has_one_line_per_method(tmp_path: Path) -> None
     assert [file.read_bytes() for file in files] == first
 
 
+@pytest.mark.slow
 def test_the_picture_of_curves_has_medians_of_complete_levels(tmp_path: Path) -> None:
     store = Store(tmp_path / "curves-cpu.jsonl")
     for (place, level), seed in itertools.product(enumerate(curves.PANELS["heavy tails"].levels), range(3)):

@@ -36,6 +36,7 @@ def equal(a: LiftedClassifier, b: LiftedClassifier) -> bool:
 
 @pytest.mark.parametrize("given", ["balanced", {"rare": 4.0}, {"rare": 4.0, "often": 0.5}], ids=str)
 @pytest.mark.parametrize("sample_weight", [None, RNG.random(240)], ids=["plain", "weighted"])
+@pytest.mark.thin(2)
 def test_class_weights_multiply_the_weights_of_rows(given: Any, sample_weight: np.ndarray | None) -> None:
     together = compute_sample_weight(given, Y) * (1 if sample_weight is None else sample_weight)
     found = small(class_weight=given).fit(X, Y, sample_weight)

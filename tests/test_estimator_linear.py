@@ -30,6 +30,7 @@ def widths(model: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+@pytest.mark.thin(2)
 def test_errors_are_those_of_regressions_without_each_row(weighted: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, h, y = (torch.randn(30, k, generator=generator, dtype=torch.float64) for k in (4, 6, 2))
@@ -69,6 +70,7 @@ def test_errors_are_those_of_regressions_without_each_row(weighted: bool) -> Non
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 10.0])
+@pytest.mark.thin(2)
 def test_a_linear_response_needs_no_hidden_units(noise: float) -> None:
     truth = LINEAR - NOISE
     y = truth + noise * NOISE
@@ -90,6 +92,7 @@ def test_a_linear_response_needs_no_hidden_units(noise: float) -> None:
     ],
     ids=["square", "kink", "product", "three signs", "sine"],
 )
+@pytest.mark.thin(2)
 def test_other_responses_keep_their_units(function: Any) -> None:
     assert widths(fitted(function(X) + 0.5 * NOISE)) == [100]
 
@@ -108,6 +111,7 @@ def test_other_responses_keep_their_units(function: Any) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
+@pytest.mark.thin(2)
 def test_what_was_asked_for_is_kept(options: dict[str, Any]) -> None:
     expected = options.get("hidden_layer_sizes", (100,))
     assert widths(fitted(LINEAR, **options)) == list(expected)
@@ -118,6 +122,7 @@ def test_a_classifier_has_hidden_units_and_so_has_a_stream() -> None:
     assert widths(LiftedRegressor(random_state=0).partial_fit(X, LINEAR)) == [100]
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_network_that_a_regression_replaced() -> None:
     model = fitted(LINEAR, warm_start=True)
     before = model.predict(X)
@@ -148,6 +153,7 @@ def test_one_output_that_needs_units_is_enough() -> None:
     assert widths(LiftedRegressor(random_state=0).fit(x, y)) == [100]
 
 
+@pytest.mark.slow
 def test_copies_of_rows_decide_as_weights_do() -> None:
     counts = np.random.default_rng(3).integers(1, 6, 400)
     x, y = X[:400], LINEAR[:400] + NOISE[:400]
@@ -177,6 +183,7 @@ def test_where_the_response_is_exactly_linear_no_network_is_trained() -> None:
     assert widths(fitted(y, early_stopping=True)) == []
 
 
+@pytest.mark.slow
 def test_a_number_in_the_penalty_is_kept_and_a_list_of_penalties_can_go_on() -> None:
     model = fitted(LINEAR, penalty="l2:0.5", alpha=1e-3)
     assert [layer.penalty.rho for layer in model.network_.layers] == [0.5, 0.5]
@@ -253,6 +260,7 @@ def test_copies_of_rows_add_no_rows_to_a_network() -> None:
 
 
 @pytest.mark.parametrize("far", [1e4, 1e6, 1e8])
+@pytest.mark.thin(3)
 def test_one_far_entry_leaves_a_linear_response_linear(far: float) -> None:
     generator = np.random.default_rng(0)
     x, others = generator.normal(size=(300, 5)), generator.normal(size=(500, 5))

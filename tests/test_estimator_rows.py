@@ -62,7 +62,7 @@ def plain_fits(dtype: type[np.floating[Any]], divergence: str) -> tuple[LiftedCl
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_the_layout_of_x_does_not_matter(layout: str, dtype: type[np.floating[Any]], divergence: str) -> None:
     x, other = X.astype(dtype), LAYOUTS[layout](X.astype(dtype))
     for plain, y in zip(plain_fits(dtype, divergence), (Y, REAL), strict=True):
@@ -94,6 +94,7 @@ def test_the_scaling_of_many_rows_is_that_of_all_at_once(row_weights: np.ndarray
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"dtype": "float32"}], ids=str)
+@pytest.mark.thin(2)
 def test_batches_whitened_one_by_one_train_as_a_whitened_copy_does(
     options: dict[str, Any], weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +110,7 @@ def test_batches_whitened_one_by_one_train_as_a_whitened_copy_does(
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.thin(2)
+@pytest.mark.slow
 def test_a_fit_needs_less_memory_than_half_of_x(dtype: type) -> None:
     """Linux keeps the most that a process has held, and can be asked to begin anew."""
     x = RNG.random((100 * 2**20 // (50 * np.dtype(dtype).itemsize), 50), dtype=dtype)

@@ -40,6 +40,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("form", ["csr_matrix", "csr_array", "csc_matrix", "coo_array"])
 @pytest.mark.parametrize(("make", "y"), [(classifier, Y), (regressor, REAL)], ids=["classifier", "regressor"])
+@pytest.mark.thin(2)
 def test_a_sparse_x_gives_what_the_dense_one_gives(form: str, make: Any, y: np.ndarray) -> None:
     given = getattr(sparse, form)(X)
     dense, found = make().fit(X, y), make().fit(given, y)
@@ -139,6 +140,7 @@ def test_a_stream_of_many_columns_keeps_what_it_has_learned(monkeypatch: pytest.
     np.testing.assert_allclose(span @ (span.T @ change), change, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_fifty_thousand_columns_need_no_square_of_them() -> None:
     """The square would take 20 GB."""
     there = RNG.random((60, 50_000)) < 0.0005

@@ -96,6 +96,7 @@ def first_then_shuffled(first: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", ["low", "constant", "narrow", "low responses"])
+@pytest.mark.thin(2)
 def test_a_first_chunk_unlike_the_rest_ends_close_to_a_shuffled_stream(case: str) -> None:
     first = {"low": LOW, "constant": LOW, "narrow": CENTRAL, "low responses": np.argsort(REAL[:2400])}[case][:200]
     x = X.copy()

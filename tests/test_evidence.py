@@ -123,6 +123,7 @@ def test_the_hessian_vectors_of_the_softmax_make_up_its_hessian(classes: int) ->
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.thin(2)
 def test_rho_follows_the_noise(noise: float) -> None:
     """The more noise, the larger rho; predictions of pure noise shrink towards the mean."""
     x = draw(400, 6)

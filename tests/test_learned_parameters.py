@@ -71,7 +71,7 @@ def test_a_step_goes_against_the_gradient_of_the_loss(activation: Any, per: Any)
 @pytest.mark.parametrize(
     ("activation", "per"), list(zip(SUMMED, ["layer", "unit", "layer", "unit"], strict=True)), ids=str
 )
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_with_known_weights_batches_find_the_true_parameter(activation: Any, per: Any) -> None:
     x, y, weights = drawn(activation)
     (name,) = activation.learned

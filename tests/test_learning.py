@@ -69,7 +69,7 @@ def slopes(activation: Activation) -> Tensor:
 
 @pytest.mark.parametrize(("per", "dtype"), [("layer", torch.float64), ("unit", torch.float32)], ids=str)
 @pytest.mark.parametrize("activation", LEARNED, ids=repr)
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 def test_no_block_raises_the_objective(activation: Activation, per: Any, dtype: torch.dtype) -> None:
     x, y = planted(40, dtype=dtype)
     row_weights = torch.rand(40, generator=torch.Generator().manual_seed(1)) + 0.1

@@ -78,7 +78,7 @@ def test_real_responses_are_learned() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in smooth_names() if not getattr(act, n)().joint])
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_every_fenchel_activation_trains(name: str) -> None:
     net = network([6, 20, 3], getattr(act, name)())
     fit = lnn.MiniBatch(passes=12).run(net, X, LABELS)
@@ -193,6 +193,7 @@ class CrashError(Exception):
 
 
 @pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.thin(2)
 def test_a_run_resumed_from_its_checkpoint_is_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_resumed_run_on_a_shuffled_loader_keeps_its_coordinates(tmp_path: Path
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("within", [True, False])
+@pytest.mark.thin(2)
 def test_a_run_on_a_shuffled_loader_resumes_exactly(tmp_path: Path, own: bool, within: bool) -> None:
     """Stopped after a pass or within one; the loader draws from a generator of its own, or from torch's."""
     net, trainer, rows = network(), lnn.MiniBatch(passes=4, learn_rho=True), X[:300]

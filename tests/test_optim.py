@@ -356,6 +356,7 @@ def test_a_loss_beside_the_scores_does_not_count_their_gradients_twice() -> None
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e2, 1e4])
+@pytest.mark.thin(3)
 def test_without_a_criterion_responses_in_large_units_are_learned(unit: float) -> None:
     """The mean square of the gradients, in squared units, would be 1e8 times the curvature for the last."""
     torch.manual_seed(0)
@@ -460,6 +461,7 @@ def small_cnn() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.thin(2)
 def test_three_passes_over_the_digits_leave_half_the_loss_of_adam(known: bool) -> None:
     """On rows that were held back; over seeds and settings it is a fifth or less."""
     (x, y), criterion, losses = digits(), nn.CrossEntropyLoss(), []

@@ -174,6 +174,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("kind", ["self", "memory", "three", "widths"])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.thin(2)
 def test_attention_takes_the_steps_of_the_same_attention_with_linear(kind: str, bias: bool) -> None:
     torch.manual_seed(0)
     widths = {"kdim": 2, "vdim": 3} if kind == "widths" else {}

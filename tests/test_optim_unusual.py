@@ -54,7 +54,7 @@ def test_an_unknown_cross_entropy_at_a_constant_rate_does_not_rise() -> None:
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1000.0, 0.0), (1.0, 30.0)])
-@pytest.mark.thin(3)
+@pytest.mark.slow
 def test_the_curvature_of_an_unknown_squared_error_is_found_in_all_units(scale: float, shift: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, 8, generator=generator)
@@ -90,6 +90,7 @@ def test_gradients_may_lie_in_memory_in_any_way(grown: Callable[[Tensor], Tensor
 
 
 @pytest.mark.parametrize("weight", [20.0, 50.0])
+@pytest.mark.thin(2)
 def test_weights_of_rare_bits_shorten_steps(weight: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(2000, 10)

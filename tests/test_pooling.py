@@ -207,6 +207,7 @@ def test_a_state_that_rounding_has_moved_out_of_a_cap_is_taken_as_inside() -> No
 
 
 @pytest.mark.parametrize("row_weights", [None, torch.tensor([1.0, 0.5, 2.0, 1.0, 0.0, 1.5], dtype=torch.float64)])
+@pytest.mark.thin(2)
 def test_the_weights_before_a_pooling_against_a_conic_solver(row_weights: Tensor | None) -> None:
     layer, x = lnn.Layer(OPERATOR, POOL, lnn.penalties.L2(0.1), lam=0.7), draw(6, 32)
     current = lnn.Affine(0.1 * draw(3, 2), torch.zeros(3, dtype=torch.float64))
@@ -227,6 +228,7 @@ def test_the_weights_before_a_pooling_against_a_conic_solver(row_weights: Tensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.thin(2)
 def test_exact_blocks_train_a_pooled_network_and_none_raises_the_objective(dtype: torch.dtype) -> None:
     head = lnn.Layer(Dense(2, 2), SoftmaxCrossEntropy())
     network = lnn.LiftedNetwork([lnn.Layer(OPERATOR, POOL, lam=0.5), lnn.Layer(AFTER, AFTER_POOL, lam=0.5), head])

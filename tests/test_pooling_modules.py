@@ -259,6 +259,7 @@ def images(rows: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("build", [LeNet, lambda: lnn.init.to_module(LENET, weights_of(LENET)).float()])
+@pytest.mark.thin(2)
 def test_a_lenet_is_initialised_by_lifting(build: Callable[[], nn.Module]) -> None:
     x, y = images(300)
     module = lnn.init.lifted_(build(), x, y, passes=15)

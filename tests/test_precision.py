@@ -102,6 +102,7 @@ def test_trained_weights_can_be_trained_further_by_autograd() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no such names yet")
+@pytest.mark.slow
 def test_every_way_to_set_the_precision_of_products_is_kept() -> None:
     """In a process of its own, since some ways cannot be undone."""
     program = """

@@ -62,6 +62,7 @@ def test_classes_by_smallest_optimal_energy_against_a_conic_solver(hidden: list[
             assert -found[label] == pytest.approx(goal.value, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_lifted_energy_of_each_class_is_below_that_of_the_recursion() -> None:
     network = lnn.LiftedNetwork.mlp([4, 6, 5, 3], activation="fenchel_relu")
     weights, x = weights_of(network), draw(3, 4, seed=3)

@@ -88,6 +88,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed in (1, 2, 4, 5, 6, 7) else [pytest.
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.thin(2)
 def test_a_network_drawn_at_random_trains(seed: int) -> None:
     net, generator = network(seed), torch.Generator().manual_seed(seed)
     x = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)

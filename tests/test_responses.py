@@ -84,6 +84,7 @@ def test_rho_of_standardised_and_of_constant_responses_is_that_of_unit_ones(name
 
 
 @pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "quantile"])
+@pytest.mark.thin(2)
 def test_an_initialisation_does_not_depend_on_the_units(loss: str) -> None:
     """Up to the trainer's own tolerances."""
     plain, small, large = (initialised(t * F, loss).numpy() / t for t in (1.0, 2.0**-13, 2.0**13))
@@ -101,7 +102,7 @@ def test_huber_by_name_is_in_units_of_the_spread() -> None:
     "loss", ["squared", "huber", Quantile(0.8), Quantile((0.2, 0.8)), AbsoluteError(0.02)], ids=str
 )
 @pytest.mark.parametrize("head", [Ball(1e9), L2()], ids=["ball", "l2"])
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_predictions_move_with_the_responses_under_any_head(loss: str | Loss, head: Penalty) -> None:
     t = 2.0**13
     fits = [regressor(loss=loss, penalty=["l2", head]).fit(X, y).predict(X) for y in (F, t * F - 3e5)]

@@ -40,6 +40,7 @@ def test_predictions_move_with_the_responses(loss: str | Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", ["absolute", "huber"])
+@pytest.mark.thin(2)
 def test_outliers_change_only_the_squared_error(loss: str) -> None:
     wild = Y.copy()
     wild[::20] += 100 * np.sign(np.sin(np.arange(30)))

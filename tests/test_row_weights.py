@@ -131,7 +131,7 @@ def test_the_objective_with_weights_is_that_of_repeated_rows(name: str, loss: st
 @pytest.mark.parametrize("gapped", [False, True], ids=["1 to 3", "0 to 3"])
 @pytest.mark.parametrize("loss", ["softmax", "squared"])
 @pytest.mark.parametrize("name", ["relu", "fenchel_relu"])
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 def test_passes_with_weights_are_those_over_repeated_rows(name: str, loss: str, gapped: bool) -> None:
     counts = GAPPED if gapped else COUNTS
     network = lnn.LiftedNetwork.mlp([P, 5, 3 if loss == "softmax" else 2], name, loss, lam=0.7)
@@ -144,7 +144,7 @@ def test_passes_with_weights_are_those_over_repeated_rows(name: str, loss: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in act.__all__ if not getattr(act, name)().why_not_exact])
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
     network = lnn.LiftedNetwork.mlp([P, 4, 3], getattr(act, name)(), lam=0.7)
     bcd, counts = lnn.BCD(block_tol=1e-3, block_iter=40), torch.rand(10, generator=torch.Generator().manual_seed(4))
@@ -158,6 +158,7 @@ def test_with_weights_the_objective_rises_at_no_block(name: str) -> None:
             before = after
 
 
+@pytest.mark.slow
 def test_passes_do_not_depend_on_the_scale_of_weights() -> None:
     network = lnn.LiftedNetwork.mlp([P, 5, 3], "fenchel_relu")
     bcd = lnn.BCD(passes=3, tol=0, block_tol=1e-6, block_iter=2000)
@@ -197,6 +198,7 @@ def test_settings_chosen_with_weights_are_those_of_repeated_rows(loss: str, gapp
 @pytest.mark.parametrize("gapped", [False, True], ids=["1 to 3", "0 to 3"])
 @pytest.mark.parametrize("loss", ["softmax", "squared"])
 @pytest.mark.parametrize("hidden", [(), (6,), (6, 5)], ids=str)
+@pytest.mark.thin(2)
 def test_a_batch_with_weights_is_one_of_repeated_rows(hidden: tuple[int, ...], loss: str, gapped: bool) -> None:
     counts, (network, y) = GAPPED if gapped else COUNTS, chosen(loss, hidden)
     assert 3 * int(counts.sum()) <= 256  # few enough for curvature without chance
@@ -425,7 +427,7 @@ def keep(place: int, parts: tuple[bool, bool]) -> Fixed:
 @pytest.mark.parametrize("start", [False, True], ids=["random", "given"])
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_what_is_fixed_stays_and_the_rest_is_trained(place: str, parts: str, start: bool, penalty: lnn.Penalty) -> None:
     network, fixed = deep(penalty), keep(PLACES[place], PARTS[parts])
     seen: list[float] = []

@@ -331,6 +331,7 @@ def test_the_rows_of_a_loader_are_those_that_its_sampler_draws() -> None:
     assert source_of(DataLoader(data, batch_sampler=BatchSampler(some, 7, drop_last=False))).rows == 30
 
 
+@pytest.mark.slow
 def test_lifted_takes_as_many_passes_over_drawn_rows_as_over_a_data_set_of_them(capsys: Any) -> None:
     data = TensorDataset(torch.zeros(2000, 1), torch.zeros(2000))
     drawn, alone = DataLoader(data, 15, sampler=SubsetRandomSampler(range(30))), DataLoader(Subset(data, range(30)), 15)

@@ -92,6 +92,7 @@ def test_the_repository_s_records_can_be_read() -> None:
     assert len(list(RESULTS.iterdir())) < 60
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     program = "import sys; from pathlib import Path; from experiments.store import Store\n"

@@ -90,6 +90,7 @@ def test_it_is_switched_off_where_it_would_not_be_understood() -> None:
 
 
 @pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.thin(2)
 def test_columns_stay_as_they_are_where_the_response_is_linear_in_them(classes: bool) -> None:
     x, rest = np.exp(2 * NORMAL[:, :3]), np.exp(2 * np.random.RandomState(1).normal(size=(300, 3)))
     kind = lnn.LiftedClassifier if classes else lnn.LiftedRegressor
@@ -104,6 +105,7 @@ def test_columns_stay_as_they_are_where_the_response_is_linear_in_them(classes: 
 
 
 @pytest.mark.parametrize("far", [1e3, 1e12])
+@pytest.mark.thin(2)
 def test_a_far_entry_that_a_sample_would_miss_is_judged_too(far: float) -> None:
     x = np.random.RandomState(2).normal(size=(5000, 3))
     y = x[:, 0] + np.sin(2 * x[:, 1])

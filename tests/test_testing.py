@@ -236,6 +236,7 @@ ACTIVATIONS: list[Fault] = [
 
 
 @pytest.mark.parametrize("fault", ACTIVATIONS, ids=label)
+@pytest.mark.thin(2)
 def test_a_broken_activation_is_found(fault: Fault) -> None:
     found(check_activation, fault)
 
@@ -436,6 +437,7 @@ def test_a_penalty_on_groups_of_columns_passes() -> None:
 
 
 @pytest.mark.parametrize("fault", PENALTIES, ids=label)
+@pytest.mark.thin(2)
 def test_a_broken_penalty_is_found(fault: Fault) -> None:
     found(check_penalty, fault)
 

@@ -28,6 +28,7 @@ def test_the_summary_is_of_the_last_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.thin(2)
 def test_every_method_learns_a_small_problem(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 8, generator=generator)

@@ -144,6 +144,7 @@ def test_every_elementwise_activation_has_a_textbook_formula() -> None:
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("activation", EVERY, ids=label)
+@pytest.mark.thin(2)
 def test_conforms(activation: Activation, seed: int) -> None:
     check_activation(activation, seed=seed)
 
@@ -217,7 +218,7 @@ def test_curvature_is_attained(activation: Activation) -> None:
 
 @pytest.mark.parametrize("step", [0.03, 1.0, 25.0])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=label)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_prox_equals_scalar_minimisation(case: Scalar, step: float) -> None:
     points = [(-3.0, 0.5), (-0.4, -2.0), (0.2, 1.4), (1.7, 0.3), (2.5, -3.0)]
     if isinstance(

@@ -178,6 +178,7 @@ def test_an_infinite_bound_stays_and_a_constant_unit_keeps_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("activation", UNITS, ids=name_of)
+@pytest.mark.thin(2)
 def test_parameters_of_each_unit_conform(activation: Activation) -> None:
     check_activation(activation)
 

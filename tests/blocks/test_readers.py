@@ -109,6 +109,7 @@ def test_caps_of_one_reader_and_a_quadratic_of_the_other_meet() -> None:
 @pytest.mark.parametrize(
     "loss", [SquaredError(), SoftmaxCrossEntropy(), AbsoluteError()], ids=lambda x: type(x).__name__
 )
+@pytest.mark.thin(3)
 def test_all_states_at_once_do_not_lie_above_cyclic_passes(loss: lnn.Loss) -> None:
     """Where every divergence is jointly convex, both end at the same least energy."""
     net = network(act.ReLU(), loss, act.ReLU(), residual=True)

@@ -54,6 +54,7 @@ DIVERGENCES: dict[str, list[lnn.Divergence]] = {
 @pytest.mark.parametrize("penalty", [pen.L2(0.05), pen.L1(0.05)], ids=["L2", "L1"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize("kind", DIVERGENCES)
+@pytest.mark.thin(2)
 def test_a_shared_w_is_at_the_optimum(kind: str, transposed: bool, penalty: lnn.Penalty) -> None:
     q = 4 if transposed else P  # a square w where nothing is transposed, so that both fit one after the other
     operators = [Dense(P, q), Dense(q, P)] if transposed else [Dense(P, P), Dense(P, P, bias=False)]

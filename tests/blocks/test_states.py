@@ -110,7 +110,7 @@ FOLLOWING = [SquaredError(), SoftmaxCrossEntropy(), act.FenchelReLU(), act.Tanh(
 
 
 @pytest.mark.parametrize(("name", "following"), list(zip(act.__all__, itertools.cycle(FOLLOWING), strict=False)))
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_no_sample_ends_higher_and_other_points_are_no_better(name: str, following: lnn.Divergence) -> None:
     activation = getattr(act, name)()
     u = 2 * draw(N, activation.preactivation_width(P), seed=2)

@@ -131,7 +131,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
 
 
 @pytest.mark.parametrize("loss", [AbsoluteError(), Huber(0.4), AbsoluteError(0.05), Quantile(0.3)], ids=repr)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_without_hidden_layer_bcd_equals_a_conic_solver(loss: Bounded) -> None:
     network = lnn.LiftedNetwork([lnn.Layer(lnn.operators.Dense(3, 1), loss, L2(0.02))])
     found = lnn.BCD(passes=1, block_tol=1e-6, block_iter=400).run(network, X, Y)

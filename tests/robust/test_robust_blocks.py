@@ -63,6 +63,7 @@ def test_the_box_against_a_conic_solver(size: float) -> None:
     assert found.w[0].tolist() == pytest.approx(w.value, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_logistic_regression_in_a_box_against_a_conic_solver() -> None:
     x = draw(40, 3)
     z = torch.eye(2, dtype=torch.float64)[(x[:, 0] + 0.5 * draw(40, seed=1) > 0).long()]
@@ -118,7 +119,7 @@ def test_the_ball_with_another_metric_or_penalty_ends_at_the_same_place(loss: Lo
     ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_no_block_raises_the_objective(
     kind: Uncertainty, activation: Activation, where: str, dtype: torch.dtype
 ) -> None:
@@ -237,6 +238,7 @@ def test_the_cone() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4])
+@pytest.mark.thin(3)
 def test_a_box_in_other_units_gives_the_same_objective(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=generator, dtype=torch.float64)

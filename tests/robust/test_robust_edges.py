@@ -82,7 +82,7 @@ def test_history_is_taken_at_the_robust_states(kind: Uncertainty) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.5, torch.tensor(1.5)], ids=["number", "tensor"])
-@pytest.mark.thin(2)
+@pytest.mark.slow
 def test_a_scaled_activation_in_a_box(scale: float | Tensor) -> None:
     x, network = draw(12, 4), net(Scaled(FenchelReLU(), scale), BoxBall(0.1))
     history = lnn.BCD(passes=1, block_iter=2).run(network, x, x[:, 0]).history
@@ -244,6 +244,7 @@ def test_refusals(build: Callable[[], object], sentence: str) -> None:
 
 
 @pytest.mark.parametrize("trainer", [lnn.BCD, lnn.MiniBatch])
+@pytest.mark.thin(2)
 def test_one_parameter_for_each_unit_is_refused_in_a_box(trainer: Any) -> None:
     x, network = draw(12, 4), net(FenchelLeakyReLU(0.5), BoxBall(0.1))
     with pytest.raises(

@@ -40,6 +40,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("kind", "divergence"), PAIRS, ids=lambda each: type(each).__name__)
+@pytest.mark.thin(2)
 def test_every_kind_passes_the_public_check(kind: Uncertainty, divergence: Divergence) -> None:
     check_uncertainty(kind, divergence)
 
@@ -123,6 +124,7 @@ def test_a_robust_estimator_is_one_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("given", [0.05, "ball:0.2", "box:0.01"])
+@pytest.mark.thin(3)
 def test_the_papers_model_passes_with_uncertain_inputs(given: Any, digits: Data) -> None:
     x, y = digits
     model = lnn.LiftedClassifier((5,), divergence="euclidean", lam=0.1, max_iter=2, robust=given, random_state=0)

@@ -120,6 +120,7 @@ def test_what_is_selected_solves_the_weight_step(smooth: Divergence, penalty: Pe
 
 
 @pytest.mark.parametrize(("smooth", "activation", "method"), STATE_RULES, ids=names)
+@pytest.mark.thin(2)
 def test_what_is_selected_solves_the_state_step(smooth: Divergence, activation: Activation, method: Method) -> None:
     p, q = 5, smooth.preactivation_width(4)
     weights, u = lnn.Affine(draw(q, p), draw(q, seed=1)), 2 * draw(6, activation.preactivation_width(p), seed=2)

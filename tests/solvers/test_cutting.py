@@ -106,6 +106,7 @@ def logistic() -> tuple[Logistic, Point]:
 
 
 @pytest.mark.parametrize(("tol", "max_iter"), [(1e-1, 500), (1e-2, 500), (1e-9, 30)])
+@pytest.mark.thin(3)
 def test_prox_gradient_of_some_rows_is_that_of_all(tol: float, max_iter: int) -> None:
     problem, start = logistic()
     whole = prox_gradient(problem, start, problem.step, tol, max_iter)

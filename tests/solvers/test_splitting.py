@@ -79,7 +79,7 @@ def deviations(alpha: float = 0.5, nonnegative: bool = False) -> AbsoluteDeviati
     ("alpha", "nonnegative", "sigma"),
     [(0.0, False, 0.1), (0.5, False, 1.0), (4.0, False, 10.0), (0.0, True, 10.0), (0.5, True, 1.0), (4.0, True, 0.1)],
 )
-@pytest.mark.thin(2)
+@pytest.mark.thin(6)
 def test_least_absolute_deviations_equal_cvxpy(alpha: float, nonnegative: bool, sigma: float) -> None:
     problem = deviations(alpha, nonnegative)
     result = splitting(problem, torch.zeros(6).double(), sigma=sigma, tol=1e-7, max_iter=20000, scale=30.0)
