@@ -114,7 +114,8 @@ class Descent:
         self.unaveraged = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
         last, others = len(network.layers) - 1, [layer for at in self.unaveraged for layer in self.members[at]]
         self.spectral = others == [last] and last > 0  # all layers but the last, and at least one, take spectral steps
-        self.unaveraged_size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
+        size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
+        self.unaveraged_parts = self.values[:size], self.velocity[:size]
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
@@ -152,7 +153,7 @@ class Descent:
             calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
             found = [work.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
-        values, velocity = self.values[: self.unaveraged_size], self.velocity[: self.unaveraged_size]
+        values, velocity = self.unaveraged_parts
         values.sub_(velocity.mul_(self.momentum))
         for velocities, (moves, length) in zip(self.velocities, found[: len(self.unaveraged)], strict=False):
             _subtract(velocities, moves, rate * length)
