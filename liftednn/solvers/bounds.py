@@ -1,4 +1,4 @@
-"""The arguments of bounded least squares: the box, and checks of the matrices."""
+"""The arguments of bounded least squares: the box, the units they are in, and checks of the matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from liftednn.checks import check_count, check_dense, check_number
 
-__all__ = ["Bounds", "check_options", "check_problem"]
+__all__ = ["Bounds", "Units", "check_options", "check_problem"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Bounds:
         if not isinstance(self.lower, Tensor) or not isinstance(self.upper, Tensor):
             return self
         return Bounds(*(bound[rows] if len(bound) > 1 else bound for bound in (self.lower, self.upper)))
+
+    def double(self) -> Bounds:
+        return Bounds(*(bound.double() if isinstance(bound, Tensor) else bound for bound in (self.lower, self.upper)))
 
     def clip(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.clamp(x, self.lower, self.upper, out=out)  # type: ignore[arg-type]
@@ -81,6 +84,30 @@ class Bounds:
                 f"lower must not exceed upper, and neither may be NaN, got lower={self.lower} and upper={self.upper}; "
                 "use lower=-inf or upper=None where there is no bound"
             )
+
+
+@dataclass(frozen=True)
+class Units:
+    """Powers of two that h, q and z are divided by, and max |q| after that."""
+
+    h: float
+    q: float
+    z: float
+    scale: float
+
+    @staticmethod
+    def of(h: Tensor, size: float) -> Units:
+        """For max |q| = size."""
+        curvature = h.diagonal().double().abs().mean().item() or h.abs().max().item()
+        unit_q, unit_h = (2.0 ** math.floor(math.log2(each)) if each else 1.0 for each in (size, curvature))
+        unit_z = unit_q / unit_h
+        limits = torch.finfo(h.dtype)
+        if not 2**13 * limits.tiny * limits.eps <= unit_z <= limits.max:  # smaller numbers have fewer than four digits
+            raise ValueError(
+                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond the range of {h.dtype}: scale h and q, or "
+                "give float64"
+            )
+        return Units(unit_h, unit_q, unit_z, size / unit_q or 1.0)
 
 
 def _representable(bound: float | Real, like: Tensor) -> float:

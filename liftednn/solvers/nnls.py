@@ -13,6 +13,7 @@ traces of the two cancel when the ridge h + rho D has as many effective degrees 
     tr h (h + rho D)^-1 = #{j : lower_j < z_j < upper_j},
 
 and for this rho the rate hardly depends on the condition number. Each row takes its rho from a short list, by its fraction of free entries.
+Rows that are not solved then, as where one eigenvalue is far larger than all others, are solved by pivoting (pivoting.py).
 
 The splitting does not descend, so every few steps the best point so far moves towards clip(s) by an exact line search.
 The returned point is therefore in the box, and its objective is not above the start's. The certificate is the violation of the
@@ -35,13 +36,18 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.solvers.bounds import Bounds, check_options, check_problem
+from liftednn.solvers.bounds import Bounds, Units, check_options, check_problem
+from liftednn.solvers.pivoting import pivoting
 
 __all__ = ["NNLSResult", "nnls"]
 
 RELAXATION = 0.92
 FREE_FRACTIONS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_REGROUP = 6
+# The most steps of the splitting, which is slow where it needs more, and of the pivoting, which needs few or will not end.
+_SPLITTING, _PIVOTS = 300, 300
+# Residuals up to this many times their rounding level cannot be expected to fall.
+_FAR = 10
 # Rounds of putting entries next to a bound on it: each round changes the gradient of the others a little.
 _ROUNDS = 3
 
@@ -98,7 +104,7 @@ def nnls(
     """
     check_problem(h, q, z0)
     check_options(tol, max_iter, block_rows, scale, len(q))
-    box, units = Bounds.of(lower, upper, q), _Units.of(h, reduce.largest(q if scale is None else scale))
+    box, units = Bounds.of(lower, upper, q), Units.of(h, reduce.largest(q if scale is None else scale))
     scales = scale.double() / units.q if isinstance(scale, Tensor) else h.new_tensor(units.scale, dtype=torch.float64)
     scales = scales.expand(len(q))
     shared = _SharedMatrix(h / units.h)
@@ -110,8 +116,14 @@ def nnls(
         box.take(rows).check()
         part, right = box.take(rows).scaled(1 / units.z, q), q[rows] / units.q
         start = part.clip(torch.zeros_like(right) if z0 is None else (z0[rows].double() / units.z).to(q))
-        steps, ending = _Block(shared, right, part, start, scales[rows].to(q)).solve(z[rows], tol, max_iter)
-        residuals.append(_certify(shared, right, part, z[rows], tol * scales[rows]) / scales[rows])
+        block = _Block(shared, right, part, start, scales[rows].to(q))
+        steps, ending = block.solve(z[rows], tol, min(max_iter, _SPLITTING))
+        residual = _certify(shared, right, part, z[rows], tol * scales[rows])
+        if max_iter > _SPLITTING:  # whatever the other rows of the block needed
+            most = min(max_iter - _SPLITTING, _PIVOTS)
+            more = _finish(shared, right, part, z[rows], residual, scales[rows], tol, most)
+            steps, ending = steps + more, "max_iter" if _SPLITTING + more == max_iter else "stalled"
+        residuals.append(residual / scales[rows])
         box.take(rows).clip((z[rows].double() * units.z).to(q), out=z[rows])
         n_iter = max(n_iter, steps)
         endings.add(ending)
@@ -141,28 +153,23 @@ def _certify(shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, goal: Ten
     return residual
 
 
-@dataclass(frozen=True)
-class _Units:
-    """Powers of two that h, q and z are divided by, and max |q| after that."""
-
-    h: float
-    q: float
-    z: float
-    scale: float
-
-    @staticmethod
-    def of(h: Tensor, size: float) -> _Units:
-        """For max |q| = size."""
-        curvature = h.diagonal().double().abs().mean().item() or h.abs().max().item()
-        unit_q, unit_h = (2.0 ** math.floor(math.log2(each)) if each else 1.0 for each in (size, curvature))
-        unit_z = unit_q / unit_h
-        limits = torch.finfo(h.dtype)
-        if not 2**13 * limits.tiny * limits.eps <= unit_z <= limits.max:  # smaller numbers have fewer than four digits
-            raise ValueError(
-                f"h of about {curvature:.3g} and q of about {size:.3g} have a solution beyond the range of {h.dtype}: scale h and q, or "
-                "give float64"
-            )
-        return _Units(unit_h, unit_q, unit_z, size / unit_q or 1.0)
+def _finish(
+    shared: _SharedMatrix, q: Tensor, box: Bounds, z: Tensor, residual: Tensor, scale: Tensor, tol: float, max_iter: int
+) -> int:
+    """Pivoting for the rows that are not solved, up to rounding; z and their residuals change in place. Returns the steps."""
+    rows = torch.nonzero(residual > torch.maximum(tol * scale, _FAR * shared.rounding(z, scale))).flatten()
+    if not len(rows):
+        return 0
+    part, goal, h = box.take(rows), 0.5 * tol * scale[rows], shared.h.double()
+    h = h + torch.finfo(q.dtype).eps * shared.norm * torch.eye(len(h)).to(
+        h
+    )  # rounding may have made eigenvalues negative
+    moved, steps = pivoting(h, q[rows].double(), part.double(), z[rows].double(), goal, max_iter)
+    moved = part.clip(moved.to(q))
+    fresh = _certify(shared, q[rows], part, moved, tol * scale[rows])
+    better = fresh < residual[rows]
+    z[rows[better]], residual[rows[better]] = moved[better], fresh[better]
+    return steps
 
 
 class _SharedMatrix:
@@ -178,6 +185,10 @@ class _SharedMatrix:
         spectrum = torch.linalg.eigvalsh(scale[:, None] * h.double() * scale).cpu()
         self.rho = _penalties(spectrum, torch.finfo(h.dtype).eps)
         self._reflections: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def rounding(self, z: Tensor, scale: Tensor) -> Tensor:
+        """The rounding level of the gradient of each row, for q of the size `scale`."""
+        return torch.finfo(z.dtype).eps * (scale + self.norm * z.abs().amax(1))
 
     def reflection(self, level: int) -> tuple[Tensor, Tensor]:
         """Matrices (a, b) with theta r = (v / 2) a + q b, made in float64 once for each level."""
@@ -274,8 +285,8 @@ class _Block:
         halved = self.kkt < 0.5 * self.best_kkt
         self.best_kkt = torch.where(halved, self.kkt, self.best_kkt)
         self.best_step = torch.where(halved, step, self.best_step)
-        rounding = torch.finfo(self.z.dtype).eps * (1 + self.shared.norm * self.z.abs().amax(1) / self.scale)
-        patience = torch.where(self.best_kkt < 10 * rounding, 30, self.best_step.clamp(min=300))
+        rounding = self.shared.rounding(self.z, self.scale) / self.scale
+        patience = torch.where(self.best_kkt < _FAR * rounding, 30, self.best_step.clamp(min=300))
         return step - self.best_step > patience
 
     def _drop(self, done: Tensor, out: Tensor) -> bool:

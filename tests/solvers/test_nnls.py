@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from liftednn.solvers import nnls
+from liftednn.solvers.bounds import Bounds
+from liftednn.solvers.pivoting import pivoting
 
 
 def gram(p: int, condition: float, seed: int = 0) -> Tensor:
@@ -380,3 +382,52 @@ def test_a_solution_beyond_the_precision_is_refused() -> None:
 def test_a_solution_below_the_precision_is_refused() -> None:
     with pytest.raises(ValueError, match=r"beyond the range of torch\.float32"):
         nnls(1e25 * torch.eye(2), torch.full((1, 2), 1e-25))
+
+
+def one_far_eigenvalue(n: int, p: int, size: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """h = 2 w'w + 2 I with one large w, as where a state is read by a single output."""
+    generator = torch.Generator().manual_seed(seed)
+    w = size * torch.randn(1, p, generator=generator, dtype=torch.float64)
+    targets = size * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, p, generator=generator, dtype=torch.float64)
+    return 2 * w.T @ w + 2 * torch.eye(p, dtype=torch.float64), 2 * targets @ w + 2 * noise
+
+
+@pytest.mark.parametrize("upper", [None, 0.05])
+@pytest.mark.parametrize("size", [10.0, 100.0])
+def test_one_eigenvalue_far_above_the_others_against_scipy(size: float, upper: float | None) -> None:
+    h, q = one_far_eigenvalue(12, 30, size)
+    found = nnls(h, q, upper=upper, tol=1e-8)
+    assert found.status == "converged"
+    root = torch.linalg.cholesky(h)
+    for row, z in zip(q, found.z, strict=True):
+        right = torch.linalg.solve_triangular(root, row[:, None], upper=False)[:, 0].numpy()
+        bounds = (0, np.inf if upper is None else upper)
+        oracle = scipy.optimize.lsq_linear(root.T.numpy(), right, bounds, method="bvls", tol=1e-14).x
+        np.testing.assert_allclose(z.numpy(), oracle, atol=1e-3 * np.abs(oracle).max())
+    assert nnls(h.float(), q.float(), upper=upper).kkt < 1e-4
+
+
+@pytest.mark.parametrize("most", [3, 299, 300, 301])
+def test_pivoting_counts_as_steps(most: int) -> None:
+    h, q = one_far_eigenvalue(12, 30, 100.0)
+    found = nnls(h, q, max_iter=most)
+    assert found.n_iter <= most
+    assert found.status == "max_iter"
+    assert nnls(h, q, max_iter=310).status == "converged"
+
+
+@pytest.mark.parametrize("rank", [8, 4])
+def test_pivoting_alone_solves_any_row(rank: int) -> None:
+    """From any start, with bounds of every row; a singular h too, whose solution need not be unique."""
+    generator = torch.Generator().manual_seed(rank)
+    factor, q = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (rank, 40))
+    h, q = factor.T @ factor, q if rank == 8 else q @ factor.T @ factor
+    box = Bounds(-torch.rand(40, 8, generator=generator).double(), torch.rand(1, 8, generator=generator).double())
+    start = box.clip(q)
+    z, steps = pivoting(h, q, box, start, torch.full((40,), 1e-7).double(), 100)
+    assert 0 < steps < 100
+    assert float(box.residual(z, z @ h - q).max()) < 1e-6
+    assert torch.equal(pivoting(h, q, box, start, torch.zeros(40).double(), 0)[0], start)
+    value = {name: ((x @ h * x).sum(1) / 2 - (q * x).sum(1)) for name, x in (("found", z), ("start", start))}
+    assert bool((value["found"] <= value["start"] + 1e-9).all())
