@@ -258,7 +258,9 @@ def convolution_lam() -> list[str]:
         found = {row["lam"]: row for row in image_lam.summary(store, part) if row["random_labels"] == share}
         scores = [_with_deviation(found[lam]) if lam in found else "" for lam in image_lam.LAMS]
         if found:
-            body.append([f"{setting.data}, {setting.network}, {setting.passes} passes, {share} random labels", *scores])
+            seeds = min(row["seeds"] for row in found.values())
+            which = f"{setting.data}, {setting.network}, {setting.passes} passes, {share} random labels, {seeds} seeds"
+            body.append([which, *scores])
     if not body:
         return _unmeasured("--device cuda --only lam-mnist --only lam-cifar")
     title = f"test accuracy, mean of seeds; lam in {image_lam.UNIT}"

@@ -89,7 +89,7 @@ class Pooled(Windowed):
         """The largest entry of every window, (n, width), and its place in its window along the last axis, then the one before; in windows
         of two, a positive number for the second one: comparisons, and products with their results, take several times as long on a CPU.
 
-        Of equal entries the first of the first row, as in torch.
+        Of equal finite entries the first of the first row, as in torch.
         """
         image, places = self._image(u), []
         for axis in range(image.ndim - 1, 0, -1):

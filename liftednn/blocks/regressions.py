@@ -40,12 +40,14 @@ def repeated(row_weights: Tensor | None, positions: int) -> Tensor | None:
 
 
 def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples only: as
-    many as a Gram matrix of so many columns needs."""
+    """The rows of a regression and their weights; with several positions, such as those of a convolution, of the first samples that
+    count: as many as a Gram matrix of so many columns needs."""
     needed = min(POSITIONS, max(_FEWEST, _PER_COLUMN * operator.weight_shape[-1]))
     count = max(SAMPLES, needed // operator.positions) if operator.positions > 1 else len(xs[0])
-    few = None if row_weights is None else row_weights[:count]
-    return operator.rows([x[:count] for x in xs]), repeated(few, operator.positions)
+    if row_weights is None or operator.positions == 1:
+        return operator.rows([x[:count] for x in xs]), row_weights
+    few = torch.nonzero(row_weights).flatten()[:count]
+    return operator.rows([x[few] for x in xs]), repeated(row_weights[few], operator.positions)
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:

@@ -61,7 +61,7 @@ _LAM_FACTOR = 100.0
 # lam of a layer with several positions, over rms(gradient in u) / rms(u): the X-step moves its states by about 1 / this of their size.
 _GRADIENT_FACTOR = 300.0
 # The fewest rows of a sample, and the multiplications that its forward pass may take where layers have several positions: of one that
-# the head may be fitted to, and of one whose states alone are needed.
+# training starts from, and of one for lam, rho and the first Gram matrices.
 _FEWEST, _WORK, LITTLE_WORK = 256, 1e10, 1e9
 # A lam so large that the X-step is linear to many digits.
 _LARGE_LAM = 1e8

@@ -116,6 +116,9 @@ class Descent:
         self.spectral = others == [last] and last > 0  # all layers but the last, and at least one, take spectral steps
         size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
         self.unaveraged_parts = self.values[:size], self.velocity[:size]
+        # Spectral steps need no curvature, but must know of layers below which nothing is read: without a gradient they stay by themselves,
+        # and a jointly convex divergence has one in u even where the states obey the recursion.
+        self.probed = not self.spectral or any(activation.joint for activation in network.hidden)
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
@@ -231,7 +234,7 @@ class Descent:
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
         of a ReLU would then differ from those that the curvature was measured with.
         """
-        found, extra = self.model.probe(self.weights, batch, y, None if self.spectral else probes, row_weights)
+        found, extra = self.model.probe(self.weights, batch, y, probes if self.probed else None, row_weights)
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])

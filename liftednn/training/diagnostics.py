@@ -86,7 +86,7 @@ def _comparisons(
     if not _is_plain(network):
         return
     half = len(x) // 2
-    if 0 <= float(ours.min()) and float(reduce.mean(ours[half:])) <= least:
+    if float(ours.min()) >= 0 and float(reduce.mean(ours[half:])) <= least:
         return  # a loss of 0 would not be better by more than this
     linear = _weighted(_heads_loss(network, white, y, row_weights, half), row_weights)[half:]
     worse = ours[half:] - linear

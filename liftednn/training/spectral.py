@@ -40,8 +40,8 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 # Products of bfloat16 take longer where a side is no multiple of it, and on a CPU where matrices are small.
 _ALIGNED, _LARGE = 16, 128
-# The largest relative error of a whitened gradient by rounding to bfloat16, and that of one number.
-_ERROR, _BFLOAT16 = 0.05, 2.0**-9
+# The largest relative error of a step by rounding to bfloat16, and that of one number.
+_ERROR, _BFLOAT16 = 0.1, 2.0**-8
 
 
 def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
@@ -99,7 +99,7 @@ class SpectralMetric:
     root      r with r' r = (gram + d I)^-1, (p, p)
     allowed   what a step of rate 1 moves the layer's outputs by: the mean square, summed over outputs
     penalty   the gradient of the penalty is w times this, for the mean over rows: 2 rho over the rows of a sample, or 0 in the first steps
-    rounds    whether products with root may be taken in bfloat16
+    rounds    whether products of others than the gradient with root may be taken in bfloat16
     """
 
     proxed, spectral = False, True
@@ -148,10 +148,12 @@ class SpectralMetric:
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
-        root, both = self.root, torch.cat([x, w])  # one product for both
-        if self.rounds and _by_matrix_units(x):
-            root, both = root.bfloat16(), both.bfloat16()
-        x, shrunk = (both @ root.T).to(w).tensor_split(2)
+        root, rounded = self.root, self.rounds and _by_matrix_units(x)
+        if rounded:  # not the gradient: polar would multiply errors in its small singular values
+            root = root.bfloat16()
+            x, shrunk = x @ self.root.T, (w.bfloat16() @ root.T).to(w)
+        else:
+            x, shrunk = (torch.cat([x, w]) @ root.T).tensor_split(2)  # one product for both
         x = torch.cat([x, b[:, None]], 1) if moves_b else x
         steepest = polar(x[None])[0]
         whole = steepest[:, :p]

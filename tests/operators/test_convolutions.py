@@ -86,6 +86,8 @@ def test_another_memory_format_changes_rounding_alone(mode: Literal["zeros", "ci
     )
     exact = operator.weight_gradient([x], r)
     torch.testing.assert_close(operator.weight_gradient([x.float()], r.float()).double(), exact, rtol=1e-5, atol=1e-4)
+    one_by_one = torch.func.vmap(lambda row: operator.forward([row[None]], small)[0])(x.float())
+    torch.testing.assert_close(one_by_one, operator.forward([x.float()], small), rtol=1e-4, atol=1e-4)
     for other in (replace(operator, in_shape=(16, 5, 4)), replace(operator, groups=4, out_channels=4)):
         image = draw(3, *other.in_shape).float()
         assert other._arranged(image)[0] is image
