@@ -52,6 +52,7 @@ def test_uncertain_inputs(device: str, kind: Uncertainty) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+@pytest.mark.thin(2)
 def test_constrained_weights(device: str, penalty: lnn.Penalty) -> None:
     fit = check(device, penalty=penalty)
     assert bool(penalty.value(fit.weights[0].w).isfinite())

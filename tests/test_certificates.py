@@ -46,6 +46,7 @@ def held(reported: float, true: float, rounding: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("box", [(0.0, math.inf), (-0.25, 0.5)])
 @pytest.mark.parametrize("which", ["h", "q", "both"])
+@pytest.mark.thin(2)
 def test_bounded_least_squares(which: str, box: tuple[float, float], dtype: torch.dtype) -> None:
     root = draw(3 * P, P)
     for scale in SCALES:
@@ -83,6 +84,7 @@ KNOBS = ("lam", "lam_next", "both", "weights")
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.thin(2)
 def test_states_by_bounded_least_squares(knob: str, dtype: torch.dtype) -> None:
     u, y = draw(N, P, seed=2).to(dtype), draw(N, Q, seed=3).to(dtype)
     for scale in SCALES:
@@ -231,6 +233,7 @@ def test_a_row_that_is_far_larger_hides_nothing_of_the_others(activation: lnn.Ac
 
 @pytest.mark.parametrize("penalty", [pen.L2(0.0), pen.L1(0.0)], ids=repr)
 @pytest.mark.parametrize("loss", ["huber", "absolute", "softmax"])
+@pytest.mark.thin(2)
 def test_the_units_of_the_inputs_do_not_change_what_a_w_step_fits(loss: str, penalty: lnn.Penalty) -> None:
     x = draw(200, 3)
     y = (x[:, 0] + draw(200, seed=1) > 1.5).long() if loss == "softmax" else 5 + x[:, :1]

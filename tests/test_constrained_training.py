@@ -103,6 +103,7 @@ def test_after_every_block_the_constraint_holds_and_the_objective_has_not_risen(
 
 
 @EVERY
+@pytest.mark.thin(2)
 def test_after_every_mini_batch_step_the_constraint_holds(name: str) -> None:
     net = lnn.automatic(network(CONSTRAINTS[name], act.FenchelReLU()), X, Y)
     run = Run(lnn.MiniBatch(passes=2, batch_size=50), net, source_of(X, Y))

@@ -207,6 +207,7 @@ def test_a_w_step_without_rows_is_the_one_with_them(activation: Activation, pena
 @pytest.mark.parametrize("penalty", [GroupL2(0.6), GroupL2(0.9, "input", size=9)], ids=repr)
 @pytest.mark.parametrize("activation", [ReLU(), FenchelReLU()], ids=repr)
 @pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.thin(2)
 def test_group_l2_removes_whole_channels_by_the_optimality_condition(
     groups: int, activation: Activation, penalty: GroupL2
 ) -> None:

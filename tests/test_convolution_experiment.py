@@ -101,6 +101,7 @@ def test_the_rate_rises_then_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thin(2)
 def test_methods_learn_the_same_in_every_layout(method: str) -> None:
     settings = {"method": method, "rate": 1e-3, "decay": 1e-3}
     losses = []

@@ -104,7 +104,7 @@ def test_tables_and_the_picture_are_of_what_is_stored(tmp_path: Path, monkeypatc
     assert extension_tables.convolution_blocks()[0].startswith("Not measured yet")
     store = records(tmp_path)
     lines = extension_tables.convolution_lam()
-    assert lines[2].startswith("| mnist, LeNet, 5 passes, 0% random labels | 0.5050 ± 0.0071 |")
+    assert lines[2].startswith("| mnist, LeNet, 5 passes, 0% random labels, 2 seeds | 0.5050 ± 0.0071 |")
     assert len(lines) == 8
     assert "| average pooling, `relu`, lam 1 | 5,000 | 0.9000 | 0.9500" in extension_tables.convolution_blocks()[2]
     panels = pictures.convolution_lam(store).axes

@@ -140,6 +140,7 @@ def test_row_weights_enter_the_comparison() -> None:
 
 @pytest.mark.parametrize("bad", ["collapsed", "exploded"])
 @pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.thin(2)
 def test_a_run_counts_its_halvings(times: int, bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts: Iterator[Verdict] = iter(["good", *[bad] * times])
     monkeypatch.setattr(DivergenceGuard, "judge", lambda *_: next(verdicts, "good"))

@@ -54,6 +54,7 @@ def test_a_sparse_x_gives_what_the_dense_one_gives(form: str, make: Any, y: np.n
     [{"early_stopping": True}, {"divergence": "euclidean"}, {"dtype": "float32"}, {"penalty": "l1", "robust": 0.1}],
     ids=str,
 )
+@pytest.mark.thin(2)
 def test_sparse_rows_with_other_parameters(options: dict[str, Any]) -> None:
     row_weights = np.arange(300) % 3
     given = sparse.csr_array(X)
@@ -156,6 +157,7 @@ def test_fifty_thousand_columns_need_no_square_of_them() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", ["array", "memory map", "sparse"])
+@pytest.mark.thin(2)
 def test_predictions_make_no_copy_of_x(kind: str, dtype: type[np.floating[Any]], tmp_path: Path) -> None:
     model = regressor(dtype="float64").fit(X, REAL)
     x = np.tile(X, (700, 1)).astype(dtype)  # 20 MB in float64

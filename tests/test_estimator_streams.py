@@ -123,6 +123,7 @@ def test_a_sorted_stream_has_the_scaling_of_a_shuffled_one() -> None:
 @pytest.mark.parametrize(
     "options", [{"robust": 0.1}, {"penalty": "ball:2.0"}, {"penalty": "l1"}, {"loss": "absolute"}], ids=str
 )
+@pytest.mark.thin(2)
 def test_streams_with_other_parameters_follow_too(options: dict[str, Any]) -> None:
     model: Any = regressor(**options)
     for start in range(0, 800, 200):
@@ -139,6 +140,7 @@ def small(**options: Any) -> LiftedClassifier:
 
 
 @pytest.mark.parametrize("first", [1, 5, 100, 300])
+@pytest.mark.thin(2)
 def test_a_stream_may_begin_with_one_class(first: int) -> None:
     """All of the first rows are of class 0; of 600 rows, all together end where a mixed stream would."""
     zeros, rest = np.flatnonzero(LABELS[:600] == 0)[:first], np.arange(600, 1000)
@@ -151,6 +153,7 @@ def test_a_stream_may_begin_with_one_class(first: int) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+@pytest.mark.thin(2)
 def test_few_rows_in_parts_are_those_rows_at_once(form: Any, weighted: bool) -> None:
     x, weights = form(CLUSTERS), np.arange(1200) % 3.0 if weighted else np.ones(1200)
     parts: Any = small()

@@ -167,6 +167,7 @@ def test_dtype_converts_the_rows_first() -> None:
 
 @BOTH
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
+@pytest.mark.thin(2)
 def test_one_random_state_one_result(kind: Any, y: np.ndarray, divergence: str) -> None:
     def fit(state: Any) -> Any:
         return kind((8,), divergence=divergence, max_iter=2, random_state=state).fit(X[:100], y[:100])
@@ -396,6 +397,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, line: int) -> list[str]:
 
 @pytest.mark.parametrize("divergence", ["fenchel", "euclidean"])
 @pytest.mark.parametrize("fitted", [False, True], ids=["new", "fitted"])
+@pytest.mark.thin(2)
 def test_an_interrupted_fit_raises_and_leaves_the_estimator_as_it_was(
     divergence: str, fitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +498,7 @@ def test_passes_and_batches_are_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_iter", "batch_size", "hidden_layer_sizes", "n_iter_no_change"])
+@pytest.mark.thin(2)
 def test_numpys_integers_are_integers(name: str) -> None:
     assert equal(*(small(**{name: given}).fit(X[:60], Y[:60]) for given in (np.int64(3), 3)))
 

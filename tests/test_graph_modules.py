@@ -142,6 +142,7 @@ def test_the_feedforward_rule_is_the_modules_forward_and_back(name: str) -> None
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.thin(2)
 def test_lifted_weights_lower_the_loss(name: str) -> None:
     make, y = MODULES[name]
     module = make()

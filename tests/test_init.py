@@ -100,6 +100,7 @@ def test_every_activation_learns(activation: nn.Module) -> None:
 
 @pytest.mark.parametrize("last", [(), (nn.Sigmoid(),)], ids=["logit", "sigmoid"])
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.uint8], ids=str)
+@pytest.mark.thin(2)
 def test_one_output_and_two_classes(last: tuple[nn.Module, ...], kind: torch.dtype) -> None:
     y = (Y >= 5).to(kind)
     module = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 1), *last)
@@ -417,6 +418,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.thin(2)
 def test_refusals_leave_the_module_bitwise_as_it_was(name: str) -> None:
     module, data, options = REFUSED[name][0]()
     kept, training = copy.deepcopy(module.state_dict()), [part.training for part in module.modules()]

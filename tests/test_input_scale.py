@@ -30,6 +30,7 @@ def batch_scores(factor: float) -> Tensor:
 
 
 @pytest.mark.parametrize("factor", POWERS)
+@pytest.mark.thin(2)
 def test_mini_batches(factor: float) -> None:
     torch.testing.assert_close(batch_scores(factor), batch_scores(1.0), rtol=1e-6, atol=1e-6)
 
@@ -43,6 +44,7 @@ def image_scores(factor: float) -> Tensor:
 
 
 @pytest.mark.parametrize("factor", POWERS)
+@pytest.mark.thin(2)
 def test_mini_batches_of_images(factor: float) -> None:
     torch.testing.assert_close(image_scores(factor), image_scores(1.0), rtol=1e-6, atol=1e-6)
 
@@ -70,6 +72,7 @@ def predictions(factor: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("factor", POWERS)
+@pytest.mark.thin(2)
 def test_estimators(factor: float) -> None:
     for found, expected in zip(predictions(factor), predictions(1.0), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)

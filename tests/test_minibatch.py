@@ -87,6 +87,7 @@ def test_every_fenchel_activation_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in smooth_names() if getattr(act, n)().joint])
+@pytest.mark.thin(2)
 def test_jointly_convex_activations_run_and_stay_finite(name: str) -> None:
     """Their objective moves them towards a linear model, so no more is claimed."""
     net = lnn.LiftedNetwork.mlp([6, 20, 3], activation=getattr(act, name)())
@@ -379,6 +380,7 @@ def test_a_callback_can_stop_a_run() -> None:
 
 @pytest.mark.parametrize("validation", [None, (X_TEST, LABELS_TEST)], ids=["last pass", "best pass"])
 @pytest.mark.parametrize("penalty", ["l2", "l1"])
+@pytest.mark.thin(2)
 def test_weights_given_back_are_copies(penalty: str, validation: tuple[Tensor, Tensor] | None) -> None:
     """None is part of a larger tensor, such as the vector of all weights that the steps change."""
     fit = lnn.MiniBatch(passes=2).run(network().with_penalty(penalty), X, LABELS, validation=validation)

@@ -172,6 +172,7 @@ def test_weights_are_copies_in_one_precision() -> None:
     ],
     ids=["relu6", "hard sigmoid", "both sides of 0", "off 0"],
 )
+@pytest.mark.thin(2)
 def test_clips_are_activations(clip: act.FenchelClip) -> None:
     for seed in range(3):
         check_activation(clip, seed=seed)

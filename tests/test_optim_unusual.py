@@ -273,6 +273,7 @@ def test_a_module_that_writes_to_its_input_writes_once() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 11, 16])
+@pytest.mark.thin(2)
 def test_a_run_that_postponed_a_refresh_continues_from_its_state(cut: int) -> None:
     """Without a criterion, gradients of 0 show no curvature, and the next step measures it."""
 

@@ -34,6 +34,7 @@ def small(**options: Any) -> LiftedRegressor:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
+@pytest.mark.thin(2)
 def test_predictions_move_with_the_responses(loss: str | Loss) -> None:
     plain, moved = small(loss=loss).fit(X, Y).predict(NEW), small(loss=loss).fit(X, 1e4 * Y - 3e5).predict(NEW)
     np.testing.assert_allclose((moved + 3e5) / 1e4, plain, rtol=1e-8, atol=1e-8)
@@ -194,6 +195,7 @@ def table(path: Path) -> str:
         ([], "SquaredError()"),
     ],
 )
+@pytest.mark.thin(2)
 def test_the_command_line_takes_a_loss(tmp_path: Path, options: list[str], function: str) -> None:
     out = ["--out", str(tmp_path / "m.safetensors"), "--json", "--passes", "20"]
     done = CliRunner().invoke(app, ["fit", table(tmp_path / "t.csv"), "--target", "y", *out, *options])

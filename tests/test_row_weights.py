@@ -281,6 +281,7 @@ class Batches:
 
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("form", ["array", "memmap", "iterable", "iterator"])
+@pytest.mark.thin(2)
 def test_of_two_labels_the_one_of_larger_weight_is_predicted(tmp_path: Path, form: str, flipped: bool) -> None:
     x, y, counts = contradictory()
     counts = 2.0 - counts if flipped else counts

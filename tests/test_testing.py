@@ -373,6 +373,7 @@ def test_a_curvature_that_grows_with_the_scores_is_found() -> None:
 
 
 @pytest.mark.parametrize("fault", LOSSES, ids=label)
+@pytest.mark.thin(2)
 def test_a_broken_loss_is_found(fault: Fault) -> None:
     found(check_loss, fault)
 

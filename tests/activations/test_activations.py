@@ -264,6 +264,7 @@ def test_pooling_prox_equals_scalar_minimisation(activation: Activation) -> None
 
 
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=label)
+@pytest.mark.thin(2)
 def test_prox_in_u_equals_scalar_minimisation(case: Scalar) -> None:
     for z, v, step in [(0.3, 1.5, 0.4), (0.6, -2.0, 2.0), (0.1, 0.2, 10.0)]:
         upper = float(case.activation.cap(torch.tensor(z, dtype=torch.float64))) if case.activation.capped else 30.0

@@ -84,6 +84,7 @@ def energy(activation: Activation, u: Tensor, z: Tensor, row_weights: Tensor | N
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("activation", SUMMED, ids=name_of)
+@pytest.mark.thin(2)
 def test_one_for_the_layer_is_what_a_scalar_search_finds(activation: Activation, weighted: bool) -> None:
     u, z, row_weights = data(activation)
     given = row_weights if weighted else None

@@ -158,6 +158,7 @@ def tangent(penalty: lnn.Penalty, w: Tensor, g: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("divergence", [SquaredError(), SoftmaxCrossEntropy()], ids=repr)
+@pytest.mark.thin(2)
 def test_no_step_raises_the_objective(divergence: lnn.Divergence, dtype: torch.dtype) -> None:
     x, z = problem(6, 4)
     x, z = x.to(dtype), z.softmax(1).to(dtype)

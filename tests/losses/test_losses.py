@@ -197,6 +197,7 @@ def test_split_value_is_the_minimum_over_the_state(loss: Split, lower: float, up
 
 @pytest.mark.parametrize("inner", [SquaredError(), CrossEntropy()], ids=repr)
 @pytest.mark.parametrize("lam", [0.2, 5.0])
+@pytest.mark.thin(2)
 def test_split_value_is_the_minimum_over_the_simplex(inner: Loss, lam: float) -> None:
     loss, share = Split(inner, Simplex(), lam), torch.linspace(0, 1, 200001, dtype=torch.float64)
     grid = torch.stack([share, 1 - share], -1)
@@ -308,6 +309,7 @@ def test_only_cross_entropy_alone_refuses_to_train_and_says_what_to_use() -> Non
     [SquaredError(), SoftmaxCrossEntropy(), Split(), Split(CrossEntropy(), Simplex(), 2.0)],
     ids=["squared", "softmax", "split", "split entropy"],
 )
+@pytest.mark.thin(2)
 def test_the_default_prox_in_u_is_where_the_gradient_vanishes(loss: Loss, step: float) -> None:
     v = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     z = torch.eye(3, dtype=torch.float64)[torch.arange(6) % 3]

@@ -51,6 +51,7 @@ def energy(divergence: Divergence, x: Tensor, w: Tensor, b: Tensor, z: Tensor) -
 
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda d: type(d).__name__)
 @pytest.mark.parametrize("sigma", [0.3, torch.linspace(0.1, 0.5, 5), "matrix"], ids=["number", "vector", "matrix"])
+@pytest.mark.thin(2)
 def test_noise_is_the_expectation_or_above_it(divergence: Divergence, sigma: float | Tensor | str) -> None:
     x, w, b, z = problem(divergence)
     root = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 4

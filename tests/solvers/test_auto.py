@@ -99,6 +99,7 @@ def names(value: object) -> str:
 
 
 @pytest.mark.parametrize(("smooth", "penalty", "method"), WEIGHT_RULES, ids=names)
+@pytest.mark.thin(2)
 def test_what_is_selected_solves_the_weight_step(smooth: Divergence, penalty: Penalty, method: Method) -> None:
     """No weights nearby are better; where the problem is convex, no others are then."""
     p, q = 3, smooth.preactivation_width(4)
