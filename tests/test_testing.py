@@ -236,7 +236,6 @@ ACTIVATIONS: list[Fault] = [
 
 
 @pytest.mark.parametrize("fault", ACTIVATIONS, ids=label)
-@pytest.mark.thin(2)
 def test_a_broken_activation_is_found(fault: Fault) -> None:
     found(check_activation, fault)
 
@@ -373,7 +372,6 @@ def test_a_curvature_that_grows_with_the_scores_is_found() -> None:
 
 
 @pytest.mark.parametrize("fault", LOSSES, ids=label)
-@pytest.mark.thin(2)
 def test_a_broken_loss_is_found(fault: Fault) -> None:
     found(check_loss, fault)
 
@@ -438,7 +436,6 @@ def test_a_penalty_on_groups_of_columns_passes() -> None:
 
 
 @pytest.mark.parametrize("fault", PENALTIES, ids=label)
-@pytest.mark.thin(2)
 def test_a_broken_penalty_is_found(fault: Fault) -> None:
     found(check_penalty, fault)
 

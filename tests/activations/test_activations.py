@@ -144,7 +144,6 @@ def test_every_elementwise_activation_has_a_textbook_formula() -> None:
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("activation", EVERY, ids=label)
-@pytest.mark.thin(2)
 def test_conforms(activation: Activation, seed: int) -> None:
     check_activation(activation, seed=seed)
 

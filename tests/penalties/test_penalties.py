@@ -52,7 +52,6 @@ def label(penalty: Penalty) -> str:
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("penalty", EVERY, ids=label)
-@pytest.mark.thin(2)
 def test_conforms(penalty: Penalty, seed: int) -> None:
     check_penalty(penalty, seed=seed)
 
