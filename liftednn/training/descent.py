@@ -116,8 +116,8 @@ class Descent:
         self.spectral = others == [last] and last > 0  # all layers but the last, and at least one, take spectral steps
         size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
         self.unaveraged_parts = self.values[:size], self.velocity[:size]
-        # Spectral steps need no curvature, but must know of layers below which nothing is read: without a gradient they stay by themselves,
-        # and a jointly convex divergence has one in u even where the states obey the recursion.
+        # Spectral steps need no curvature: a layer that nothing reads has no gradient and stays. A jointly convex divergence has one even
+        # there, and only its curvature of 0 says that the layer must stay.
         self.probed = not self.spectral or any(activation.joint for activation in network.hidden)
         self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
         self.spectral_trust = spectral_trust

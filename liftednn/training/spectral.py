@@ -68,7 +68,7 @@ def polar(x: Tensor) -> Tensor:
     z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
     z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
     q, p = z.shape[-2:]
-    if z.dtype == torch.float32 and (z.is_cuda or _by_matrix_units(z)):
+    if (z.is_cuda and z.dtype == torch.float32) or _by_matrix_units(z):
         z = fn.pad(z.bfloat16(), (0, -p % _ALIGNED, 0, -q % _ALIGNED))  # zeros stay zeros
     for _ in range(_STEPS):
         square = torch.bmm(z, z.mT)
@@ -148,8 +148,10 @@ class SpectralMetric:
         (g,), (b,), p, mean = w_gradients, b_gradients, w.shape[1], self.metric.mean
         moves_b = self.metric.free[1]
         x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
-        root, rounded = self.root, self.rounds and _by_matrix_units(x)
-        if rounded:  # not the gradient: polar would multiply errors in its small singular values
+        root = self.root
+        if self.rounds and _by_matrix_units(
+            x
+        ):  # not the gradient: polar would multiply errors in its small singular values
             root = root.bfloat16()
             x, shrunk = x @ self.root.T, (w.bfloat16() @ root.T).to(w)
         else:
