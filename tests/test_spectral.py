@@ -310,3 +310,6 @@ def test_samples_without_weight_give_no_rows() -> None:
     assert counts is not None
     assert len(few) == len(counts) == operator.positions
     assert torch.equal(few, operator.rows([X[39:]]))
+    none, zeros = some_rows(operator, [X], torch.zeros(40).double())
+    assert zeros is not None
+    assert len(none) == len(zeros) == 40 * operator.positions

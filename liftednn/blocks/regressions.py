@@ -44,10 +44,11 @@ def some_rows(operator: Operator, xs: Sequence[Tensor], row_weights: Tensor | No
     count: as many as a Gram matrix of so many columns needs."""
     needed = min(POSITIONS, max(_FEWEST, _PER_COLUMN * operator.weight_shape[-1]))
     count = max(SAMPLES, needed // operator.positions) if operator.positions > 1 else len(xs[0])
-    if row_weights is None or operator.positions == 1:
-        return operator.rows([x[:count] for x in xs]), row_weights
-    few = torch.nonzero(row_weights).flatten()[:count]
-    return operator.rows([x[few] for x in xs]), repeated(row_weights[few], operator.positions)
+    few: slice | Tensor = slice(count)
+    if operator.positions > 1 and row_weights is not None and bool(row_weights.any()):
+        few = torch.nonzero(row_weights).flatten()[:count]
+    weights = None if row_weights is None else row_weights[few]
+    return operator.rows([x[few] for x in xs]), repeated(weights, operator.positions)
 
 
 def designs_of(layer: Layer, xs: Sequence[Tensor], sample_weight: Tensor | None) -> list[Design]:
