@@ -225,13 +225,14 @@ ACTIVATIONS: list[Fault] = [
     (Pooled(shape=(-1, 3, 4), stride=1), "_overlap", 1, GRADIENT),
     (Pooled(shape=(-1, 3, 4), stride=1), "curvature", 3.0, r"curvature 3\.0 is not an upper bound"),
     (Pooled(), "argmin", lambda self, u, g: self(u), r"argmin\(u, g\) is not the argmin"),
+    (Pooled(), "phi_and_x_step", lambda self, u: (0 * self(u), Pooled.phi_and_x_step(self, u)[1]), "give phi"),
+    (Pooled(), "phi_and_x_step", lambda self, u: (self(u), lambda g, lam: (self(u), u)), "must give argmin"),
     (
-        Pooled(),
-        "argmin_and_grad",
-        lambda self, u, g: (self(u), self.grad(u, self.argmin(u, g))),
-        "argmin_and_grad.* first",
+        Tanh(),
+        "phi_and_x_step",
+        lambda self, u: (self(u), lambda g, lam: 2 * (self.argmin(u, g / lam),)),
+        "must give lam",
     ),
-    (Tanh(), "argmin_and_grad", lambda self, u, g: (self.argmin(u, g), self.argmin(u, g)), "argmin_and_grad.* next"),
 ]
 
 

@@ -80,6 +80,9 @@ class Fenchel(Activation):
     def argmin(self, u: Tensor, g: Tensor) -> Tensor:
         return self(u - g)
 
+    def _grad_from(self, phi: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        return phi - z
+
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         return self.resolvent(v + step * u, step)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from liftednn.activations.clips import FenchelReLU
 from liftednn.activations.fenchel import Fenchel
 from liftednn.activations.windows import Windowed
-from liftednn.base import Activation, Box
+from liftednn.base import Activation, Box, StateStep
 
 __all__ = ["Pooled"]
 
@@ -117,10 +117,15 @@ class Pooled(Windowed):
         largest, spread = self._selected(u)
         return spread(self.activation.grad(largest, z))
 
-    def argmin_and_grad(self, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, StateStep]:
         largest, spread = self._selected(u)
-        z, gradient = self.activation.argmin_and_grad(largest, g)
-        return z, spread(gradient)
+        phi, selected_step = self.activation.phi_and_x_step(largest)
+
+        def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+            z, gradient = selected_step(g, lam)
+            return z, spread(gradient)
+
+        return phi, x_step
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The largest entry of every window, (n, width), and the function that puts numbers for these into their places in u."""

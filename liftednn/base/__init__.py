@@ -13,7 +13,7 @@ fixed at the responses. A `Penalty` is pi, an `Operator` is A, and an `Uncertain
 
 from __future__ import annotations
 
-from liftednn.base.divergence import Activation, Box, Divergence, Granularity, Loss
+from liftednn.base.divergence import Activation, Box, Divergence, Granularity, Loss, StateStep
 from liftednn.base.operator import Affine, Operator, SelfAdjoint, regress
 from liftednn.base.penalty import Penalty
 from liftednn.base.uncertainty import Uncertainty
@@ -28,6 +28,7 @@ __all__ = [
     "Operator",
     "Penalty",
     "SelfAdjoint",
+    "StateStep",
     "Uncertainty",
     "regress",
 ]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-__all__ = ["Activation", "Box", "Divergence", "Granularity", "Loss"]
+__all__ = ["Activation", "Box", "Divergence", "Granularity", "Loss", "StateStep"]
 
 # Whether a learned activation has one parameter for the layer, or one for each unit.
 Granularity = Literal["layer", "unit"]
+
+# The state and the gradient in the pre-activations, from the gradient in the state and lam.
+StateStep = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 # Each proximal step divides the error by 1 + step * (modulus of strong convexity of D in z).
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
@@ -188,10 +192,20 @@ class Activation(Divergence):
             z = self.prox(z - _PROXIMAL_STEP * g, u, _PROXIMAL_STEP)
         return z
 
-    def argmin_and_grad(self, u: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """`argmin`, and the gradient of D in u at it; override it where both together take less time."""
-        z = self.argmin(u, g)
-        return z, self.grad(u, z)
+    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, StateStep]:
+        """phi(u), and the function of g and lam > 0 that gives  z = argmin <g, z> + lam D(u, z)  and  lam grad_u D(u, z), for one of the
+        X-steps of training/batch.py. Override it where all of these together take less time."""
+        phi = self(u)
+
+        def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+            z = self.argmin(u, g * (1 / lam))  # a division takes several times as long
+            return z, self._grad_from(phi, u, z).mul_(lam)
+
+        return phi, x_step
+
+    def _grad_from(self, phi: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        """`grad` at u, where phi(u) is known."""
+        return self.grad(u, z)
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step), for a jointly convex D.

@@ -108,7 +108,7 @@ def _gradients(layer: LiftedActivation, u: Tensor, slopes: Tensor | None, g: Ten
     if not 0 < float(step) < torch.inf:  # u = 0, where L is infinite; g = 0; or a gradient that is not finite
         return _back_propagated(layer, u, slopes, g)
     activation, u, g = layer.divergence(slopes), layer.rows(u), layer.rows(g)
-    z, gradient = activation.argmin_and_grad(u, step * g)
+    z, gradient = activation.phi_and_x_step(u)[1](step * g, 1.0)
     of_u = layer.as_given(gradient / step)
     return of_u, None if slopes is None else _of_slopes(u, z, slopes) / step
 

@@ -97,7 +97,7 @@ def _calls(activation: Activation, u: Tensor, z: Tensor) -> Iterator[tuple[Any, 
         yield "prox_joint", lambda a, b: activation.prox_joint(a, b, 0.7), u, z
     if activation.curvature < torch.inf and not activation.why_not_trainable:
         yield "argmin", activation.argmin, u, z
-        yield "argmin_and_grad", activation.argmin_and_grad, u, z
+        yield "phi_and_x_step", lambda u, g: activation.phi_and_x_step(u)[1](g, 1.0), u, z
 
 
 def _joined(found: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -210,10 +210,14 @@ def _check_tilted(activation: Activation, u: Tensor, other: Tensor, seed: int) -
             "argmin(u, g) is not the argmin over z of D(u, z) + <g, z>",
             slack=1e-5,  # D may be a quadrature, and the default stops after a few proximal points
         )
-        together = activation.argmin_and_grad(u, g)
-        close(together[0], found, "argmin_and_grad(u, g) must give argmin(u, g) first")
+        phi, x_step = activation.phi_and_x_step(u)
+        z, gradient = x_step(3 * g, 3.0)
+        close(phi, activation(u), "phi_and_x_step(u) must give phi(u) first")
+        close(z, found, "the X-step of phi_and_x_step(u) must give argmin(u, g / lam) first")
         close(
-            together[1], activation.grad(u, found), "argmin_and_grad(u, g) must give the gradient at argmin(u, g) next"
+            gradient,
+            3 * activation.grad(u, found),
+            "the X-step of phi_and_x_step(u) must give lam times the gradient in u next",
         )
 
 

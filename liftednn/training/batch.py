@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Activation, Affine
+from liftednn.base import Activation, Affine, StateStep
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
 
@@ -71,7 +71,7 @@ def x_step(
     terms     the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
     reached   called with the number of every layer once its gradient is there and its weights are no longer needed
     """
-    forward, preactivations = recursion(network, weights, x)
+    forward, preactivations, steps = _forward(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
     if term is not None:
         u_gradient, radius_gradient = term.gradients(weights[-1].w, preactivations[-1], y)
@@ -81,7 +81,8 @@ def x_step(
     if outlier_weights is not None:
         u_gradient = u_gradient * outlier_weights[:, None]  # a loss may give a view
         radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
-    states, u_gradients, radius_gradients = _backward(network, weights, preactivations, u_gradient, terms, reached)
+    given = network, weights, preactivations, steps, u_gradient, terms, reached
+    states, u_gradients, radius_gradients = _backward(*given)
     return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
 
 
@@ -127,10 +128,12 @@ def probe_gradients(
     network: LiftedNetwork, weights: Weights, preactivations: list[Tensor], probes: Tensor
 ) -> list[list[Tensor]]:
     """For each of the probes (m, n, outputs), the gradient in u of every layer that it causes in place of the loss's own."""
-    received = [_backward(network, weights, preactivations, probe)[1] for probe in probes]
+    pairs = zip(network.hidden, preactivations, strict=False)
+    given = network, weights, preactivations, [activation.phi_and_x_step(u)[1] for activation, u in pairs]
+    received = [_backward(*given, probe)[1] for probe in probes]
     # A jointly convex divergence has a gradient in u that is not 0 even where the states obey the recursion.
     if any(activation.joint for activation in network.hidden):
-        rest = _backward(network, weights, preactivations, torch.zeros_like(probes[0]))[1]
+        rest = _backward(*given, torch.zeros_like(probes[0]))[1]
         received = [[g - at_rest for g, at_rest in zip(u_gradients, rest, strict=True)] for u_gradients in received]
     return received
 
@@ -145,19 +148,27 @@ def _mean_square(u_gradients: Sequence[Tensor], row_weights: Tensor | None) -> f
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """States (X_0, ..., X_L) and pre-activations (u_0, ..., u_L) of the forward pass."""
-    states, preactivations = [x], []
+    return _forward(network, weights, x)[:2]
+
+
+def _forward(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[StateStep]]:
+    """States and pre-activations of the forward pass, and the X-step of every hidden layer at these."""
+    states, preactivations, steps = [x], [], []
     for number, layer in enumerate(network.layers):
         u = layer.operator.forward(network.read(number, states), weights[number])
         preactivations.append(u)
         if number + 1 < len(network.layers):
-            states.append(layer.divergence(u))
-    return states, preactivations
+            phi, step = cast(Activation, layer.divergence).phi_and_x_step(u)
+            states.append(phi)
+            steps.append(step)
+    return states, preactivations, steps
 
 
 def _backward(
     network: LiftedNetwork,
     weights: Weights,
     preactivations: list[Tensor],
+    steps: Sequence[StateStep],
     u_gradient: Tensor,
     terms: Sequence[RobustTerm | None] = (),
     reached: Callable[[int], None] | None = None,
@@ -179,6 +190,7 @@ def _backward(
             network.layers[number - 1],
             weights[number - 1],
             preactivations[number - 1],
+            steps[number - 1],
             z_gradients[number],
             terms[number - 1] if terms else None,
         )
@@ -190,12 +202,9 @@ def _backward(
 
 
 def _layer_x_step(
-    layer: Layer, weights: Affine, u: Tensor, z_gradient: Tensor, term: RobustTerm | None
+    layer: Layer, weights: Affine, u: Tensor, step: StateStep, z_gradient: Tensor, term: RobustTerm | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """State, gradient in u and gradient in the radius of a layer; `z_gradient` is that of the later layers in its state."""
-    g = z_gradient.mul_(1 / layer.lam)  # a division takes several times as long
     if term is not None:
-        return term.x_step(weights.w, u, g)
-    activation = cast(Activation, layer.divergence)
-    z, u_gradient = activation.argmin_and_grad(u, g)
-    return z, u_gradient.mul_(layer.lam), None
+        return term.x_step(weights.w, u, z_gradient.mul_(1 / layer.lam))
+    return *step(z_gradient, layer.lam), None
