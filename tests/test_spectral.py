@@ -1,6 +1,8 @@
 """Spectral steps of mini-batches, against singular values and autograd."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -313,3 +315,54 @@ def test_samples_without_weight_give_no_rows() -> None:
     none, zeros = some_rows(operator, [X], torch.zeros(40).double())
     assert zeros is not None
     assert len(none) == len(zeros) == 40 * operator.positions
+
+
+LABELS = torch.arange(40) % 3
+
+
+def test_weights_between_passes_are_averages_over_steps_of_which_later_ones_count_more() -> None:
+    """The weight of step i of n is C(i + 7, 8) / C(n + 8, 9) (Shamir and Zhang 2013, eta = 8)."""
+    run = Run(lnn.MiniBatch(passes=3, batch_size=10), network(), source_of(X, LABELS))
+    values: list[Tensor] = []
+    for _ in run.passes(lambda: values.append(run.descent.values.clone())):
+        last = run.planned == len(run.monitor.history)
+        parts = [math.comb(number + 7, 8) / math.comb(len(values) + 8, 9) for number in range(1, len(values) + 1)]
+        average = torch.stack([part * each for part, each in zip(parts, values, strict=True)]).sum(0)
+        expected = run.coordinates.from_whitened(run.descent.views(values[-1] if last else average))
+        for found, wanted in zip(run.unwhitened_weights(), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert not torch.allclose(average, values[-1])
+
+
+def test_a_run_that_is_stopped_has_the_averages_and_one_rolled_back_the_last_good_weights() -> None:
+    trainer, seen = lnn.MiniBatch(passes=3, batch_size=10), []
+    fit = trainer.run(network(), X, LABELS, validation=(X, LABELS), callback=lambda record: seen.append(record) or True)
+    run = Run(trainer, network(), source_of(X, LABELS))
+    next(run.passes())
+    assert torch.equal(fit.weights[0].w, run.unwhitened_weights()[0].w)
+    assert not torch.equal(fit.weights[0].w, run.coordinates.from_whitened(run.descent.weights)[0].w)
+    run.descent.values.fill_(math.nan)
+    run.descent.average.fill_(math.nan)
+    run.roll_back_if_diverged()
+    assert torch.equal(run.unwhitened_weights()[0].w, run.coordinates.from_whitened(run.descent.views(run.good))[0].w)
+
+
+def test_averages_are_resumed_from_a_checkpoint(tmp_path: Path) -> None:
+    trainer, checkpoint = lnn.MiniBatch(passes=3, batch_size=10), lnn.Checkpoint(tmp_path / "run")
+    given = {"validation": (X, LABELS)}
+    trainer.run(network(), X, LABELS, **given, checkpoint=checkpoint, callback=lambda record: True)  # type: ignore[arg-type]
+    resumed = trainer.run(network(), X, LABELS, **given, checkpoint=checkpoint)  # type: ignore[arg-type]
+    whole = trainer.run(network(), X, LABELS, **given)  # type: ignore[arg-type]
+    assert [record.validation_loss for record in resumed.history] == [
+        record.validation_loss for record in whole.history
+    ]
+
+
+@pytest.mark.parametrize("penalty", [lnn.penalties.L2(0.01), lnn.penalties.GroupL2(0.01)])
+def test_only_smooth_penalties_of_spectral_steps_have_averages(penalty: lnn.Penalty) -> None:
+    """The average of sparse weights is not sparse."""
+    net = lnn.LiftedNetwork([replace(layer, penalty=penalty) for layer in network().layers])
+    run = Run(lnn.MiniBatch(passes=1), net, source_of(X, LABELS))
+    assert run.descent.averaged == (penalty.ridge is not None)
+    dense = lnn.LiftedNetwork.mlp([72, 5, 3], activation="softplus")
+    assert not Run(lnn.MiniBatch(passes=1), dense, source_of(X, LABELS)).descent.averaged

@@ -38,6 +38,8 @@ _SPECTRAL_EARLY, _DOUBLED = (0, 5, 20), (60, 120, 240)
 # By how much more a single batch may move pre-activations than the one that the step was shortened for.
 ONE_BATCH = 2.0
 _TRUST = 0.3
+# Averages of weights over steps count about the latest one of so many parts of them.
+_PARTS = 9
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _NORM_LIMIT = 10.0
 
@@ -82,6 +84,9 @@ class Descent:
     """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity. A w that
     layers share is in it once.
 
+    Spectral steps are as long near a minimum as elsewhere, and weights go to and fro until the rate has fallen. Their averages over steps,
+    of which later ones count more (Shamir and Zhang 2013), predict better until then.
+
     geometries       one for every w, in the order of the layers that own it
     norm_limit       rows of whitened inputs with a squared norm above it get a smaller weight, in proportion: one outlier would
                      otherwise move the weights by more than its own residual
@@ -119,11 +124,18 @@ class Descent:
         # Spectral steps need no curvature: a layer that nothing reads has no gradient and stays. A jointly convex divergence has one even
         # there, and only its curvature of 0 says that the layer must stay.
         self.probed = not self.spectral or any(activation.joint for activation in network.hidden)
-        self.rate, self.trust = self.values.new_zeros(()), trust_of(len(network.layers))
+        self.rate, self.newest, self.trust = (
+            self.values.new_zeros(()),
+            self.values.new_ones(()),
+            trust_of(len(network.layers)),
+        )
         self.spectral_trust = spectral_trust
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
+        self.averaged = any(geometry.spectral for geometry in geometries) and not self.proxed  # averages are not sparse
+        self.average = self.values.clone() if self.averaged else self.values
+        self.averages = self.views(self.average)
 
     @property
     def terms(self) -> Sequence[RobustTerm | None]:
@@ -144,6 +156,11 @@ class Descent:
                 found[each] = Affine(w.T if self.network.layers[each].transposed else w, b)
         return [found[number] for number in range(len(found))]
 
+    def begin_step(self, rate: float, taken: int) -> None:
+        """Set the rate of the next step, and how much it counts in the averages, from the number of steps taken."""
+        self.rate.fill_(rate)
+        self.newest.fill_(_PARTS / (taken + _PARTS))
+
     def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
         """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
         before the step."""
@@ -163,6 +180,8 @@ class Descent:
         values.add_(velocity, alpha=1 + self.momentum)
         for at in self.proxed:
             self._prox(at, before[at])
+        if self.averaged:
+            self.average.lerp_(self.values, self.newest if self.newest.is_cuda else float(self.newest))
         return batch.scores
 
     def _spectral_step(self, at: int, batch: BatchGradients, rate: Tensor | float) -> Direction:
@@ -282,10 +301,18 @@ class Descent:
         """Set the weights to earlier values, with zero velocity."""
         self.values.copy_(values)
         self.velocity.zero_()
+        self.forget()
+
+    def forget(self) -> None:
+        """Set the averages to the weights, as at the end of a run, where the rate is 0 and weights are steady."""
+        if self.averaged:
+            self.average.copy_(self.values)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on, by name."""
         named = {"values": self.values, "velocity": self.velocity, "rate": self.rate} | self.model.state()
+        if self.averaged:
+            named["average"] = self.average
         if self.norm_limit is not None:
             named["norm_limit"] = self.norm_limit
         for layers, geometry in zip(self.members, self.geometries, strict=True):
@@ -297,6 +324,8 @@ class Descent:
         self.values.copy_(named["values"])
         self.velocity.copy_(named["velocity"])
         self.rate.copy_(named["rate"])
+        if self.averaged:
+            self.average.copy_(named["average"])
         self.norm_limit = named["norm_limit"].to(self.values) if "norm_limit" in named else None
         self.model.load(named)
         for layers, geometry in zip(self.members, self.geometries, strict=True):

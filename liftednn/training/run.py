@@ -207,6 +207,8 @@ class Run:
             )
         if not self.descent.finite:
             self._roll_back(math.nan)
+        if len(self.monitor.history) + 1 == self.planned:
+            self.descent.forget()
         self.per_pass, rate = steps, float(self.descent.rate)
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
@@ -233,9 +235,8 @@ class Run:
         first = within == 0 and -self.taken % _EVALUATED < expected
         if first or within * number >= len(self.monitor.evaluations) * expected:
             self.monitor.add_evaluation(self._evaluation(x, y, row_weights), first)
-        self.descent.rate.fill_(
-            self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-        )
+        rate = self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        self.descent.begin_step(rate, self.taken)
         self.learner.step(x, y, row_weights, self.taken)
         self.monitor.tally.add(self.step(x, y, row_weights), y, row_weights)
         self.taken += 1
@@ -307,8 +308,8 @@ class Run:
             self._restore()
 
     def unwhitened_weights(self) -> list[Affine]:
-        """The present weights, for the inputs as given, not whitened; the next step changes them."""
-        weights = self.coordinates.from_whitened(self.descent.weights)
+        """The present weights, or their averages, for the inputs as given, not whitened; the next step changes them."""
+        weights = self.coordinates.from_whitened(self.descent.averages)
         return weights if self.free else with_fixed(weights, self.fixed)
 
     def save(self) -> None:
