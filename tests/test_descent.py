@@ -353,3 +353,50 @@ def test_refreshes_are_frequent_at_first_and_become_rarer_with_spectral_steps() 
     assert refreshes(100, 30, spectral=True) == [0, 5, 20, 60, 90]
     for spectral in (False, True):
         assert not refresh_due(120, 100, None, spectral)  # another one was soon before
+
+
+class Falling(lnn.Activation):
+    """phi(u) = sigmoid(-u) by D(u, z) = Phi(z) + <u, z>, whose gradient in u is z itself."""
+
+    curvature, joint, unitwise = 0.25, False, True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return (-u).sigmoid()
+
+    def value(self, u: Tensor, z: Tensor) -> Tensor:
+        return (torch.xlogy(z, z) + torch.xlogy(1 - z, 1 - z) + u * z).sum(-1)
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return z
+
+    def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
+        return lnn.activations.Sigmoid().prox(v, -u, step)
+
+    def argmin(self, u: Tensor, g: Tensor) -> Tensor:
+        return (-u - g).sigmoid()
+
+
+class Constant(Falling):
+    """Its gradient is the same number for all units."""
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return z[:, :1].expand_as(z)
+
+
+class Counted(lnn.activations.Tanh):
+    """Has a gradient of its own."""
+
+    def grad(self, u: Tensor, z: Tensor) -> Tensor:
+        return 2 * super().grad(u, z)
+
+
+@pytest.mark.parametrize("activation", [Falling(), Constant(), Counted()])
+def test_the_x_step_takes_the_gradient_of_the_activation_and_does_not_write_into_it(activation: lnn.Activation) -> None:
+    u, g = draw(10, 3), draw(10, 3, seed=1)
+    phi, step = activation.phi_and_x_step(u)
+    z, gradient = step(g, 5.0)
+    torch.testing.assert_close(phi, activation(u))
+    torch.testing.assert_close(z, activation.argmin(u, g / 5))
+    torch.testing.assert_close(gradient, 5 * activation.grad(u, z))
+    again = step(g, 5.0)
+    assert all(torch.equal(one, other) for one, other in zip(again, (z, gradient), strict=True))

@@ -81,7 +81,7 @@ class Fenchel(Activation):
         return self(u - g)
 
     def _grad_from(self, phi: Tensor, u: Tensor, z: Tensor) -> Tensor:
-        return phi - z
+        return phi - z if type(self).grad is Fenchel.grad else self.grad(u, z)
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         return self.resolvent(v + step * u, step)

@@ -199,7 +199,7 @@ class Activation(Divergence):
 
         def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:
             z = self.argmin(u, g * (1 / lam))  # a division takes several times as long
-            return z, self._grad_from(phi, u, z).mul_(lam)
+            return z, self._grad_from(phi, u, z) * lam  # not in place: a gradient may be z itself, or a view
 
         return phi, x_step
 
