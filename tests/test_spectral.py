@@ -366,3 +366,12 @@ def test_only_smooth_penalties_of_spectral_steps_have_averages(penalty: lnn.Pena
     assert run.descent.averaged == (penalty.ridge is not None)
     dense = lnn.LiftedNetwork.mlp([72, 5, 3], activation="softplus")
     assert not Run(lnn.MiniBatch(passes=1), dense, source_of(X, LABELS)).descent.averaged
+
+
+def test_where_the_rate_does_not_fall_a_run_ends_with_the_averages() -> None:
+    batches = [(X[at : at + 10], LABELS[at : at + 10]) for at in range(0, 40, 10)]
+    for source, trainer in ((iter(batches), lnn.MiniBatch(passes=1)), (batches, lnn.MiniBatch(passes=3))):
+        run = Run(trainer, network(), source_of(source, None))
+        records = list(run.passes())
+        assert (records[-1].rate == trainer.step) == (trainer.passes == 1)
+        assert torch.equal(run.descent.average, run.descent.values) == (trainer.passes == 3)

@@ -304,7 +304,7 @@ class Descent:
         self.forget()
 
     def forget(self) -> None:
-        """Set the averages to the weights, as at the end of a run, where the rate is 0 and weights are steady."""
+        """Set the averages to the weights, as at the end of a run whose rate has fallen, where weights are steady."""
         if self.averaged:
             self.average.copy_(self.values)
 

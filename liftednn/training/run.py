@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
-# Rows for the Gram matrix of the inputs.
-_ROWS = 8192
-# Rows for the first Gram matrices of the hidden layers.
-_FEW = 4096
+# Rows for the Gram matrix of the inputs, and for the first ones of the hidden layers.
+_ROWS, _FEW = 8192, 4096
 _HALVINGS = 8
 # The fraction of all steps up to which units are drawn anew.
 _HALF = 0.5
+# The fraction of the first rate below which weights at the end of a run are steady.
+_FALLEN = 0.1
 # Steps between two evaluations of the objective where passes are shorter.
 _EVALUATED = 60
 # The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
@@ -207,9 +207,9 @@ class Run:
             )
         if not self.descent.finite:
             self._roll_back(math.nan)
-        if len(self.monitor.history) + 1 == self.planned:
-            self.descent.forget()
         self.per_pass, rate = steps, float(self.descent.rate)
+        if len(self.monitor.history) + 1 == self.planned and rate < _FALLEN * self.settings.step * 0.5**self.halved:
+            self.descent.forget()
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
         self._plan()
