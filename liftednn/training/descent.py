@@ -159,7 +159,8 @@ class Descent:
     def begin_step(self, rate: float, taken: int) -> None:
         """Set the rate of the next step, and how much it counts in the averages, from the number of steps taken."""
         self.rate.fill_(rate)
-        self.newest.fill_(_PARTS / (taken + _PARTS))
+        if self.averaged:
+            self.newest.fill_(_PARTS / (taken + _PARTS))
 
     def step(self, x: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
         """Nesterov's momentum on the preconditioned direction, all layers at once; row i has weight `row_weights[i]`. Returns the scores
