@@ -383,14 +383,14 @@ class Constant(Falling):
         return z[:, :1].expand_as(z)
 
 
-class Counted(lnn.activations.Tanh):
+class Doubled(lnn.activations.Tanh):
     """Has a gradient of its own."""
 
     def grad(self, u: Tensor, z: Tensor) -> Tensor:
         return 2 * super().grad(u, z)
 
 
-@pytest.mark.parametrize("activation", [Falling(), Constant(), Counted()])
+@pytest.mark.parametrize("activation", [Falling(), Constant(), Doubled()])
 def test_the_x_step_takes_the_gradient_of_the_activation_and_does_not_write_into_it(activation: lnn.Activation) -> None:
     u, g = draw(10, 3), draw(10, 3, seed=1)
     phi, step = activation.phi_and_x_step(u)

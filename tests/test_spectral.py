@@ -28,7 +28,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-X, Y = draw(40, 72, seed=5), torch.nn.functional.one_hot(torch.arange(40) % 3, 3).double()
+LABELS = torch.arange(40) % 3
+X, Y = draw(40, 72, seed=5), fn.one_hot(LABELS, 3).double()
 
 
 def network(rho: float = 0.01) -> lnn.LiftedNetwork:
@@ -189,7 +190,7 @@ def test_runs_of_few_steps_take_longer_ones() -> None:
 
 @pytest.mark.parametrize(("passes", "size"), [(1, 40), (20, 4), (2, 25)])
 def test_a_run_knows_its_steps_and_the_rows_of_a_batch(passes: int, size: int) -> None:
-    run = Run(lnn.MiniBatch(passes=passes, batch_size=size), network(), source_of(X, torch.arange(40) % 3))
+    run = Run(lnn.MiniBatch(passes=passes, batch_size=size), network(), source_of(X, LABELS))
     steps = passes * -(-40 // size)
     assert run.descent.spectral_trust == spectral_trust(steps, 40 * passes / steps)
 
@@ -211,7 +212,7 @@ def test_outputs_of_0_count_as_a_fraction_of_the_inputs() -> None:
 
 def test_hidden_layers_of_networks_with_convolutions_take_spectral_steps_where_they_can() -> None:
     def spectral(net: lnn.LiftedNetwork) -> list[bool]:
-        run = Run(lnn.MiniBatch(passes=1, batch_size=20), net, source_of(X, torch.arange(40) % 3))
+        run = Run(lnn.MiniBatch(passes=1, batch_size=20), net, source_of(X, LABELS))
         found = dict(zip(map(tuple, run.descent.members), run.descent.geometries, strict=True))
         return [found[number,].spectral for number in range(len(net.layers))]
 
@@ -315,9 +316,6 @@ def test_samples_without_weight_give_no_rows() -> None:
     none, zeros = some_rows(operator, [X], torch.zeros(40).double())
     assert zeros is not None
     assert len(none) == len(zeros) == 40 * operator.positions
-
-
-LABELS = torch.arange(40) % 3
 
 
 def test_weights_between_passes_are_averages_over_steps_of_which_later_ones_count_more() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from liftednn.activations.clips import FenchelReLU
 from liftednn.activations.fenchel import Fenchel
 from liftednn.activations.windows import Windowed
-from liftednn.base import Activation, Box, StateStep
+from liftednn.base import Activation, Box, LayerXStep
 
 __all__ = ["Pooled"]
 
@@ -117,7 +117,7 @@ class Pooled(Windowed):
         largest, spread = self._selected(u)
         return spread(self.activation.grad(largest, z))
 
-    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, StateStep]:
+    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, LayerXStep]:
         largest, spread = self._selected(u)
         phi, selected_step = self.activation.phi_and_x_step(largest)
 

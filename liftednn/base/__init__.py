@@ -13,7 +13,7 @@ fixed at the responses. A `Penalty` is pi, an `Operator` is A, and an `Uncertain
 
 from __future__ import annotations
 
-from liftednn.base.divergence import Activation, Box, Divergence, Granularity, Loss, StateStep
+from liftednn.base.divergence import Activation, Box, Divergence, Granularity, LayerXStep, Loss
 from liftednn.base.operator import Affine, Operator, SelfAdjoint, regress
 from liftednn.base.penalty import Penalty
 from liftednn.base.uncertainty import Uncertainty
@@ -24,11 +24,11 @@ __all__ = [
     "Box",
     "Divergence",
     "Granularity",
+    "LayerXStep",
     "Loss",
     "Operator",
     "Penalty",
     "SelfAdjoint",
-    "StateStep",
     "Uncertainty",
     "regress",
 ]

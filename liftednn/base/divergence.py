@@ -11,13 +11,13 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Activation", "Box", "Divergence", "Granularity", "Loss", "StateStep"]
+__all__ = ["Activation", "Box", "Divergence", "Granularity", "LayerXStep", "Loss"]
 
 # Whether a learned activation has one parameter for the layer, or one for each unit.
 Granularity = Literal["layer", "unit"]
 
-# The state and the gradient in the pre-activations, from the gradient in the state and lam.
-StateStep = Callable[[Tensor, float], tuple[Tensor, Tensor]]
+# The X-step of a layer on a batch: its state and lam grad_u D there, from the gradient in the state and lam.
+LayerXStep = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 # Each proximal step divides the error by 1 + step * (modulus of strong convexity of D in z).
 _PROXIMAL_STEP, _PROXIMAL_POINTS = 30.0, 4
@@ -192,9 +192,9 @@ class Activation(Divergence):
             z = self.prox(z - _PROXIMAL_STEP * g, u, _PROXIMAL_STEP)
         return z
 
-    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, StateStep]:
-        """phi(u), and the function of g and lam > 0 that gives  z = argmin <g, z> + lam D(u, z)  and  lam grad_u D(u, z), for one of the
-        X-steps of training/batch.py. Override it where all of these together take less time."""
+    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, LayerXStep]:
+        """phi(u), and the function of g and lam > 0 that gives  z = argmin <g, z> + lam D(u, z)  and  lam grad_u D(u, z), the
+        X-step of training/batch.py. Override it where all of these together take less time."""
         phi = self(u)
 
         def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:

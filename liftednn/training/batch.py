@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Activation, Affine, StateStep
+from liftednn.base import Activation, Affine, LayerXStep
 from liftednn.blocks.robust_term import RobustTerm
 from liftednn.network import Layer, LiftedNetwork, Weights
 
@@ -71,7 +71,7 @@ def x_step(
     terms     the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
     reached   called with the number of every layer once its gradient is there and its weights are no longer needed
     """
-    forward, preactivations, steps = _forward(network, weights, x)
+    forward, preactivations, x_steps = _forward(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
     if term is not None:
         u_gradient, radius_gradient = term.gradients(weights[-1].w, preactivations[-1], y)
@@ -81,7 +81,7 @@ def x_step(
     if outlier_weights is not None:
         u_gradient = u_gradient * outlier_weights[:, None]  # a loss may give a view
         radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
-    given = network, weights, preactivations, steps, u_gradient, terms, reached
+    given = network, weights, preactivations, x_steps, u_gradient, terms, reached
     states, u_gradients, radius_gradients = _backward(*given)
     return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
 
@@ -151,24 +151,26 @@ def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list
     return _forward(network, weights, x)[:2]
 
 
-def _forward(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[StateStep]]:
+def _forward(
+    network: LiftedNetwork, weights: Weights, x: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[LayerXStep]]:
     """States and pre-activations of the forward pass, and the X-step of every hidden layer at these."""
-    states, preactivations, steps = [x], [], []
+    states, preactivations, x_steps = [x], [], []
     for number, layer in enumerate(network.layers):
         u = layer.operator.forward(network.read(number, states), weights[number])
         preactivations.append(u)
         if number + 1 < len(network.layers):
             phi, step = cast(Activation, layer.divergence).phi_and_x_step(u)
             states.append(phi)
-            steps.append(step)
-    return states, preactivations, steps
+            x_steps.append(step)
+    return states, preactivations, x_steps
 
 
 def _backward(
     network: LiftedNetwork,
     weights: Weights,
     preactivations: list[Tensor],
-    steps: Sequence[StateStep],
+    x_steps: Sequence[LayerXStep],
     u_gradient: Tensor,
     terms: Sequence[RobustTerm | None] = (),
     reached: Callable[[int], None] | None = None,
@@ -190,7 +192,7 @@ def _backward(
             network.layers[number - 1],
             weights[number - 1],
             preactivations[number - 1],
-            steps[number - 1],
+            x_steps[number - 1],
             z_gradients[number],
             terms[number - 1] if terms else None,
         )
@@ -202,7 +204,7 @@ def _backward(
 
 
 def _layer_x_step(
-    layer: Layer, weights: Affine, u: Tensor, step: StateStep, z_gradient: Tensor, term: RobustTerm | None
+    layer: Layer, weights: Affine, u: Tensor, step: LayerXStep, z_gradient: Tensor, term: RobustTerm | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """State, gradient in u and gradient in the radius of a layer; `z_gradient` is that of the later layers in its state."""
     if term is not None:

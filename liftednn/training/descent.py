@@ -38,7 +38,7 @@ _SPECTRAL_EARLY, _DOUBLED = (0, 5, 20), (60, 120, 240)
 # By how much more a single batch may move pre-activations than the one that the step was shortened for.
 ONE_BATCH = 2.0
 _TRUST = 0.3
-# Averages of weights over steps count about the latest one of so many parts of them.
+# Averages of weights are mostly over the latest one of so many parts of the steps.
 _PARTS = 9
 # A row whose squared norm is more than this many times the mean one gets a smaller weight.
 _NORM_LIMIT = 10.0
@@ -84,8 +84,8 @@ class Descent:
     """The weights of a network under mini-batch descent, updated in place; they are views of one vector, as is their velocity. A w that
     layers share is in it once.
 
-    Spectral steps are as long near a minimum as elsewhere, and weights go to and fro until the rate has fallen. Their averages over steps,
-    of which later ones count more (Shamir and Zhang 2013), predict better until then.
+    Spectral steps are as long near a minimum as elsewhere, so weights oscillate until the rate has fallen. Their averages over steps, of
+    which later ones count more (Shamir and Zhang 2013), predict better until then.
 
     geometries       one for every w, in the order of the layers that own it
     norm_limit       rows of whitened inputs with a squared norm above it get a smaller weight, in proportion: one outlier would
@@ -116,20 +116,16 @@ class Descent:
         self.values = torch.cat([part.reshape(-1) for part in parts])
         self.velocity = torch.zeros_like(self.values)
         self.velocities, self.parts = self._parts(self.velocity), self._parts(self.values)
-        self.unaveraged = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
-        last, others = len(network.layers) - 1, [layer for at in self.unaveraged for layer in self.members[at]]
+        self.nonspectral = [at for at, geometry in enumerate(self.geometries) if not geometry.spectral]
+        last, others = len(network.layers) - 1, [layer for at in self.nonspectral for layer in self.members[at]]
         self.spectral = others == [last] and last > 0  # all layers but the last, and at least one, take spectral steps
-        size = sum(part.numel() for at in self.unaveraged for part in self.parts[at])
-        self.unaveraged_parts = self.values[:size], self.velocity[:size]
+        size = sum(part.numel() for at in self.nonspectral for part in self.parts[at])
+        self.nonspectral_parts = self.values[:size], self.velocity[:size]
         # Spectral steps need no curvature: a layer that nothing reads has no gradient and stays. A jointly convex divergence has one even
         # there, and only its curvature of 0 says that the layer must stay.
         self.probed = not self.spectral or any(activation.joint for activation in network.hidden)
-        self.rate, self.newest, self.trust = (
-            self.values.new_zeros(()),
-            self.values.new_ones(()),
-            trust_of(len(network.layers)),
-        )
-        self.spectral_trust = spectral_trust
+        self.rate, self.newest = self.values.new_zeros(()), self.values.new_ones(())  # of the next step
+        self.trust, self.spectral_trust = trust_of(len(network.layers)), spectral_trust
         self.weights = self.views(self.values)
         self.model: Model = LiftedModel(network, self.weights) if model is None else model
         self.proxed = [at for at, geometry in enumerate(self.geometries) if geometry.proxed]
@@ -169,14 +165,14 @@ class Descent:
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
         with work_on(self.values.device) as work:
             batch = self._gradients(x, y, row_weights, work)
-            calls = [partial(self._direction, at, batch) for at in self.unaveraged]
-            spectral = range(len(self.unaveraged), len(self.members))
+            calls = [partial(self._direction, at, batch) for at in self.nonspectral]
+            spectral = range(len(self.nonspectral), len(self.members))
             calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
             found = [work.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
-        values, velocity = self.unaveraged_parts
+        values, velocity = self.nonspectral_parts
         values.sub_(velocity.mul_(self.momentum))
-        for velocities, (moves, length) in zip(self.velocities, found[: len(self.unaveraged)], strict=False):
+        for velocities, (moves, length) in zip(self.velocities, found[: len(self.nonspectral)], strict=False):
             _subtract(velocities, moves, rate * length)
         values.add_(velocity, alpha=1 + self.momentum)
         for at in self.proxed:

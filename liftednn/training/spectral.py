@@ -149,9 +149,8 @@ class SpectralMetric:
         moves_b = self.metric.free[1]
         x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
         root = self.root
-        if self.rounds and _by_matrix_units(
-            x
-        ):  # not the gradient: polar would multiply errors in its small singular values
+        if self.rounds and _by_matrix_units(x):
+            # Not for the gradient: polar would multiply errors in its small singular values.
             root = root.bfloat16()
             x, shrunk = x @ self.root.T, (w.bfloat16() @ root.T).to(w)
         else:
