@@ -161,9 +161,8 @@ def _finish(
     if not len(rows):
         return 0
     part, goal, h = box.take(rows), 0.5 * tol * scale[rows], shared.h.double()
-    h = h + torch.finfo(q.dtype).eps * shared.norm * torch.eye(len(h)).to(
-        h
-    )  # rounding may have made eigenvalues negative
+    # Rounding may have made eigenvalues negative.
+    h = h + torch.finfo(q.dtype).eps * shared.norm * torch.eye(len(h)).to(h)
     moved, steps = pivoting(h, q[rows].double(), part.double(), z[rows].double(), goal, max_iter)
     moved = part.clip(moved.to(q))
     fresh = _certify(shared, q[rows], part, moved, tol * scale[rows])
