@@ -147,7 +147,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         start = self._start(rows.like) if resumes else None
         if self._reduces(rows.shape[1]):
             rows = replace(rows, basis=main_directions(rows, y, row_weights, seed))
-        work, validation = Work(rows, torch.from_numpy(y), row_weights, seed, start, passes), None
+        work, validation = Work(rows, torch.from_numpy(y), row_weights, seed, start, passes, self.device), None
         if self.early_stopping and passes is None:
             work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
         if passes is None or not resumes:
@@ -211,8 +211,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
             return self._recipe(work).unchosen(network)
-        rows = work.x.source(work.y, work.row_weights, "cpu")
-        chosen = self._recipe(work).network(network, rows, work.y, work.row_weights)
+        chosen = self._recipe(work).network(network, work.source, work.y, work.row_weights)
         return with_inputs(chosen, work.x.scaling.width)
 
     def _recipe(self, work: Work) -> Recipe:
@@ -258,8 +257,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
 
     def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
-        source, start = work.x.source(work.y, work.row_weights, self.device), narrowed(work.start, work.x.basis)
-        return trainer.run(with_inputs(network, work.x.shape[1]), source, weights=start, **options)
+        start = narrowed(work.start, work.x.basis)
+        return trainer.run(with_inputs(network, work.x.shape[1]), work.source, weights=start, **options)
 
     def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others, in as many passes."""

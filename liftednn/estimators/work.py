@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.data.sources import Source
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
 
@@ -15,7 +17,8 @@ __all__ = ["Work"]
 
 @dataclass(frozen=True)
 class Work:
-    """Rows, encoded responses, row weights, a seed, initial weights, and the number of passes; None for that of the parameters."""
+    """Rows, encoded responses, row weights, a seed, initial weights, the number of passes, None for that of the parameters, and the device
+    of training."""
 
     x: Rows
     y: Tensor
@@ -23,6 +26,12 @@ class Work:
     seed: int
     start: list[Affine] | None
     passes: int | None
+    device: str | None
+
+    @cached_property
+    def source(self) -> Source:
+        """What settings are chosen from and the network is trained on: one object, which counts its rows once."""
+        return self.x.source(self.y, self.row_weights, self.device)
 
     def take(self, chosen: Array) -> Work:
         """The same with some of the rows, by their numbers."""

@@ -52,6 +52,11 @@ class SoftmaxCrossEntropy(Loss):
         p, identity = softmax(u), torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
         return p.T.sqrt()[:, :, None] * (identity[:, None] - p)
 
+    def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """The constant scores of least loss for responses y (n, p), (p,), rows weighted by `row_weights`."""
+        fractions = reduce.mean(y, row_weights)
+        return fractions.clamp(min=torch.finfo(torch.float32).tiny).log().to(y)
+
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)
 

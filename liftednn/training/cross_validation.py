@@ -69,16 +69,13 @@ def left_out(
     x, y = _centred(x, weights), _centred(y, weights)
     values, vectors = torch.linalg.eigh(x @ x.T)
     values, inner = values.clamp(min=0), vectors.T @ y
-    found, squares = [], vectors.square()
-    for rest in [
-        *(strength / (values + strength) for strength in _strengths(values, x.shape[1], strengths)),
-        torch.ones_like(values),
-    ]:
-        # `rest` is what the regression leaves of each direction, `unused` 1 minus the leverage; a constant is always fitted.
-        unused = (squares @ rest - weights / weights.sum()).clamp(min=1e-13)
-        residual = vectors @ (rest[:, None] * inner) / unused[:, None]
-        found.append(LeftOut(float(residual.square().sum() / len(x)), 1 - float(unused.mean())))
-    return found
+    ridges = [strength / (values + strength) for strength in _strengths(values, x.shape[1], strengths)]
+    # `rest` is what each regression leaves of each direction, `unused` 1 minus the leverages; a constant is always fitted.
+    rest = torch.stack([*ridges, torch.ones_like(values)])
+    unused = (rest @ vectors.square().T - weights / weights.sum()).clamp(min=1e-13)
+    residuals = vectors @ (rest[:, :, None] * inner) / unused[:, :, None]
+    errors, used = residuals.square().sum((1, 2)) / len(x), 1 - unused.mean(1)
+    return [LeftOut(*each) for each in zip(errors.tolist(), used.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Affine
+from liftednn.base import Affine, Loss
+from liftednn.losses import SoftmaxCrossEntropy
+from liftednn.losses.regression import Bounded
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
@@ -121,9 +123,16 @@ def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, row_weights: Tenso
     last = network.layers[-1]
     head = LiftedNetwork([Layer(Dense(x.shape[1], last.operator.out_width), last.divergence, L2(_RHO), last.lam)])
     few = None if row_weights is None else row_weights[:fitted]
-    mean = reduce.mean(y[:fitted], few).to(y)
-    start = [Affine(x.new_zeros(len(mean), x.shape[1]), mean)]
+    constants = _constants(head.loss, y[:fitted], few)
+    start = [Affine(x.new_zeros(len(constants), x.shape[1]), constants)]
     return head.loss.value(head.scores(fitted_head(head, start, x[:fitted], y[:fitted], few), x), y)
+
+
+def _constants(loss: Loss, y: Tensor, row_weights: Tensor | None) -> Tensor:
+    """The constant scores of least loss where there is a formula, otherwise the mean response."""
+    if isinstance(loss, (Bounded, SoftmaxCrossEntropy)):
+        return loss.constants(y, row_weights).to(y)
+    return reduce.mean(y, row_weights).to(y)
 
 
 def _weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:

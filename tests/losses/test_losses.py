@@ -14,6 +14,7 @@ import torch.nn.functional as fn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize
 from sklearn.metrics import accuracy_score, r2_score
 from torch import Tensor
 
@@ -76,6 +77,21 @@ def test_softmax_cross_entropy_equals_torch_on_labels() -> None:
     leaf = u.clone().requires_grad_()
     fn.cross_entropy(leaf, labels, reduction="sum").backward()
     torch.testing.assert_close(loss.grad(u, y), leaf.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_constants_of_the_softmax_cross_entropy_have_the_least_loss() -> None:
+    loss, weights = SoftmaxCrossEntropy(), torch.tensor([1.0, 2, 0.5, 3, 1], dtype=torch.float64)
+    y = loss.encode(torch.tensor([0, 2, 2, 1, 0]), 4).double()  # no row of the last class
+
+    def mean_loss(constants: Tensor) -> float:
+        return float(weights @ loss.value(constants.expand_as(y), y))
+
+    least, found = (
+        minimize(lambda c: mean_loss(torch.tensor(c)), np.zeros(4)).fun,
+        mean_loss(loss.constants(y, weights)),
+    )
+    assert found <= least
+    assert found == pytest.approx(least, abs=1e-4)
 
 
 def test_softmax_cross_entropy_on_probabilities_is_the_divergence() -> None:
