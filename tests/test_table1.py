@@ -443,6 +443,7 @@ def command(*arguments: object) -> Any:
     return ended.value.code
 
 
+@pytest.mark.slow  # test_experiments_quick.py runs the first
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(table1, "mnist", lambda device: synthetic(1200))
     monkeypatch.setattr(table1, "small", lambda data, rows: data)
