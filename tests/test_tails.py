@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import liftednn as lnn
-from liftednn.estimators.tails import Tails, _furthest_rows
+from liftednn.estimators.tails import Tails, _error, _furthest_rows, helps
 from liftednn.training.cross_validation import left_out
 
 RANDOM = np.random.RandomState(0)
@@ -47,7 +47,8 @@ def test_only_columns_with_heavy_tails_are_compressed() -> None:
 
 
 def test_copies_and_weights_give_the_same_compression() -> None:
-    x, counts = np.exp(3 * NORMAL[:, :2]), np.arange(600) % 3 + 1
+    x, counts = np.exp(3 * NORMAL[:, :3]), 1 + 2 * (NORMAL[:, 2] > 0)
+    x[np.arange(600) % 5 > 0, 2] = 0.0  # a quartile is the median
     weighted, copied = Tails.of(x, counts.astype(float)), Tails.of(np.repeat(x, counts, axis=0))
     np.testing.assert_array_equal(weighted.centre, copied.centre)
     np.testing.assert_array_equal(weighted.unit, copied.unit)
@@ -113,6 +114,24 @@ def test_a_far_entry_that_a_sample_would_miss_is_judged_too(far: float) -> None:
     model = lnn.LiftedRegressor((30,), max_iter=8, random_state=0).fit(x, y)
     assert list(model._tails.columns) == [0]
     assert model.score(x[2:], y[2:]) > 0.95
+
+
+@pytest.mark.parametrize("constant", [0.5, 0.1, 1e-5 / 3])
+def test_a_constant_column_changes_nothing(constant: float) -> None:
+    """Its mean is rounded, and its spread is 0."""
+    x = np.exp(1.5 * NORMAL[:400])
+    with_constant, y = np.column_stack([x, np.full(400, constant)]), torch.from_numpy(x @ np.ones((5, 1)))
+    errors = [_error(torch.from_numpy(rows), y, torch.ones(400).double(), 0) for rows in (x, with_constant)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.5)
+    assert not helps(Tails.of(with_constant), with_constant, y, None, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 23])
+def test_copies_of_rows_do_not_change_what_helps(seed: int) -> None:
+    x = np.exp(1.5 * np.random.RandomState(seed).normal(size=(80, 6)))
+    tails, y = Tails.of(x), torch.from_numpy(x[:, 0] + x[:, 1] > 3).long()
+    one, three = (helps(tails, np.repeat(x, k, 0), y.repeat_interleave(k), None, 0) for k in (1, 3))
+    assert one == three
 
 
 def test_the_leave_one_out_error_is_that_of_leaving_rows_out() -> None:

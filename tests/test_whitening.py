@@ -284,6 +284,15 @@ def test_directions_of_little_variance_are_kept_where_a_linear_regression_needs_
     assert Spectrum.of_rows(x, weights).fraction_needed(x, y, weights) == 1.0
 
 
+def test_copies_of_rows_do_not_change_which_directions_are_kept() -> None:
+    x, y = draw(250, 220, seed=7), draw(250, 1, seed=8)
+    kept = [
+        Spectrum.of_rows(each, None).fraction_needed(each, y.repeat(k, 1), None)
+        for k, each in ((1, x), (3, x.repeat(3, 1)))
+    ]
+    assert kept == [0.95, 0.95]
+
+
 def test_given_weights_keep_what_they_have_in_directions_that_the_rows_do_not_vary_in() -> None:
     network = lnn.LiftedNetwork.mlp([5, 4, 2], "fenchel_relu")
     weights = [Affine(draw(4, 5, seed=1), draw(4, seed=2)), Affine(draw(2, 4, seed=3), draw(2, seed=4))]

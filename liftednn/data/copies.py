@@ -1,4 +1,4 @@
-"""How many rows tell something new: copies of a row do not, whether they are repeated or a weight says so.
+"""How many rows are independent: copies of a row add no information, whether they are repeated or a weight says so.
 
 Equal inputs may occur many times by themselves, in columns with few values. Then some of them have different responses, and every row
 counts, but copies of all rows count once; if equal inputs always have equal responses, only the different ones count.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["different_rows", "distinct_columns", "first_of_each", "independent_rows"]
+__all__ = ["different_rows", "distinct_columns", "independent_rows", "without_copies"]
 
 _MOST = 100_000
 # Columns that tell most rows apart.
@@ -36,14 +36,15 @@ def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows:
     return inputs if len(copies) == inputs else len(x) // math.gcd(*copies.tolist())
 
 
-def first_of_each(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the rows (n, p) that differ from all before them in x or in responses y, (n,) or (n, q); and for each row, which of
-    these it equals, (n,)."""
+def without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of the rows (n, p) that differ from all before them in x or in responses y, (n,) or (n, q); for each row, which of these
+    it equals, (n,); and the weights of these, with those of their copies added."""
     hashes = _all_hashes(lambda: [x]) + 3 * _hashes(y, 1)
     _, group = torch.unique(hashes, return_inverse=True)
     last = torch.full((int(group.max()) + 1,), len(x), device=x.device)
     one, order = last.scatter_reduce(0, group, torch.arange(len(x), device=x.device), "amin").sort()
-    return one, order.argsort()[group]
+    group, each = order.argsort()[group], x.new_ones(len(x)) if row_weights is None else row_weights
+    return one, group, each.new_zeros(len(one)).index_add(0, group, each)
 
 
 def different_rows(x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int | None) -> tuple[Tensor, Tensor | None]:
@@ -54,9 +55,8 @@ def different_rows(x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int |
     """
     if rows is None or rows >= len(x) or independent_rows(lambda: [(x, y)], len(x)) == len(x):
         return torch.arange(len(x), device=x.device), row_weights
-    one, group = first_of_each(x, y)
-    each = x.new_ones(len(x)) if row_weights is None else row_weights
-    return one, each.new_zeros(len(one)).index_add(0, group, each)
+    one, _, weights = without_copies(x, y, row_weights)
+    return one, weights
 
 
 def distinct_columns(x: Tensor) -> int:
@@ -70,8 +70,8 @@ def _all_hashes(parts: Callable[[], Iterable[Tensor]]) -> Tensor:
     another row has the same in these."""
     some = [_hashes(_some_columns(rows), 2) for rows in parts()]
     found = torch.cat(some)
-    _, place, counts = torch.unique(found, return_inverse=True, return_counts=True)
-    shared = counts[place] > 1
+    _, group, counts = torch.unique(found, return_inverse=True, return_counts=True)
+    shared = counts[group] > 1
     if bool(shared.any()):
         masks = torch.split(shared, [len(each) for each in some])
         found[shared] = torch.cat([_hashes(rows[mask], 0) for rows, mask in zip(parts(), masks, strict=True)])

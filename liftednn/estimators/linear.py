@@ -18,7 +18,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
-from liftednn.data.copies import first_of_each
+from liftednn.data.copies import without_copies
 from liftednn.estimators.reduction import widened
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
@@ -34,7 +34,7 @@ __all__ = ["Learned", "as_good", "fitted", "nearly_exact", "record", "with_units
 
 # The network is taken for better where its error is less than this fraction of the regression's: on the rows trained on, with few rows and
 # with enough, and on rows left out. With enough rows, differences on the latter must be of so many standard errors.
-_TRAINED_FEW, _TRAINED, _LEFT_OUT, _SURE = 2 / 3, 1 / 4, 0.99, 2.0
+_TRAINED_FEW, _TRAINED, _PREDICTED, _SURE = 2 / 3, 1 / 4, 0.99, 2.0
 # Rows that are enough to train a network on half of them; and the fraction of the variance of y that a network could gain too little of.
 _ENOUGH, _EXACT = 200, 1e-3
 # Units of each kind.
@@ -49,7 +49,7 @@ def as_good(
 ) -> BestRidge | None:
     """The best linear regression of responses y (n, q) on x (n, p), if it is as good as the network, which gives `trained` (n, q) on these
     rows; all in float64."""
-    one, group, weights = _without_copies(x, y, row_weights)
+    one, group, weights = without_copies(x, y, relative(row_weights, x))
     linear, enough = BestRidge.of(x[one], y[one], weights), len(one) >= _ENOUGH
     error = (linear.weights[:, None] * (trained[one] - y[one]).square()).mean(0)
     if bool((error < (_TRAINED if enough else _TRAINED_FEW) * linear.residual.square().mean(0)).any()):
@@ -62,10 +62,10 @@ def as_good(
 
 def nearly_exact(x: Tensor, y: Tensor, seed: int, row_weights: Tensor | None) -> BestRidge | None:
     """The best linear regression, if it leaves next to nothing of the responses, so that no network need be trained; in float64."""
-    one, _, weights = _without_copies(x, y, row_weights)
+    one, _, weights = without_copies(x, y, relative(row_weights, x))
     linear = BestRidge.of(x[one], y[one], weights)
     left, whole = linear.errors.mean(0), linear.weighted(y[one]).square().mean(0)
-    exact = bool((left < _EXACT * whole).all())
+    exact = bool((left <= _EXACT * whole).all())
     return linear if exact and not _untrained_units_help(linear, x[one], seed, weights) else None
 
 
@@ -74,7 +74,7 @@ def _untrained_units_help(linear: BestRidge, x: Tensor, seed: int, row_weights: 
     alone, together = linear.errors, linear.errors_with(_hidden(x, seed, row_weights))
     gain = alone - together
     seen = gain.mean(0) > _SURE * gain.std(0, correction=0) / math.sqrt(len(gain))
-    return bool((seen if len(x) >= _ENOUGH else seen | (together.mean(0) < _LEFT_OUT * alone.mean(0))).any())
+    return bool((seen if len(x) >= _ENOUGH else seen | (together.mean(0) < _PREDICTED * alone.mean(0))).any())
 
 
 def with_units(linear: Affine, units: int, seed: int) -> list[Affine]:
@@ -97,12 +97,6 @@ def record(linear: Affine, rho: float, x: Rows, y: Tensor, row_weights: Array | 
     return Record(1, objective, (), error, loss.score(u, y, counts), time.perf_counter() - started)
 
 
-def _without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of rows that differ from each other, for each row which of these it equals, and the weights of these, added up."""
-    one, group = first_of_each(x, y)
-    return one, group, x.new_zeros(len(one)).index_add(0, group, relative(row_weights, x))
-
-
 def _predicts_better(
     x: Tensor, y: Tensor, row_weights: Tensor | None, group: Tensor, seed: int, learned: Learned
 ) -> bool:
@@ -111,7 +105,7 @@ def _predicts_better(
     half = (drawn < (len(drawn) + 1) // 2)[group]
     counts = relative(row_weights, x)
     own, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
-    one, _, weights = _without_copies(x[own], y[own], counts[own])
+    one, _, weights = without_copies(x[own], y[own], relative(counts[own], x))
     linear = BestRidge.of(x[own][one], y[own][one], weights)
     w, b = _solved(x[own], y[own], counts[own], linear.rho)
     share = counts[rest, None] / counts[rest].sum()
@@ -119,7 +113,7 @@ def _predicts_better(
         (share * (given.to(y) - y[rest]).square()).sum(0)
         for given in (learned(own.numpy(), rest.numpy()), x[rest] @ w.T + b)
     ]
-    return bool((errors[0] < _LEFT_OUT * errors[1]).any())
+    return bool((errors[0] < _PREDICTED * errors[1]).any())
 
 
 def fitted(x: Rows, y: Tensor, row_weights: Array | None, rho: float) -> Affine:

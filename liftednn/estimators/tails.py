@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from liftednn import reduce
+from liftednn.data.copies import without_copies
 from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import NORMAL_RANGE, quartiles
 from liftednn.training.biases import biases_at_quantiles
@@ -60,10 +62,10 @@ class Tails:
         lower, centre, upper = quartiles(rows, counts)
         below, above = centre - lower, upper - centre
         varied = (below > 0) & (above > 0)
-        usual = _usual_distance(rows, centre)
+        usual = _usual_distance(rows, centre, counts)
         unit = torch.where(varied, torch.minimum(below, above), usual)
         spread = torch.where(varied, (upper - lower) / NORMAL_RANGE, usual)
-        far = np.maximum(high - centre.numpy(), centre.numpy() - low) > _FAR * spread.numpy()
+        far = np.maximum(high - centre.numpy(), centre.numpy() - low) > _FAR * spread.numpy()  # not where that is NaN
         two = ((rows == torch.from_numpy(low)) | (rows == torch.from_numpy(high))).all(0).numpy()
         chosen = np.flatnonzero(far & ~two)
         return cls(chosen, centre.numpy()[chosen], unit.numpy()[chosen])
@@ -92,13 +94,16 @@ def helps(tails: Tails, x: Any, y: Tensor, row_weights: Array | None, seed: int)
     targets = y[torch.from_numpy(chosen)]
     targets = targets.reshape(len(chosen), -1) if y.is_floating_point() else nn.functional.one_hot(targets.long())
     counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
-    errors = [_error(torch.from_numpy(rows), targets.double(), counts, seed) for rows in (raw, tails(raw))]
+    one, _, counts = without_copies(torch.from_numpy(raw), targets, counts)
+    both = (torch.from_numpy(rows)[one] for rows in (raw, tails(raw)))
+    errors = [_error(rows, targets[one].double(), counts, seed) for rows in both]
     return not errors[0] < CLEARLY * errors[1]
 
 
-def _error(x: Tensor, y: Tensor, counts: Tensor | None, seed: int) -> float:
-    generator = torch.Generator().manual_seed(seed)
-    x = (x - x.mean(0)) / x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
+def _error(x: Tensor, y: Tensor, counts: Tensor, seed: int) -> float:
+    generator, varies = torch.Generator().manual_seed(seed), x.amin(0) < x.amax(0)
+    mean, variance = reduce.mean_and_variance(x, counts)
+    x = torch.where(varies, x - mean, 0.0) / variance.sqrt().clamp(min=torch.finfo(x.dtype).tiny)  # a mean is rounded
     u = x @ torch.randn(x.shape[1], _UNITS, generator=generator, dtype=x.dtype)
     hidden = (u + biases_at_quantiles(u, generator, counts)).relu_() / np.sqrt(x.shape[1])
     return min(left_out(torch.cat([x, hidden], 1), y, counts, _STRENGTHS)).error
@@ -122,11 +127,16 @@ def _blocks(x: Any) -> list[slice]:
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 
 
-def _usual_distance(rows: Tensor, centre: Tensor) -> Tensor:
-    """For columns where a quartile is the median: the median distance from it of the entries that differ; 1 where none does."""
+def _usual_distance(rows: Tensor, centre: Tensor, row_weights: Tensor | None) -> Tensor:
+    """For columns where a quartile is the median: the median distance from it of the entries that differ; NaN where none does."""
     distance = (rows - centre).abs()
-    found = torch.where(distance > 0, distance, torch.nan).nanmedian(0).values
-    return torch.where(found.isnan(), 1.0, found)
+    distance = torch.where(distance > 0, distance, torch.nan)
+    if row_weights is None:
+        return distance.nanmedian(0).values
+    ordered, order = distance.sort(0)  # NaN last
+    weights = torch.where(ordered.isnan(), 0.0, row_weights[order]).cumsum(0)
+    at = (2 * weights < weights[-1:]).sum(0, keepdim=True).clamp(max=len(rows) - 1)
+    return ordered.gather(0, at)[0]
 
 
 class CompressTails(nn.Module):

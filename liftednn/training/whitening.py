@@ -18,6 +18,7 @@ from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine
+from liftednn.data.copies import independent_rows
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import NoPenalty
@@ -82,9 +83,10 @@ class Spectrum(NamedTuple):
         parts = [((rows - self.mean.to(x)).T @ part).double() for rows, part in blocks]
         covariance = torch.stack(parts).sum(0)
         inner, unit = (self.vectors.T @ covariance).square().sum(1), float(self.values.sum()) / len(self.mean)
+        different = independent_rows(lambda: [(x, y)], len(x))
 
         def error(number: int) -> float:
-            return error_of(self.values[:number], inner[:number], unit, float(spread.sum()), len(x))
+            return error_of(self.values[:number], inner[:number], unit, float(spread.sum()), different)
 
         return 1.0 if error(every) < CLEARLY * error(few) else _KEEP
 
