@@ -51,6 +51,16 @@ def test_a_class_of_weight_0_is_left_out() -> None:
     assert "third" not in model.predict(X)
 
 
+def test_balanced_weights_do_not_count_rows_of_weight_0() -> None:
+    three = np.where(X[:, 1] > 1, "third", Y)
+    weights = (three != "third") * RNG.uniform(0.5, 1, 240)
+    kept = weights > 0
+    balanced = weights.copy()
+    balanced[kept] *= compute_sample_weight("balanced", three[kept])
+    model = small(class_weight="balanced").fit(X, three, weights)
+    assert equal(model, small().fit(X, three, balanced))
+
+
 def test_a_stream_takes_weights_of_classes_but_not_balanced_ones() -> None:
     with pytest.raises(ValueError, match=r"class_weight='balanced' needs all labels at once.*give a dictionary"):
         small(class_weight="balanced").partial_fit(X, Y, classes=["rare", "often"])

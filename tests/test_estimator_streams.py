@@ -203,6 +203,17 @@ def test_the_step_of_a_stream_decays_with_the_square_root_of_the_rows_so_far() -
     np.testing.assert_allclose(model.history_[0].rate / rates[0], np.sqrt(2 / 4))
 
 
+def test_a_stream_does_not_depend_on_the_size_of_its_weights() -> None:
+    found = []
+    for weights in (None, 1e-3, 1e3):
+        model = regressor()
+        for part in (slice(0, 600), slice(600, 1200), slice(1200, 1800)):
+            model.partial_fit(X[part], REAL[part], None if weights is None else np.full(600, weights))
+        found.append(model.predict(X))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-3)
+
+
 def test_a_call_with_most_rows_of_the_stream_has_the_whole_step() -> None:
     rates = [regressor().partial_fit(X[:800], REAL[:800]).partial_fit(X, REAL).history_[0].rate]
     rates += [regressor().partial_fit(X, REAL).history_[0].rate]

@@ -126,9 +126,12 @@ def test_settings_of_the_wrong_kind_are_refused() -> None:
 
 def test_columns_unlike_those_of_the_last_fit_are_refused_in_words() -> None:
     model = regressor(max_iter=30, warm_start=True).fit(X, REAL)
-    with pytest.raises(ValueError, match="X has 3 columns, and training would go on from weights for 4"):
+    with pytest.raises(ValueError, match="X has 3 features, but LiftedRegressor is expecting 4"):
         model.fit(X[:, :3], REAL)
     frame = pd.DataFrame(X, columns=list("abcd"))
+    model = regressor(max_iter=2, warm_start=True).fit(frame, REAL)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.fit(frame[list("dcba")], REAL)
     with pytest.raises(ValueError, match=r"columns of text, \['a'\]: they had numbers in fit"):
         regressor(max_iter=30).fit(frame, REAL).predict(frame.assign(a="z"))
 

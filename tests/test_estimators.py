@@ -431,13 +431,23 @@ def test_ctrl_c_ends_a_serial_cross_validation(monkeypatch: pytest.MonkeyPatch) 
     ids=["a class of one row", "more classes than rows to hold back"],
 )
 def test_early_stopping_trains_on_every_class_where_rows_are_few(labels: np.ndarray, rare: int) -> None:
-    with pytest.warns(UserWarning, match="holds back 24 of 240 rows drawn without regard to their class"):
+    with pytest.warns(UserWarning, match="holds back 24 of 240 rows drawn without regard to their class") as warned:
         model = small(early_stopping=True, max_iter=2).fit(X, labels)
+    assert warned[0].filename == __file__
     assert rare in model.classes_
     kept, back = holding(labels)
     assert set(kept) | set(back) == set(range(240))
     assert len(back) == 24
     assert set(labels[kept]) == set(labels)
+
+
+def test_columns_are_scaled_by_the_rows_that_are_trained_on() -> None:
+    seed = np.random.RandomState(0).randint(1 << 31)
+    back = stopping.hold_back(Y, 240, 0.1, seed)[1]
+    far = X.copy()
+    far[back[0], 0] = 1e9
+    plain, other = (small(early_stopping=True, max_iter=2, random_state=0).fit(x, Y) for x in (X, far))
+    assert all(np.array_equal(a, b) for a, b in zip(plain.coefs_, other.coefs_, strict=True))
 
 
 def holding(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

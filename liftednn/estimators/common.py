@@ -43,6 +43,7 @@ from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.estimators.tails import Tails
 from liftednn.estimators.work import Work
+from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
@@ -127,29 +128,18 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             y, row_weights = y[chosen], row_weights[chosen]
         if not resumes:
             self._columns = encoding_of(x if chosen is None else x[chosen], self._known, row_weights)
-        if x.shape[1] != len(self._columns.each):
-            raise ValueError(
-                f"X has {x.shape[1]} columns, and training would go on from weights for {len(self._columns.each)}: give the columns of the "
-                "last fit, or warm_start=False"
-            )
         rows = Rows.of(x, self.dtype, self._columns)
         rows = rows if chosen is None else rows.take(chosen)
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         seen = self._rows_seen if resumes and passes else 0
         self._rows_seen: int = len(rows) + seen
-        if not resumes:
-            self._tails = self._found_tails(rows, y, row_weights, seed, passes is not None)
-        rows = replace(rows, tails=self._tails)
-        if not resumes:
-            self._inputs, self._moments = self._scaling(rows, row_weights), None
-        self._update_scaling(rows, row_weights, passes is not None, resumes)
-        rows = replace(rows, scaling=self._inputs)
-        start = self._start(rows.like) if resumes else None
-        if self._reduces(rows.shape[1]):
-            rows = replace(rows, basis=main_directions(rows, y, row_weights, seed))
-        work, validation = Work(rows, torch.from_numpy(y), row_weights, seed, start, passes, self.device), None
-        if self.early_stopping and passes is None:
-            work, validation = self._hold_back(work)  # so that nothing is chosen from the rows held back
+        work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device), None
+        if (
+            self.early_stopping and passes is None
+        ):  # before anything is chosen but medians, categories and the units of y
+            work, held = self._hold_back(work)
+        work = self._prepared(work, resumes)
+        validation = None if held is None else self._validation(held, work.x)
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes), resumes, work)
             self._remember_parameters()
@@ -158,13 +148,28 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             if isinstance(self.alpha, str) and self.divergence == "fenchel":  # that for the rows seen so far
                 self.network_ = with_rho_factor(self.network_, math.sqrt(seen / self._rows_seen))
         asked = passes is None and not resumes and validation is None
-        exact = self._exactly_linear(work.x, work.y, work.row_weights, seed) if asked else None
+        exact = self._exactly_linear(work.x, work.y, work.row_weights, work.seed) if asked else None
         if self.divergence == "euclidean":
             self._descend(work)
         elif exact is not None:
             self._keep_linear(work, self.network_, exact.rho, [])
         else:
             self._fit_network(work, validation)
+
+    def _prepared(self, work: Work, resumes: bool) -> Work:
+        """The rows with their tails compressed, scaled, and in fewer coordinates where they are many; and the weights to go on from."""
+        rows, y, row_weights, stream = work.x, work.y.numpy(), work.row_weights, work.passes is not None
+        if not resumes:
+            self._tails = self._found_tails(rows, y, row_weights, work.seed, stream)
+        rows = replace(rows, tails=self._tails)
+        if not resumes:
+            self._inputs, self._moments = self._scaling(rows, row_weights), None
+        self._update_scaling(rows, row_weights, stream, resumes)
+        rows = replace(rows, scaling=self._inputs)
+        start = self._start(rows.like) if resumes else None
+        if self._reduces(rows.shape[1]):
+            rows = replace(rows, basis=main_directions(rows, y, row_weights, work.seed))
+        return replace(work, x=rows, start=start)
 
     def _fit_network(self, work: Work, validation: tuple[Tensor, ...] | None) -> None:
         """Train by mini-batches; a linear regression that is as good replaces what was trained."""
@@ -176,8 +181,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         if best is not None:
             self._keep_linear(work, fit.network, best.rho, fit.history)
         # After partial_fit, training is not finished.
-        told = best is None and (work.passes is None or fit.status == "diverged")
-        for sentence in fit.warnings if told else ():
+        warns = best is None and (work.passes is None or fit.status == "diverged")
+        for sentence in fit.warnings if warns else ():
             warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
 
     def _read(self, x: Any, y: Any, sample_weight: Any, whole: bool, **options: Any) -> tuple[Any, Array]:
@@ -185,7 +190,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         if not self._resumes(whole):
             mask = categorical_mask(x, self.categorical_features)
             self._known = known_categories(x if mask is None else that_count(x, sample_weight), mask, whole)
-        reset = whole or not hasattr(self, "coefs_")
+        reset = not self._resumes(whole)
         rows, responses = read(self, x, y, self._known, reset, multi_output=True, **options)
         return rows, responses.toarray() if is_sparse(responses) else responses
 
@@ -240,10 +245,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
             part = 1.0 if work.start is None else len(work.x) / choices.batch_size(len(work.x))
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
-        stream = work.passes and work.x.basis is None
-        moments = self._moments = work.x.moments(work.row_weights, before=self._moments) if stream else None
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose, trainer.passes // 2)
-        options = {"validation": validation, "callback": stopping, "moments": moments}
+        options = {"validation": validation, "callback": stopping, "moments": self._moments_so_far(work)}
         fit = self._run(trainer, self.network_, work, **options)
         if fit.status == "stopped" and not stopping.out_of_patience:
             raise KeyboardInterrupt  # so that no partly trained model is used
@@ -251,6 +254,15 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         self._keep(widened(fit.weights, work.x.basis, work.start), fit.history, len(fit.history))
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
+
+    def _moments_so_far(self, work: Work) -> Moments | None:
+        """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""
+        if not work.passes or work.x.basis is not None:
+            self._moments = None
+            return None
+        self._moment_rows: int = len(work.x) + (0 if self._moments is None else self._moment_rows)
+        self._moments = work.x.moments(work.row_weights, before=self._moments)
+        return self._moment_rows / float(self._moments.weight) * self._moments
 
     def _trainer(self, work: Work) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
@@ -295,15 +307,17 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         """Whether responses are labels, and all classes should be among the rows held back."""
         return False
 
-    def _hold_back(self, work: Work) -> tuple[Work, tuple[Tensor, ...]]:
-        """Rows to train on, and rows for validation, with their weights where there are some."""
+    def _hold_back(self, work: Work) -> tuple[Work, Work]:
+        """Rows to train on, and rows for validation."""
         labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
-        held = work.x.take(back).tensor(self.device), work.y[back]
-        return work.take(kept), held if work.row_weights is None else (
-            *held,
-            as_tensor(work.row_weights[back], "sample_weight"),
-        )
+        return work.take(kept), work.take(back)
+
+    def _validation(self, held: Work, trained: Rows) -> tuple[Tensor, ...]:
+        """Rows for validation in the coordinates of those trained on, and their responses and weights, where there are some."""
+        rows = replace(held.x, tails=trained.tails, scaling=trained.scaling, basis=trained.basis).tensor(self.device)
+        weights = () if held.row_weights is None else (as_tensor(held.row_weights, "sample_weight"),)
+        return rows, held.y, *weights
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]

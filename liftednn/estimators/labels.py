@@ -41,9 +41,13 @@ class Classes:
     def weights(self, class_weight: ClassWeight, y: Array, counts: Array) -> Array:
         """The weight of each row, (n,), from that of its class; `counts` (n,) says which rows count in "balanced"."""
         labels = column_or_1d(y)
-        counted = labels[counts] if np.isin(self.classes, labels[counts]).all() else labels
-        found: Array = compute_class_weight(class_weight, classes=self.classes, y=counted)[self.encode(y)]
-        return found
+        each = np.zeros(len(self.classes))
+        known = np.isin(self.classes, labels[counts])
+        if known.all() or not isinstance(class_weight, str):
+            each[:] = compute_class_weight(class_weight, classes=self.classes, y=labels[counts])
+        elif known.any():  # rows of the other classes have weight 0 anyway
+            each[known] = compute_class_weight(class_weight, classes=self.classes[known], y=labels[counts])
+        return each[self.encode(y)]
 
     def decode(self, scores: Tensor) -> Array:
         labels: Array = self.classes[scores.argmax(1).numpy()]

@@ -65,7 +65,7 @@ def hold_back(labels: Array | None, rows: int, fraction: float, seed: int) -> tu
     warnings.warn(
         f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since some class has too few rows "
         "to stratify",
-        stacklevel=5,
+        stacklevel=6,
     )
     return np.setdiff1d(order, back), back
 
