@@ -122,6 +122,16 @@ def test_the_hessian_vectors_of_the_softmax_make_up_its_hessian(classes: int) ->
         assert torch.allclose(torch.einsum("mp,mq->pq", vectors[:, row], vectors[:, row]), own)
 
 
+@pytest.mark.parametrize("classes", [2, 4, 70])
+@pytest.mark.parametrize("loss", [SOFTMAX, SQUARED], ids=["softmax", "squared"])
+def test_combined_hessian_vectors_are_their_sums(loss: lnn.Loss, classes: int) -> None:
+    u = draw(3, classes)
+    vectors = loss.hessian_vectors(u, torch.zeros_like(u))
+    coefficients = draw(5, len(vectors))
+    found = loss.combined_hessian_vectors(u, torch.zeros_like(u), coefficients)
+    torch.testing.assert_close(found, torch.einsum("km,mnp->knp", coefficients, vectors))
+
+
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 @pytest.mark.thin(2)
 def test_rho_follows_the_noise(noise: float) -> None:

@@ -341,6 +341,12 @@ LOSSES: list[Fault] = [
     (SquaredError(), "hessian_vectors", lambda self, u, z: u, "hessian_vectors gave shape"),
     (
         SoftmaxCrossEntropy(),
+        "combined_hessian_vectors",
+        lambda self, u, z, coefficients: coefficients[:, None] * u,
+        "combined_hessian_vectors are not the sums",
+    ),
+    (
+        SoftmaxCrossEntropy(),
         "hessian_vectors",
         lambda self, u, z: 1.1 * SoftmaxCrossEntropy.hessian_vectors(self, u, z),
         "hessian_vectors make up neither",

@@ -273,6 +273,13 @@ class Loss(Divergence):
         identity = torch.eye(p, dtype=u.dtype, device=u.device)
         return (math.sqrt(self.effective_curvature(u, z)) * identity)[:, None].expand(p, n, p)
 
+    def combined_hessian_vectors(self, u: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
+        """The sums (k, n, p) of `hessian_vectors` times coefficients (k, m); override it where all of these take too much memory."""
+        if type(self).hessian_vectors is Loss.hessian_vectors:
+            root = math.sqrt(self.effective_curvature(u, z))
+            return (root * coefficients)[:, None].expand(len(coefficients), *u.shape)
+        return torch.einsum("km,mnp->knp", coefficients, self.hessian_vectors(u, z))
+
     @abstractmethod
     def encode(self, y: Tensor, width: int) -> Tensor:
         """Responses as the user gives them -> (n, width), the last state."""

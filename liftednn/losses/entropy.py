@@ -52,6 +52,13 @@ class SoftmaxCrossEntropy(Loss):
         p, identity = softmax(u), torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
         return p.T.sqrt()[:, :, None] * (identity[:, None] - p)
 
+    def combined_hessian_vectors(self, u: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
+        if u.shape[1] == 2:
+            return super().combined_hessian_vectors(u, z, coefficients)
+        p = softmax(u)
+        own = coefficients[:, None] * p.sqrt()
+        return own - own.sum(-1, keepdim=True) * p
+
     def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
         """The constant scores of least loss for responses y (n, p), (p,), rows weighted by `row_weights`."""
         fractions = reduce.mean(y, row_weights)

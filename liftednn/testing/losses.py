@@ -141,3 +141,7 @@ def _check_hessian_vectors(loss: Loss, u: Tensor, encoded: Tensor) -> None:
     )
     agrees = any(bool((found - each).abs().max() <= 1e-4 * (1 + each.abs().max())) for each in (exact, bound))
     assert agrees, "hessian_vectors make up neither the Hessian nor the effective curvature times I"
+    coefficients = torch.linspace(-1, 2, 3 * len(vectors), dtype=u.dtype).view(3, -1)
+    combined = loss.combined_hessian_vectors(u, encoded, coefficients)
+    expected = torch.einsum("km,mnp->knp", coefficients, vectors)
+    close(combined, expected, "combined_hessian_vectors are not the sums of hessian_vectors times the coefficients")

@@ -78,7 +78,9 @@ def _comparisons(
     ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
     least = NEGLIGIBLE * theirs  # two models that explain all but this are alike
-    if theirs > torch.finfo(x.dtype).eps and not theirs - own > _MARGIN * theirs:
+    if theirs <= torch.finfo(x.dtype).eps:
+        return  # there is nothing to explain
+    if not theirs - own > _MARGIN * theirs:
         yield (
             f"the predictions are no better than one and the same for all rows (loss {own:.4g} against "
             f"{theirs:.4g} on {len(x)} training rows): {_outlier(x) or 'the responses may not depend on the inputs'}; otherwise try "

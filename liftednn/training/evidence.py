@@ -71,17 +71,18 @@ def rho_factor(
     """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
     states, preactivations = recursion(network, weights, x)
     u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
-    vectors = lam**0.5 * loss.hessian_vectors(u, y)
+    count = len(loss.hessian_vectors(u[:1], y[:1]))
+    vectors = lam**0.5 * _vectors(loss, u, y, count)
     # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
     shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
     degrees = max(1, u.shape[1] - (0 if shifts else 1))
-    gradients = _gradients(network, weights, preactivations, _few(vectors))
+    gradients = _gradients(network, weights, preactivations, vectors)
     kernel = _kernel(network, states, gradients, row_weights).mul_(1 / degrees)
     penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
     most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
-    shared = _shared_fraction(network, weights, x, vectors, gradients, degrees, row_weights) if degrees > 1 else 1.0
+    shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
     dof = _COUNTED * min(shared * _effective_parameters(kernel, rows), most) * degrees
     if dof >= _MOST * rows * degrees:
         return 1.0 if _needed(dof / (_COUNTED * rows * degrees), x, y, rows, row_weights) else _RISE
@@ -137,34 +138,34 @@ def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, u
     return degree * float(reduce.mean(loss.value(u, y), row_weights)) / u.shape[1] / (1 - used)
 
 
-def _few(vectors: Tensor) -> Tensor:
-    """Vectors of a Hessian, or a few random combinations of them with the same sum of outer products on average."""
-    if len(vectors) <= _VECTORS:
-        return vectors
-    drawn = torch.randint(0, 2, (_VECTORS, len(vectors)), generator=torch.Generator().manual_seed(0))
-    signs = (2 * drawn - 1).to(vectors) / math.sqrt(_VECTORS)
-    return torch.einsum("mk,knp->mnp", signs, vectors)
+def _vectors(loss: Loss, u: Tensor, y: Tensor, count: int) -> Tensor:
+    """The vectors of the loss's Hessian, or a few random combinations of so many, with the same sum of outer products on average."""
+    if count <= _VECTORS:
+        return loss.hessian_vectors(u, y)
+    drawn = torch.randint(0, 2, (_VECTORS, count), generator=torch.Generator().manual_seed(0))
+    return loss.combined_hessian_vectors(u, y, (2 * drawn - 1).to(u) / math.sqrt(_VECTORS))
 
 
 def _shared_fraction(
     network: LiftedNetwork,
     weights: list[Affine],
     x: Tensor,
-    vectors: Tensor,
+    y: Tensor,
     gradients: Gradients,
+    m: int,
     degrees: int,
     row_weights: Tensor | None,
 ) -> float:
     """Outputs share the hidden weights, and the kernel, which is their mean, counts these once for every output: dof of the outputs
     together, as a fraction of that. From a few rows, since it takes a kernel of rows times outputs."""
-    m = len(vectors)
     few = max(2, min(len(x), _TOGETHER // m))
     states, preactivations = recursion(network, weights, x[:few])
     counts = None if row_weights is None else row_weights[:few]
     if m <= _VECTORS:
         gradients = [[g[:few] for g in of_layer] for of_layer in gradients]
     else:  # the others are of combinations of outputs
-        gradients = _gradients(network, weights, preactivations, vectors[:, :few])
+        vectors = network.layers[-1].lam ** 0.5 * network.loss.hessian_vectors(preactivations[-1], y[:few])
+        gradients = _gradients(network, weights, preactivations, vectors)
     together = _kernel(network, states, gradients, counts, joint=True)
     each = together.view(m, few, m, few).diagonal(dim1=0, dim2=2).sum(-1)  # products of a vector with itself
     apart = degrees * _trace(each / degrees)
