@@ -5,27 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.metrics import log_loss, r2_score
 from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.data import sources
-from liftednn.training import run
+from liftednn.training import choices, run
 from liftednn.training.batch import recursion
 from liftednn.training.evidence import (
     _effective_parameters,
     _gradients,
     _inner_products,
     _kernel,
+    _Linearised,
     _needed,
     adaptable,
+    raised,
     rho_factor,
     with_rho_factor,
 )
@@ -219,20 +222,54 @@ def test_few_rows_show_about_how_many_parameters_all_have(shown: int, within: fl
     assert found == pytest.approx(whole, rel=within)
 
 
+@pytest.mark.parametrize("rows", [60, 400])
+def test_few_rows_begin_with_a_rho_that_leaves_parameters_fewer_than_rows(rows: int) -> None:
+    x, y = draw(rows, 6), draw(rows, 1)
+    net = network([6, 50, 1], "squared", rho=1e-5)
+    known = x, y, None, [(None, None)] * 2, rows
+    start = choices.random_features(net, 0, *known)
+    assert _Linearised.of(net, start, x, y, rows, None).fits_all
+    factor, weights = raised(net, start, partial(choices.fitted_head, x=x, y=y), x, y, rows)
+    if rows == 400:
+        assert (factor, weights) == (1.0, start)
+        return
+    near = _Linearised.of(with_rho_factor(net, factor), weights, x, y, rows, None)
+    assert not near.fits_all
+    assert torch.equal(weights[0].w, start[0].w)
+
+
+@pytest.mark.parametrize("rows", [25, 50])
+def test_few_noisy_rows_are_not_fitted_exactly(rows: int) -> None:
+    """The network by itself is about as good as the best ridge regression, where the response is linear."""
+    scores = []
+    for seed in range(4):
+        random = np.random.RandomState(seed)
+        x = random.normal(size=(rows + 500, 5))
+        truth = x @ random.normal(size=5)
+        y = truth + truth.std() * random.normal(size=len(x))
+        models = (
+            lnn.LiftedRegressor((100,), random_state=0),
+            RidgeCV(np.logspace(-3, 3, 13)),
+        )
+        scores.append([r2_score(truth[rows:], m.fit(x[:rows], y[:rows]).predict(x[rows:])) for m in models])
+    network_score, linear_score = np.mean(scores, 0)
+    assert network_score > linear_score - 0.1
+
+
 def test_no_refresh_follows_soon_after_one_for_a_new_rho(monkeypatch: pytest.MonkeyPatch) -> None:
     refreshed, updated = [], []
-    refresh, update = run.Run._refresh, run.Run._update_rho
+    refresh, update = run.Run._refresh, run.Run._update_model
 
     def noted_refresh(self: run.Run, *batch: Tensor | None) -> None:
         refreshed.append(self.taken)
         refresh(self, *batch)
 
-    def noted_update(self: run.Run) -> None:
+    def noted_update(self: run.Run, progress: float) -> bool:
         updated.append(self.taken)
-        update(self)
+        return update(self, progress)
 
     monkeypatch.setattr(run.Run, "_refresh", noted_refresh)
-    monkeypatch.setattr(run.Run, "_update_rho", noted_update)
+    monkeypatch.setattr(run.Run, "_update_model", noted_update)
     trainer = lnn.MiniBatch(passes=80, batch_size=25, refresh=40, learn_rho=True)
     trainer.run(network([3, 5, 1], "squared"), draw(100, 3), draw(100, 1))
     late = [step for step in refreshed if step > max(run.EARLY)]

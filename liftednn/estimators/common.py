@@ -21,7 +21,6 @@ from torch import Tensor
 
 from liftednn import losses, predict
 from liftednn.base import Activation, Affine, Loss, Penalty, Uncertainty
-from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
 from liftednn.defaults import Recipe, numbers_of
 from liftednn.estimators import linear
@@ -139,7 +138,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         ):  # before anything is chosen but medians, categories and the units of y
             work, held = self._hold_back(work)
         work = self._prepared(work, resumes)
-        validation = None if held is None else self._validation(held, work.x)
+        validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes), resumes, work)
             self._remember_parameters()
@@ -312,12 +311,6 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         labels = work.y.numpy() if self._stratifies() else None
         kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
         return work.take(kept), work.take(back)
-
-    def _validation(self, held: Work, trained: Rows) -> tuple[Tensor, ...]:
-        """Rows for validation in the coordinates of those trained on, and their responses and weights, where there are some."""
-        rows = replace(held.x, tails=trained.tails, scaling=trained.scaling, basis=trained.basis).tensor(self.device)
-        weights = () if held.row_weights is None else (as_tensor(held.row_weights, "sample_weight"),)
-        return rows, held.y, *weights
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:
         weights = [self._inputs.from_scaled_inputs(weights[0]), *weights[1:]]

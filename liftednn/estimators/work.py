@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import Tensor
 
 from liftednn.base import Affine
+from liftednn.data.arrays import as_tensor
 from liftednn.data.sources import Source
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
@@ -37,3 +38,9 @@ class Work:
         """The same with some of the rows, by their numbers."""
         row_weights = None if self.row_weights is None else self.row_weights[chosen]
         return replace(self, x=self.x.take(chosen), y=self.y[chosen], row_weights=row_weights)
+
+    def validation(self, trained: Rows) -> tuple[Tensor, ...]:
+        """These rows in the coordinates of those trained on, their responses and, where there are some, weights."""
+        rows = replace(self.x, tails=trained.tails, scaling=trained.scaling, basis=trained.basis).tensor(self.device)
+        weights = () if self.row_weights is None else (as_tensor(self.row_weights, "sample_weight"),)
+        return rows, self.y, *weights

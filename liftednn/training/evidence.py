@@ -18,6 +18,9 @@ each (as in MARS, Friedman 1991): each counts as one and a half parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,7 +34,7 @@ from liftednn.penalties import L2
 from liftednn.training.batch import probe_gradients, recursion
 from liftednn.training.cross_validation import CLEARLY, left_out
 
-__all__ = ["adaptable", "rho_factor", "with_rho_factor"]
+__all__ = ["adaptable", "raised", "rho_factor", "with_rho_factor"]
 
 # For every layer, the gradients in its u (n, width) of each of m vectors.
 Gradients = list[list[Tensor]]
@@ -41,6 +44,8 @@ _COUNTED = 1.5
 # With more effective parameters than this fraction of the rows, nothing is left to tell noise from signal by: rho rises by this factor,
 # unless the best linear regression has as many.
 _MOST, _RISE = 0.95, 3.0
+# With fewer rows than this rho rises before the first step, up to so often at once, and the head is fitted again so often.
+_FEW_ROWS, _RISES, _FITS = 200, 12, 2
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
 # The trace of K / n up to which float32 is exact enough: eigenvalues of I then change by no more than a tenth, those of K by less.
@@ -64,30 +69,107 @@ def with_rho_factor(network: LiftedNetwork, factor: float) -> LiftedNetwork:
     return network.with_penalty(penalties)
 
 
-@torch.no_grad()
+def raised(
+    network: LiftedNetwork,
+    weights: list[Affine],
+    fit_head: Callable[[LiftedNetwork, list[Affine]], list[Affine]],
+    x: Tensor,
+    y: Tensor,
+    rows: int,
+    row_weights: Tensor | None = None,
+) -> tuple[float, list[Affine]]:
+    """The factor on every rho for which initial weights, with the head fitted again, have fewer effective parameters than rows, and these
+    weights. From a smaller rho a network fits the noise of few rows first, and most of the run goes by before its weights have shrunk; with
+    more rows there are more steps, and it makes no difference."""
+    factor = 1.0
+    for _ in range(_FITS if rows < _FEW_ROWS else 0):
+        near = _Linearised.of(with_rho_factor(network, factor), weights, x, y, rows, row_weights)
+        if not near.fits_all or near.needed:
+            break
+        rises = (_RISE**number for number in range(1, _RISES))
+        factor *= next((rise for rise in rises if near.dof_with(rise) < _MOST * near.responses), _RISE**_RISES)
+        weights = fit_head(with_rho_factor(network, factor), weights)
+    return factor, weights
+
+
 def rho_factor(
     network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None
 ) -> float:
     """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
-    states, preactivations = recursion(network, weights, x)
-    u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
-    count = len(loss.hessian_vectors(u[:1], y[:1]))
-    vectors = lam**0.5 * _vectors(loss, u, y, count)
-    # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
-    shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
-    degrees = max(1, u.shape[1] - (0 if shifts else 1))
-    gradients = _gradients(network, weights, preactivations, vectors)
-    kernel = _kernel(network, states, gradients, row_weights).mul_(1 / degrees)
     penalty = sum(_ridge(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
-    most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
-    shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
-    dof = _COUNTED * min(shared * _effective_parameters(kernel, rows), most) * degrees
-    if dof >= _MOST * rows * degrees:
-        return 1.0 if _needed(dof / (_COUNTED * rows * degrees), x, y, rows, row_weights) else _RISE
-    found = lam * _temperature(loss, u, y, row_weights, dof / (rows * degrees)) * dof / (2 * rows * penalty)
+    near = _Linearised.of(network, weights, x, y, rows, row_weights)
+    if near.fits_all:
+        return 1.0 if near.needed else _RISE
+    lam, dof = network.layers[-1].lam, near.dof
+    temperature = _temperature(network.loss, near.scores, y, row_weights, dof / near.responses)
+    found = lam * temperature * dof / (2 * rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
+
+
+@dataclass(frozen=True)
+class _Linearised:
+    """A network near its present weights, on some rows (n, p) and responses of a training set of `rows` rows.
+
+    kernel    K of one output (n, n), a mean over outputs
+    degrees   outputs that are free
+    shared    the parameters of all outputs together, as a fraction of their sum
+    most      the weights of one output under a penalty
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: int
+    row_weights: Tensor | None
+    scores: Tensor
+    kernel: Tensor
+    degrees: int
+    shared: float
+    most: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None
+    ) -> _Linearised:
+        states, preactivations = recursion(network, weights, x)
+        u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
+        count = len(loss.hessian_vectors(u[:1], y[:1]))
+        vectors = lam**0.5 * _vectors(loss, u, y, count)
+        # Adding a number to all scores of a softmax changes nothing: it has one degree of freedom fewer.
+        shifts = float(vectors.sum(-1).abs().max()) > 1e-6 * float(vectors.abs().max())
+        degrees = max(1, u.shape[1] - (0 if shifts else 1))
+        gradients = _gradients(network, weights, preactivations, vectors)
+        kernel = _kernel(network, states, gradients, row_weights).mul_(1 / degrees)
+        most = sum(weights[n].w.numel() for n in range(len(weights)) if _ridge(network, n)) / degrees
+        shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
+        return cls(x, y, rows, row_weights, u, kernel, degrees, shared, most)
+
+    @property
+    def responses(self) -> int:
+        """How many numbers there are to fit."""
+        return self.rows * self.degrees
+
+    @cached_property
+    def dof(self) -> float:
+        """The effective parameters, each counted one and a half times."""
+        return self.dof_with(1.0)
+
+    def dof_with(self, factor: float) -> float:
+        """The same with every rho times a factor."""
+        kernel = self.kernel if factor == 1 else self.kernel / factor
+        return _COUNTED * min(self.shared * _effective_parameters(kernel, self.rows), self.most) * self.degrees
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether there are as many effective parameters as responses, so that nothing is left to tell noise from signal by."""
+        return self.dof >= _MOST * self.responses
+
+    @property
+    def needed(self) -> bool:
+        """Whether the best linear regression has as many effective parameters too, and is clearly better than a constant."""
+        return _needed(self.dof / (_COUNTED * self.responses), self.x, self.y, self.rows, self.row_weights)
 
 
 def _needed(used: float, x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None) -> bool:

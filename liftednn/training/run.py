@@ -7,6 +7,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
 from liftednn.training.descent import EARLY, Descent, norm_limit_of, refresh_due
-from liftednn.training.evidence import adaptable, rho_factor, with_rho_factor
+from liftednn.training.evidence import adaptable, raised, rho_factor, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
@@ -103,6 +104,7 @@ class Run:
             given = (network, source, validation, self.fixed, weights, moments)
             self.identity = identify(f"{settings!r} in {x.dtype}", *given)
         self.network = self.given = as_tensors(network, settings.learn_activation, x)
+        self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
         stored = checkpoint.load(self.identity) if checkpoint is not None else None
         self._prepare(x, y, row_weights, weights, moments, stored[0] if stored else {})
         held = None if validation is None else self.feed.checked(*(*validation, None)[:3], like=x)  # type: ignore[misc]
@@ -110,9 +112,9 @@ class Run:
         self.feed.enter(self.coordinates)
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
-        self.taken, self.halved, self.guard = 0, 0, DivergenceGuard(self.descent.network)
-        self.rho_factor, self.updates, self.refreshed = 1.0, 0, 0
-        self.learns_rho = settings.learn_rho and self.rows is not None and adaptable(self.network)
+        self.guard = DivergenceGuard(self.descent.network)
+        self.taken, self.halved, self.updates, self.refreshed = 0, 0, 0, 0
+        self._set_rho_factor(self.rho_factor)
         negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
         self.schedule, self.planned = Schedule(settings.passes, negligible), settings.passes
         self.seconds = time.perf_counter() - started
@@ -142,10 +144,16 @@ class Run:
         """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
         count = choices.sample_rows(self.network, _FEW, choices.LITTLE_WORK)
         few = None if row_weights is None else row_weights[:count]
+        different, counts = different_rows(x[:count], y[:count], few, self.rows)
+        some = different[: _SAMPLES[(self.rows or 0) > _MANY]]
+        counts = None if counts is None else counts[: len(some)]
+        self.rho_rows, self.rho_factor = (x[some], y[some], self.rows or 0, counts), 1.0
         if given is None:
-            weights = choices.random_features(
-                self.network, self.settings.seed, x, y, row_weights, self.fixed, self.rows
-            )
+            known = x, y, row_weights, self.fixed, self.rows
+            weights = choices.random_features(self.network, self.settings.seed, *known)
+            if self.learns_rho and self.free and not self.positions:
+                head = partial(choices.fitted_head, x=x[:count], y=y[:count], row_weights=few)
+                self.rho_factor, weights = raised(self.network, weights, head, *self.rho_rows)
         else:
             weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
@@ -155,7 +163,6 @@ class Run:
         self.coordinates = there = there if given is None else there.keeping(weights[0])
         inner, start, rows = there.network, there.to_whitened(weights), there.whiten(x[:count])
         self.check_rows = x[:count].clone(), rows, y[:count].clone(), few
-        self.different = different_rows(x[:count], y[:count], few, self.rows)
         scale = there.whitening.scale if there.whitening else None
         states = inner.propagate(start, rows)
         geometries = geometries_of(inner, self.network.layers, states, damping, scale, few, free, self.positions)
@@ -266,7 +273,7 @@ class Run:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
         self.updates += 1
         if self.learns_rho:
-            self._update_rho()
+            self._set_rho_factor(self.rho_factor * rho_factor(self.network, self.unwhitened_weights(), *self.rho_rows))
         if progress > _HALF:
             return self.learns_rho
         velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
@@ -274,13 +281,6 @@ class Run:
         seed, inner, weights = self.settings.seed + self.taken, self.descent.network, self.descent.weights
         drawn = redraw_constant_units(inner, weights, velocity, rows[1], seed, rows[3], free)
         return self.learns_rho or drawn > 0
-
-    def _update_rho(self) -> None:
-        (x, _, y, _), (numbers, counts) = self.check_rows, self.different
-        assert self.rows is not None
-        count, weights = _SAMPLES[self.rows > _MANY], self.unwhitened_weights()
-        few, counts = numbers[:count], None if counts is None else counts[:count]
-        self._set_rho_factor(self.rho_factor * rho_factor(self.network, weights, x[few], y[few], self.rows, counts))
 
     def _set_rho_factor(self, factor: float) -> None:
         """Multiply every rho that the run started with by this factor."""
