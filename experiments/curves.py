@@ -127,6 +127,19 @@ def noise(times: float, seed: int, rows: int = 1000) -> Problem:
     return _noisy(np.random.default_rng(seed), x, truth, rows, times * truth.std())
 
 
+def few_rows(rows: int, seed: int) -> Problem:
+    """A linear response of five normal columns, and noise as large as the signal."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(rows + TEST, 5))
+    truth = x @ generator.normal(size=5)
+    return _noisy(generator, x, truth, rows, float(truth.std()))
+
+
+def few_curved(rows: int, seed: int) -> Problem:
+    """Friedman's first problem, and noise half as large as the signal."""
+    return noise(0.5, seed, rows)
+
+
 def weights(weight: float, seed: int) -> Problem:
     """Friedman's first problem with noise a fifth of the signal, and the same sample weight for every row."""
     return noise(0.2, seed)._replace(weight=weight)
@@ -142,6 +155,8 @@ PANELS = {
     "categories": Panel(categories, (50, 200, 500), "categories, response additive"),
     "many columns": Panel(many_columns, (20, 50, 200), "rows of 2,000 columns, 5 of them used"),
     "noise": Panel(noise, (0, 0.3, 1, 3, 10), "noise / signal, Friedman 1"),
+    "few rows": Panel(few_rows, (20, 50, 100, 500), "rows, linear, noise / signal 1"),
+    "few curved": Panel(few_curved, (20, 50, 100, 500), "rows, Friedman 1, noise / signal 0.5"),
     "weights": Panel(weights, (1, 100, 1_000_000), "sample weight of every row, Friedman 1"),
 }
 
