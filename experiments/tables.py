@@ -3,8 +3,8 @@
 `python -m experiments tables`, with `--workers N` for N processes. Tables have five random splits, 75 % to train on, with the same share
 of every class; the sets of `estimators` those it gives them. All fits use one thread, and seconds are the processor's. The
 tables that judge the defaults must not influence them, so they are run only where named: `--only judging` (docs/defaults.md says how
-often, and why), and `--only unseen`, tables of other packages that were run once, after the last choice. Deep networks take minutes and
-are run only where named too: `--only RealMLP --only bupa --seeds 2`.
+often, and why), and `--only unseen`, tables of other packages. Deep networks take minutes and are run only where named too:
+`--only RealMLP --only bupa --seeds 2`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One recipe for the estimators, `init.lifted_` and the command line: what a user does not give is chosen here, and only here.
+"""One recipe for the estimators, `init.lifted_` and the command line: what a user does not give of the following is chosen here.
 
     loss       by name, Huber's has its delta in units of the responses' spread; for mini-batches a kink is smoothed over 1% of it
     penalty    as given, with `rho` where the name has no number

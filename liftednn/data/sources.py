@@ -107,7 +107,7 @@ class Memory(_Permuted):
     x: Tensor
 
     def _in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without copies."""
+        """As views, so that nothing is copied."""
         yield from zip(torch.split(self.x, _ROWS), torch.split(self.y, _ROWS), strict=True)
 
     def at(self, chosen: Tensor) -> Batch:

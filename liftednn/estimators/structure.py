@@ -79,11 +79,11 @@ class Structured:
         name = "sigmoid" if self.activation == "logistic" else self.activation
         given = activations.named(name, self.divergence) if isinstance(name, str) else name
         resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
-        chosen = self._left(given) if resumes else [given] * len(widths)
+        chosen = self._last_activations(given) if resumes else [given] * len(widths)
         self._given_activation = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
-    def _left(self, given: Activation) -> list[Activation]:
+    def _last_activations(self, given: Activation) -> list[Activation]:
         """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
         if given == self._given_activation:

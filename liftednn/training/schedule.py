@@ -32,7 +32,7 @@ class Schedule:
     negligible: float = 0.0
 
     def planned(self, history: Sequence[Record]) -> int:
-        """The number of passes, as far as the records of the passes so far tell."""
+        """The number of passes, by the records so far."""
         soon = max(1, int(_SOON * self.passes))
         done = next((record.number for record in history[:soon] if record.loss < self.negligible), self.passes)
         return min(self.passes, 2 * done)
