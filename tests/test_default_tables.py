@@ -166,8 +166,8 @@ def test_tables_of_other_packages_are_read_from_their_files(tmp_path: Path, monk
         "datasets/fair/fair.csv": '"age","affairs"\n30,0\n40,0.5\n',
         "_data/seattle-weather.csv": "date,wind,weather\n2012/01/01,1,sun\n2012/03/01,2,rain\n",
         "datasets/brown-selected.tab": "a\tfunction\tgene\nc\td\tstring\n\tclass\tmeta\n?\tx\tg1\n2\ty\tg2\n4\tx\tg3\n",
-        "datasets/data/actg320.arff": "@relation r\n@attribute time numeric\n@attribute censor {0,1}\n@attribute sex {1,2}\n"
-        "@data\n3,0,1\n4,1,2\n",
+        "datasets/data/actg320.arff": "@relation r\n@attribute time numeric\n@attribute censor {0,1}\n@attribute time_d numeric\n"
+        "@attribute censor_d {0,1}\n@attribute sex {1,2}\n@data\n3,0,3,0,1\n4,1,4,0,2\n",
         "datasets/data/Covid3Month/Covid3Month_TRAIN.ts": "# about\n@data\n0,1:2,3:0.5\n",
         "datasets/data/Covid3Month/Covid3Month_TEST.ts": "@data\n4,5:6,7:1.5\n",
     }
