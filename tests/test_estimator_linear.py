@@ -122,6 +122,13 @@ def test_a_classifier_has_hidden_units_and_so_has_a_stream() -> None:
     assert widths(LiftedRegressor(random_state=0).partial_fit(X, LINEAR)) == [100]
 
 
+@pytest.mark.parametrize("columns", [3, 40])
+def test_constant_columns_give_the_mean(columns: int) -> None:
+    x, y = np.full((30, columns), 0.1), NOISE[:30]
+    model = LiftedRegressor(random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.predict(x[:1]), y.mean(), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_training_goes_on_from_the_network_that_a_regression_replaced() -> None:
     model = fitted(LINEAR, warm_start=True)

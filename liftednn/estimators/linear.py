@@ -133,6 +133,8 @@ def _solved(x: Tensor, y: Tensor, row_weights: Tensor, rho: float) -> Affine:
     share = (row_weights / row_weights.sum())[:, None]
     centre, mean = (share * x).sum(0), (share * y).sum(0)
     rows, targets = (x - centre) * share.sqrt(), (y - mean) * share.sqrt()
+    if not bool(rows.any()):  # the best rho for constant columns is next to 0
+        return Affine(x.new_zeros(y.shape[1], x.shape[1]), mean)
     w = (rows.T @ Factor.of(rows @ rows.T, 1.0, rho, torch.finfo(x.dtype).eps).solve(targets)).T
     return Affine(w, mean - w @ centre)
 
