@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from liftednn import reduce
-from liftednn.base import Affine, Loss
+from liftednn.base import Affine
 from liftednn.losses import SoftmaxCrossEntropy
-from liftednn.losses.regression import Bounded
 from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
@@ -74,7 +73,7 @@ def _comparisons(
 ) -> Iterator[str]:
     """Compare with the best constant, and with a linear model that is fitted to one half of the rows and judged on the other."""
     ours = network.loss.value(network.scores(weights, x), y)
-    constant = _heads_loss(network, torch.zeros_like(x[:, :1]), y, row_weights, len(x))
+    constant = _constants_loss(network, x, y, row_weights)
     ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
     least = NEGLIGIBLE * theirs  # two models that explain all but this are alike
@@ -125,16 +124,16 @@ def _heads_loss(network: LiftedNetwork, x: Tensor, y: Tensor, row_weights: Tenso
     last = network.layers[-1]
     head = LiftedNetwork([Layer(Dense(x.shape[1], last.operator.out_width), last.divergence, L2(_RHO), last.lam)])
     few = None if row_weights is None else row_weights[:fitted]
-    constants = _constants(head.loss, y[:fitted], few)
-    start = [Affine(x.new_zeros(len(constants), x.shape[1]), constants)]
+    mean = reduce.mean(y[:fitted], few).to(y)
+    start = [Affine(x.new_zeros(len(mean), x.shape[1]), mean)]
     return head.loss.value(head.scores(fitted_head(head, start, x[:fitted], y[:fitted], few), x), y)
 
 
-def _constants(loss: Loss, y: Tensor, row_weights: Tensor | None) -> Tensor:
-    """The constant scores of least loss where there is a formula, otherwise the mean response."""
-    if isinstance(loss, (Bounded, SoftmaxCrossEntropy)):
-        return loss.constants(y, row_weights).to(y)
-    return reduce.mean(y, row_weights).to(y)
+def _constants_loss(network: LiftedNetwork, x: Tensor, y: Tensor, row_weights: Tensor | None) -> Tensor:
+    """The loss of each row, (n,), of the best constant scores."""
+    if isinstance(network.loss, SoftmaxCrossEntropy):
+        return network.loss.value(network.loss.constants(y, row_weights).to(x).expand_as(y), y)
+    return _heads_loss(network, torch.zeros_like(x[:, :1]), y, row_weights, len(x))
 
 
 def _weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:
