@@ -38,7 +38,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("digits", "short")
-@pytest.mark.filterwarnings("ignore:lifted_. a linear model")  # three passes are not enough for 200 rows
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in program.EXPERIMENTS]
 )
