@@ -80,7 +80,7 @@ def raised(
 ) -> tuple[float, list[Affine]]:
     """The factor on every rho for which initial weights, with the head fitted again, have fewer effective parameters than rows, and these
     weights. From a smaller rho a network fits the noise of few rows first, and most of the run goes by before its weights have shrunk; with
-    more rows there are more steps, and it makes no difference."""
+    more rows there are more steps, and it makes no clear difference."""
     factor = 1.0
     for _ in range(_FITS if rows < _FEW_ROWS else 0):
         near = _Linearised.of(with_rho_factor(network, factor), weights, x, y, rows, row_weights)
