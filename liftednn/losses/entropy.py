@@ -60,9 +60,8 @@ class SoftmaxCrossEntropy(Loss):
         return own - own.sum(-1, keepdim=True) * p
 
     def constants(self, y: Tensor, row_weights: Tensor | None = None) -> Tensor:
-        """The constant scores of least loss for responses y (n, p), (p,), rows weighted by `row_weights`."""
-        fractions = reduce.mean(y, row_weights)
-        return fractions.clamp(min=torch.finfo(torch.float32).tiny).log().to(y)
+        """The constant scores of least loss for responses y (n, p), (p,), in float64, rows weighted by `row_weights`."""
+        return reduce.mean(y, row_weights).clamp(min=torch.finfo(torch.float32).tiny).log()
 
     def encode(self, y: Tensor, width: int) -> Tensor:
         return class_responses(y, width)

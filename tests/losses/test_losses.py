@@ -92,6 +92,8 @@ def test_the_constants_of_the_softmax_cross_entropy_have_the_least_loss() -> Non
     )
     assert found <= least
     assert found == pytest.approx(least, abs=1e-4)
+    of_integers = loss.constants(y.long(), weights)  # `encode` gives integers for labels
+    assert torch.equal(of_integers, loss.constants(y, weights))
 
 
 def test_softmax_cross_entropy_on_probabilities_is_the_divergence() -> None:
