@@ -133,10 +133,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         seen = self._rows_seen if resumes and passes else 0
         self._rows_seen: int = len(rows) + seen
         work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device), None
-        if (
-            self.early_stopping and passes is None
-        ):  # before anything is chosen but medians, categories and the units of y
-            work, held = self._hold_back(work)
+        if self.early_stopping and passes is None:
+            work, held = self._hold_back(work)  # before anything is chosen but medians, categories and the units of y
         work = self._prepared(work, resumes)
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
