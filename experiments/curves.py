@@ -135,7 +135,7 @@ def few_rows(rows: int, seed: int) -> Problem:
     return _noisy(generator, x, truth, rows, float(truth.std()))
 
 
-def few_curved(rows: int, seed: int) -> Problem:
+def few_rows_of_friedman(rows: int, seed: int) -> Problem:
     """Friedman's first problem, and noise half as large as the signal."""
     return noise(0.5, seed, rows)
 
@@ -155,8 +155,8 @@ PANELS = {
     "categories": Panel(categories, (50, 200, 500), "categories, response additive"),
     "many columns": Panel(many_columns, (20, 50, 200), "rows of 2,000 columns, 5 of them used"),
     "noise": Panel(noise, (0, 0.3, 1, 3, 10), "noise / signal, Friedman 1"),
-    "few rows": Panel(few_rows, (20, 50, 100, 500), "rows, linear, noise / signal 1"),
-    "few curved": Panel(few_curved, (20, 50, 100, 500), "rows, Friedman 1, noise / signal 0.5"),
+    "few rows, linear": Panel(few_rows, (20, 50, 100, 500), "rows, noise / signal 1"),
+    "few rows, Friedman 1": Panel(few_rows_of_friedman, (20, 50, 100, 500), "rows, noise / signal 0.5"),
     "weights": Panel(weights, (1, 100, 1_000_000), "sample weight of every row, Friedman 1"),
 }
 

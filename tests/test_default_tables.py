@@ -153,7 +153,7 @@ def test_difficulties_are_those_of_their_levels() -> None:
     assert curves.many_columns(20, 0).x.shape == (20, 2000)
     few = curves.few_rows(4000, 0)
     assert (few.y - few.x @ np.linalg.lstsq(few.x, few.y)[0]).std() == pytest.approx(few.y_test.std(), rel=0.1)
-    assert len(curves.few_curved(50, 0).y) == 50
+    assert len(curves.few_rows_of_friedman(50, 0).y) == 50
     assert np.array_equal(curves.weights(100, 0).y, curves.weights(1, 0).y)
     with pytest.raises(ValueError, match=r"--only takes one column, .*, got more"):
         curves.run(Settings(only=("more",)))
