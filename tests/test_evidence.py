@@ -20,17 +20,14 @@ from liftednn.base import Affine
 from liftednn.data import sources
 from liftednn.training import choices, run
 from liftednn.training.batch import recursion
-from liftednn.training.evidence import (
+from liftednn.training.evidence import adaptable, raised, rho_factor, with_rho_factor
+from liftednn.training.linearised import (
+    Linearised,
     _effective_parameters,
     _gradients,
     _inner_products,
     _kernel,
-    _Linearised,
     _needed,
-    adaptable,
-    raised,
-    rho_factor,
-    with_rho_factor,
 )
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -228,12 +225,12 @@ def test_few_rows_begin_with_a_rho_that_leaves_parameters_fewer_than_rows(rows: 
     net = network([6, 50, 1], "squared", rho=1e-5)
     known = x, y, None, [(None, None)] * 2, rows
     start = choices.random_features(net, 0, *known)
-    assert _Linearised.of(net, start, x, y, rows, None).fits_all
+    assert Linearised.of(net, start, x, y, rows, None).fits_all
     factor, weights = raised(net, start, partial(choices.fitted_head, x=x, y=y), x, y, rows)
     if rows == 400:
         assert (factor, weights) == (1.0, start)
         return
-    near = _Linearised.of(with_rho_factor(net, factor), weights, x, y, rows, None)
+    near = Linearised.of(with_rho_factor(net, factor), weights, x, y, rows, None)
     assert not near.fits_all
     assert torch.equal(weights[0].w, start[0].w)
 
