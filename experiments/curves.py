@@ -1,7 +1,8 @@
 """Estimators at their defaults where one difficulty grows: few rows, rare classes, heavy tails, many columns, noise, large weights.
 
 `python -m experiments curves`, with `--workers N` for N processes; `python -m experiments figures` draws results/curves.png. All data are
-generated, and every score is on fresh rows: R^2 against the function without noise, accuracy, or average precision.
+generated, and every score is on fresh rows: R^2 against the function without noise, accuracy, average precision, or D^2, the part of the
+log-loss of constant probabilities that those of a model save.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from sklearn.datasets import make_friedman1
-from sklearn.metrics import accuracy_score, average_precision_score, r2_score
+from sklearn.metrics import accuracy_score, average_precision_score, d2_log_loss_score, r2_score
 
 from experiments import default_models
 from experiments.markdown import table
@@ -140,6 +141,24 @@ def few_rows_of_friedman(rows: int, seed: int) -> Problem:
     return noise(0.5, seed, rows)
 
 
+def many_classes(rows: int, seed: int) -> Problem:
+    """Ten normal classes in 20 columns, which hardly overlap."""
+    return _normal_classes(rows, seed, 10, 1.0)
+
+
+def overlapping_classes(rows: int, seed: int) -> Problem:
+    """Three normal classes in 20 columns, which overlap."""
+    return _normal_classes(rows, seed, 3, 0.3)
+
+
+def _normal_classes(rows: int, seed: int, number: int, distance: float) -> Problem:
+    """Normal columns around centres of this size; every class has two rows to train on."""
+    generator = np.random.default_rng(seed)
+    y = np.concatenate([np.arange(2 * number) % number, generator.integers(0, number, rows + TEST - 2 * number)])
+    x = distance * generator.normal(size=(number, 20))[y] + generator.normal(size=(len(y), 20))
+    return Problem(x[:rows], y[:rows], x[rows:], y[rows:])
+
+
 def weights(weight: float, seed: int) -> Problem:
     """Friedman's first problem with noise a fifth of the signal, and the same sample weight for every row."""
     return noise(0.2, seed)._replace(weight=weight)
@@ -157,6 +176,8 @@ PANELS = {
     "noise": Panel(noise, (0, 0.3, 1, 3, 10), "noise / signal, Friedman 1"),
     "few rows, linear": Panel(few_rows, (20, 50, 100, 500), "rows, noise / signal 1"),
     "few rows, Friedman 1": Panel(few_rows_of_friedman, (20, 50, 100, 500), "rows, noise / signal 0.5"),
+    "few rows, 10 classes": Panel(many_classes, (20, 50, 100, 500), "rows, classes hardly overlap", "D²"),
+    "few rows, 3 classes": Panel(overlapping_classes, (20, 50, 100, 500), "rows, classes overlap", "D²"),
     "weights": Panel(weights, (1, 100, 1_000_000), "sample weight of every row, Friedman 1"),
 }
 
@@ -175,6 +196,8 @@ def measure(panel: str, level: Level, who: str, seed: int, quick: bool = False) 
 def _score(measured: str, model: Any, x: Array, y: Array) -> float:
     if measured == "average precision":
         return float(average_precision_score(y, model.predict_proba(x)[:, 1]))
+    if measured == "D²":
+        return float(d2_log_loss_score(y, model.predict_proba(x), labels=model.classes_))
     score = accuracy_score if measured == "accuracy" else r2_score
     return float(score(y, model.predict(x)))
 

@@ -77,7 +77,7 @@ def training(store: Store, task: str) -> Any:
 
 def curves(store: Store) -> Any:
     """Scores of estimators at their defaults against one difficulty in each panel: medians over seeds, and ranges."""
-    figure, panels = drawing.new_figure(24, 7, 2, 6)
+    figure, panels = drawing.new_figure(28, 7, 2, 7)
     for panel, (name, kind) in zip(panels.flat, difficulties.PANELS.items(), strict=True):
         for who in difficulties.METHODS:
             if found := difficulties.scores(store, name, who):

@@ -154,6 +154,10 @@ def test_difficulties_are_those_of_their_levels() -> None:
     few = curves.few_rows(4000, 0)
     assert (few.y - few.x @ np.linalg.lstsq(few.x, few.y)[0]).std() == pytest.approx(few.y_test.std(), rel=0.1)
     assert len(curves.few_rows_of_friedman(50, 0).y) == 50
+    classes = curves.many_classes(20, 0)
+    assert np.array_equal(np.bincount(classes.y), np.full(10, 2))
+    within = classes.x_test - np.stack([classes.x_test[classes.y_test == k].mean(0) for k in range(10)])[classes.y_test]
+    assert within.std() == pytest.approx(1, abs=0.02)
     assert np.array_equal(curves.weights(100, 0).y, curves.weights(1, 0).y)
     with pytest.raises(ValueError, match=r"--only takes one column, .*, got more"):
         curves.run(Settings(only=("more",)))

@@ -52,10 +52,11 @@ def rho_of(network: LiftedNetwork, number: int) -> float:
 class Linearised:
     """A network near its present weights, on some rows (n, p) and responses of a training set of `rows` rows.
 
-    kernel    K of one output (n, n), a mean over outputs
-    degrees   outputs that are free
-    shared    the parameters of all outputs together, as a fraction of their sum
-    most      the weights of one output under a penalty
+    kernel       K of one output (n, n), a mean over outputs
+    curvatures   the mean curvature of the loss in a row's free outputs (n,)
+    degrees      outputs that are free
+    shared       the parameters of all outputs together, as a fraction of their sum
+    most         the weights of one output under a penalty
     """
 
     x: Tensor
@@ -64,6 +65,7 @@ class Linearised:
     row_weights: Tensor | None
     scores: Tensor
     kernel: Tensor
+    curvatures: Tensor
     degrees: int
     shared: float
     most: float
@@ -84,7 +86,8 @@ class Linearised:
         kernel = _kernel(network, states, gradients, row_weights).mul_(1 / degrees)
         most = sum(weights[n].w.numel() for n in range(len(weights)) if rho_of(network, n)) / degrees
         shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
-        return cls(x, y, rows, row_weights, u, kernel, degrees, shared, most)
+        curvatures = vectors.double().square().sum((0, 2)) / degrees
+        return cls(x, y, rows, row_weights, u, kernel, curvatures, degrees, shared, most)
 
     @property
     def responses(self) -> int:
@@ -110,6 +113,15 @@ class Linearised:
     def needed(self) -> bool:
         """Whether the best linear regression has as many effective parameters too, and is clearly better than a constant."""
         return _needed(self.dof / (_COUNTED * self.responses), self.x, self.y, self.rows, self.row_weights)
+
+    @property
+    def sensitivities(self) -> Tensor:
+        """By how much the scores of every row (n,), as it is left out, change for a unit of its loss's gradient: h / (1 - h) over the
+        curvature. The leverages h, which add up to the effective parameters, are bounded by .95."""
+        shown = 1 - _not_fitted(self.kernel, len(self.kernel))
+        leverages = (shown * (self.dof / self.responses / shown.mean())).clamp(max=MOST)
+        of_gradients: Tensor = leverages / (1 - leverages) / self.curvatures.clamp(min=torch.finfo(torch.float32).tiny)
+        return of_gradients
 
 
 def _needed(used: float, x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None) -> bool:
@@ -138,11 +150,18 @@ def _effective_parameters(kernel: Tensor, rows: int) -> float:
 def _trace(kernel: Tensor, rows: int | None = None) -> float:
     """trace K (K + n I)^-1, n = `rows`, or as many as K has; in float32, which takes half the time, unless K / n is so large that rounding
     it would change I."""
-    size, n = len(kernel), rows or len(kernel)
-    shifted = (kernel.float() if float(kernel.trace()) < _LARGE * n else kernel) * (1 / n)
+    n = rows or len(kernel)
+    small = float(kernel.trace()) < _LARGE * n
+    return len(kernel) - float(_not_fitted(kernel.float() if small else kernel, n).sum())
+
+
+def _not_fitted(kernel: Tensor, rows: int) -> Tensor:
+    """1 - h for every row, h the diagonal of K (K + n I)^-1."""
+    shifted = kernel * (1 / rows)
     shifted.diagonal().add_(1)
     factor, failed = torch.linalg.cholesky_ex(shifted)
-    return math.nan if int(failed) else size - float(torch.cholesky_inverse(factor).diagonal().sum())
+    rest = torch.cholesky_inverse(factor).diagonal()
+    return torch.full_like(rest, math.nan) if int(failed) else rest
 
 
 def _vectors(loss: Loss, u: Tensor, y: Tensor, count: int) -> Tensor:

@@ -26,6 +26,7 @@ from liftednn.runtime.interrupt import Interruption, between_steps
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
 from liftednn.training import choices
+from liftednn.training.calibration import calibrated
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.diagnostics import problems_of
 from liftednn.training.guard import DivergenceError
@@ -55,7 +56,8 @@ class MiniBatch:
     device             where to train; None: where x is
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
     learn_rho          multiply rho of all `L2` penalties by one factor, updated ten times in a run, so that it fits the noise in the data
-                       (training/evidence.py); needs a known number of rows
+                       (training/evidence.py), and at its end the scores of classes where they are too small for few rows
+                       (training/calibration.py); needs a known number of rows
     shorten            do fewer passes where classes are so easy to tell apart that the loss falls below 0.001 of a constant's in the first
                        tenth of them: as many passes again follow (training/schedule.py)
 
@@ -161,6 +163,8 @@ class MiniBatch:
         status: Status = "stopped" if stopped else "diverged" if diverged else ended
         weights = copies(run.monitor.best or run.unwhitened_weights())
         final = snapshot(run.monitor.best_network or run.network)
+        if run.learns_rho and run.free and not (run.positions or interrupted or diverged):
+            weights = calibrated(final, weights, *run.rho_rows)
         result = run.monitor.sentence(status, run.halved, self.patience, run.planned < self.passes)
         wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)
