@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.metrics import log_loss, r2_score
+from sklearn.metrics import balanced_accuracy_score, log_loss, r2_score
 from torch import Tensor
 
 import liftednn as lnn
@@ -20,7 +21,7 @@ from liftednn.base import Affine
 from liftednn.data import sources
 from liftednn.training import choices, run
 from liftednn.training.batch import recursion
-from liftednn.training.evidence import adaptable, raised, rho_factor, with_rho_factor
+from liftednn.training.evidence import _chances, adaptable, raised, rho_factor, sample_of, with_rho_factor
 from liftednn.training.linearised import (
     Linearised,
     _effective_parameters,
@@ -327,3 +328,60 @@ def test_few_rows_of_many_columns_have_scores_that_are_sure_enough() -> None:
     found = lnn.LiftedClassifier(random_state=0).fit(x, y).predict_proba(x_test)
     linear = LogisticRegression(max_iter=500).fit(x, y).predict_proba(x_test)
     assert log_loss(y_test, found) < 1.15 * log_loss(y_test, linear)
+
+
+def test_the_noise_of_rows_that_count_more_counts_as_often_too() -> None:
+    """Takeuchi's count: trace (H + 2 n rho)^-1 sum_i w_i^2 C_i x_i x_i', H with w_i."""
+    net, v, w = network([4, 2], "softmax", rho=1e-2), draw(1, 4), torch.rand(60, generator=GENERATOR).double() + 0.1
+    w = w / w.mean()
+    weights = [Affine(torch.cat([v, -v]), torch.zeros(2, dtype=torch.float64))]
+    p = (2 * X @ v.T).sigmoid()[:, 0]
+    y = SOFTMAX.encode((p > 0.5).long(), 2).double()
+    centred = X - (w[:, None] * X).mean(0)
+    h, noise = (4 * (centred.T * (scale * p * (1 - p))) @ centred for scale in (w, w**2))
+    dof = 1.5 * float(torch.linalg.solve(h + 4 * 60 * 1e-2 * torch.eye(4), noise).trace())
+    expected = dof / (2 * 60 * 1e-2 * float(weights[0].w.square().sum()))
+    assert rho_factor(net, weights, X, y, 60, w, w) == pytest.approx(expected, rel=1e-6)
+    assert rho_factor(net, weights, X, y, 60, w) != pytest.approx(expected, rel=1e-2)
+
+
+def test_chances_are_in_proportion_to_weights_up_to_one() -> None:
+    weights = torch.tensor([1.0, 1, 1, 2, 50, 9], dtype=torch.float64)
+    assert torch.allclose(_chances(weights, 3), torch.tensor([0.2, 0.2, 0.2, 0.4, 1, 1], dtype=torch.float64))
+    assert torch.equal(_chances(weights, 6), torch.ones(6, dtype=torch.float64))
+    assert torch.allclose(_chances(torch.ones(8), 2), torch.full((8,), 0.25))
+
+
+def test_rows_of_a_rare_class_with_large_weights_are_all_in_the_sample() -> None:
+    x, labels = draw(3000, 3), (torch.arange(3000) % 100 == 7).long()
+    y = SOFTMAX.encode(labels, 2).double()
+    weights = torch.where(labels == 1, 50.0, 0.5).double()
+    found = sample_of(SOFTMAX, x, y, weights, 3000, 200)
+    assert found.row_weights is not None
+    assert found.importance is not None
+    assert (len(found.x), int(found.y[:, 1].sum()), found.rows) == (200, 30, 3000)
+    mean = (found.row_weights[:, None] * found.y).sum(0) / found.row_weights.sum()
+    assert torch.allclose(mean, (weights[:, None] * y).sum(0) / weights.sum())
+    assert torch.allclose(found.importance, (49.5 * found.y[:, 1] + 0.5) / weights.mean())
+
+
+@pytest.mark.parametrize("loss", [SOFTMAX, SQUARED], ids=["softmax", "squared"])
+def test_equal_weights_and_weights_of_real_responses_choose_the_first_rows(loss: lnn.Loss) -> None:
+    x, y = draw(300, 3), SOFTMAX.encode(torch.arange(300) % 2, 2).double()
+    uneven = torch.linspace(0.1, 2, 300, dtype=torch.float64)
+    for weights in (None, torch.full((300,), 3.0), *([] if loss is SOFTMAX else [uneven])):
+        found = sample_of(loss, x, y, weights, 300, 100)
+        assert torch.equal(found.x, x[:100])
+        assert found.importance is None
+        assert (found.row_weights is None) == (weights is None)
+
+
+def test_balanced_classes_are_found_as_often_as_by_a_logistic_regression() -> None:
+    """Of a fraction of 1 / 50, which weights alone do not tell from noise."""
+    x, y = make_classification(4600, 20, n_informative=8, n_redundant=4, weights=[0.98], flip_y=0, random_state=0)
+    models = (
+        lnn.LiftedClassifier(class_weight="balanced", random_state=0),
+        LogisticRegression(class_weight="balanced", max_iter=1000),
+    )
+    ours, linear = (balanced_accuracy_score(y[600:], m.fit(x[:600], y[:600]).predict(x[600:])) for m in models)
+    assert ours > linear

@@ -29,7 +29,13 @@ _LARGEST, _HALVINGS = 10.0, 24
 
 
 def calibrated(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None
+    network: LiftedNetwork,
+    weights: list[Affine],
+    x: Tensor,
+    y: Tensor,
+    rows: int,
+    row_weights: Tensor | None = None,
+    importance: Tensor | None = None,
 ) -> list[Affine]:
     """The weights with those of the head multiplied by one factor, found from some rows x and responses y of a training set of `rows`
     rows; as they are where the loss is not the softmax cross-entropy or the head not under an `L2` of its own."""
@@ -37,7 +43,7 @@ def calibrated(
     own = rho_of(network, last) > 0 and owners.count(last) == 1
     if not own or rows > _MANY or not isinstance(network.loss, SoftmaxCrossEntropy):
         return weights
-    near = Linearised.of(network, weights, x, y, rows, row_weights)
+    near = Linearised.of(network, weights, x, y, rows, row_weights, importance)
     factor = _best_factor(network.loss, _left_out(near, network), _with_errors(y), row_weights)
     return [*weights[:-1], Affine(factor * weights[-1].w, factor * weights[-1].b)]
 

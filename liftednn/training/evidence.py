@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from liftednn import reduce
 from liftednn.base import Affine, Loss
+from liftednn.data.copies import different_rows
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.training.linearised import MOST, Linearised, rho_of
 
-__all__ = ["adaptable", "raised", "rho_factor", "with_rho_factor"]
+__all__ = ["Sample", "adaptable", "raised", "rho_factor", "sample_of", "with_rho_factor"]
 
 # The factor by which rho rises where there are as many effective parameters as responses, unless the best linear regression has as many.
 _RISE = 3.0
@@ -46,6 +49,46 @@ def with_rho_factor(network: LiftedNetwork, factor: float) -> LiftedNetwork:
     return network.with_penalty(penalties)
 
 
+class Sample(NamedTuple):
+    """Some rows (n, p) of a training set of `rows` rows, with their responses, how often each counts in a mean over the training set (n,),
+    and their importance (`Linearised`)."""
+
+    x: Tensor
+    y: Tensor
+    rows: int
+    row_weights: Tensor | None = None
+    importance: Tensor | None = None
+
+
+def sample_of(loss: Loss, x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int | None, most: int) -> Sample:
+    """At most so many rows that are no copies, in the order given.
+
+    Weights of classes are importance, and rows are chosen in proportion to them, so that rare classes are among them; those of real
+    responses are taken for inverse variances, and the first rows are chosen.
+    """
+    different, counts = different_rows(x, y, row_weights, rows)
+    if counts is None or loss.invariant or bool((counts == counts[0]).all()):
+        some = different[:most]
+        return Sample(x[some], y[some], rows or 0, None if counts is None else counts[:most])
+    importance = counts.double() / counts.double().mean()
+    chance = _chances(importance, most)
+    chosen = ((chance.cumsum(0) + 0.5).floor().diff(prepend=chance.new_zeros(1)) > 0).nonzero().flatten()
+    some = different[chosen]
+    return Sample(x[some], y[some], rows or 0, (importance / chance)[chosen].to(x), importance[chosen])
+
+
+def _chances(weights: Tensor, number: int) -> Tensor:
+    """Chances min(1, c w) that add up to a number, or 1 for all if there are no more."""
+    if len(weights) <= number:
+        return torch.ones_like(weights)
+    chance, sure = weights * (number / weights.sum()), weights < 0
+    while bool((chance > 1).any()):
+        sure |= chance >= 1
+        rest = torch.where(sure, 0, weights)
+        chance = torch.where(sure, 1, rest * ((number - int(sure.sum())) / rest.sum()))
+    return chance
+
+
 def raised(
     network: LiftedNetwork,
     weights: list[Affine],
@@ -54,13 +97,14 @@ def raised(
     y: Tensor,
     rows: int,
     row_weights: Tensor | None = None,
+    importance: Tensor | None = None,
 ) -> tuple[float, list[Affine]]:
     """The factor on every rho for which initial weights, with the head fitted again, have fewer effective parameters than rows, and these
     weights. From a smaller rho a network fits the noise of few rows first, and most of the run goes by before its weights have shrunk; with
     more rows there are more steps, and it makes no clear difference."""
     factor = 1.0
     for _ in range(_FITS if rows < _FEW_ROWS else 0):
-        near = Linearised.of(with_rho_factor(network, factor), weights, x, y, rows, row_weights)
+        near = Linearised.of(with_rho_factor(network, factor), weights, x, y, rows, row_weights, importance)
         if not near.fits_all or near.needed:
             break
         rises = (_RISE**number for number in range(1, _RISES))
@@ -70,13 +114,19 @@ def raised(
 
 
 def rho_factor(
-    network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None
+    network: LiftedNetwork,
+    weights: list[Affine],
+    x: Tensor,
+    y: Tensor,
+    rows: int,
+    row_weights: Tensor | None = None,
+    importance: Tensor | None = None,
 ) -> float:
     """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
     penalty = sum(rho_of(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
-    near = Linearised.of(network, weights, x, y, rows, row_weights)
+    near = Linearised.of(network, weights, x, y, rows, row_weights, importance)
     if near.fits_all:
         return 1.0 if near.needed else _RISE
     lam, dof = network.layers[-1].lam, near.dof

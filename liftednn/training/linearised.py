@@ -57,6 +57,8 @@ class Linearised:
     degrees      outputs that are free
     shared       the parameters of all outputs together, as a fraction of their sum
     most         the weights of one output under a penalty
+    importance   how often the loss of a row counts (n,), 1 on average over the training set, where that is not how often it was seen:
+                 its noise counts as often too, so that its leverage counts by that
     """
 
     x: Tensor
@@ -69,11 +71,19 @@ class Linearised:
     degrees: int
     shared: float
     most: float
+    importance: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, network: LiftedNetwork, weights: list[Affine], x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None
+        cls,
+        network: LiftedNetwork,
+        weights: list[Affine],
+        x: Tensor,
+        y: Tensor,
+        rows: int,
+        row_weights: Tensor | None,
+        importance: Tensor | None = None,
     ) -> Linearised:
         states, preactivations = recursion(network, weights, x)
         u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
@@ -87,7 +97,7 @@ class Linearised:
         most = sum(weights[n].w.numel() for n in range(len(weights)) if rho_of(network, n)) / degrees
         shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
         curvatures = vectors.double().square().sum((0, 2)) / degrees
-        return cls(x, y, rows, row_weights, u, kernel, curvatures, degrees, shared, most)
+        return cls(x, y, rows, row_weights, u, kernel, curvatures, degrees, shared, most, importance)
 
     @property
     def responses(self) -> int:
@@ -102,7 +112,8 @@ class Linearised:
     def dof_with(self, factor: float) -> float:
         """The same with every rho times a factor."""
         kernel = self.kernel if factor == 1 else self.kernel / factor
-        return _COUNTED * min(self.shared * _effective_parameters(kernel, self.rows), self.most) * self.degrees
+        each = self.shared * _effective_parameters(kernel, self.rows, self.importance)
+        return _COUNTED * min(each, self.most) * self.degrees
 
     @property
     def fits_all(self) -> bool:
@@ -117,9 +128,10 @@ class Linearised:
     @property
     def sensitivities(self) -> Tensor:
         """By how much the scores of every row (n,), as it is left out, change for a unit of its loss's gradient: h / (1 - h) over the
-        curvature. The leverages h, which add up to the effective parameters, are bounded by .95."""
+        curvature. The leverages h, which add up to the effective parameters, by importance, are bounded by .95."""
         shown = 1 - _not_fitted(self.kernel, len(self.kernel))
-        leverages = (shown * (self.dof / self.responses / shown.mean())).clamp(max=MOST)
+        counted = shown if self.importance is None else self.importance.to(shown) * shown
+        leverages = (shown * (self.dof / self.responses / counted.mean())).clamp(max=MOST)
         of_gradients: Tensor = leverages / (1 - leverages) / self.curvatures.clamp(min=torch.finfo(torch.float32).tiny)
         return of_gradients
 
@@ -134,25 +146,26 @@ def _needed(used: float, x: Tensor, y: Tensor, rows: int, row_weights: Tensor | 
     return best.used >= used and best.error < CLEARLY * constant.error
 
 
-def _effective_parameters(kernel: Tensor, rows: int) -> float:
+def _effective_parameters(kernel: Tensor, rows: int, importance: Tensor | None = None) -> float:
     """dof of a training set of `rows` rows, from the kernel of some. Few rows show no more parameters than rows; the numbers that they and
     half of them show are continued by d n / (n + a)."""
     shown, half = len(kernel), len(kernel) // 2
-    dof = _trace(kernel)
+    dof = _trace(kernel, None, importance)
     if rows <= shown or half < 2:
         return dof
-    smaller = min(_trace(kernel[:half, :half]), dof)
+    smaller = min(_trace(kernel[:half, :half], None, None if importance is None else importance[:half]), dof)
     slope = (1 / max(smaller, 1e-12) - 1 / max(dof, 1e-12)) / (1 / half - 1 / shown)
     limit = 1 / max(dof, 1e-12) - slope * (1 / shown - 1 / rows)
     return 1 / limit if limit > 0 else math.inf
 
 
-def _trace(kernel: Tensor, rows: int | None = None) -> float:
-    """trace K (K + n I)^-1, n = `rows`, or as many as K has; in float32, which takes half the time, unless K / n is so large that rounding
-    it would change I."""
+def _trace(kernel: Tensor, rows: int | None = None, importance: Tensor | None = None) -> float:
+    """trace K (K + n I)^-1, n = `rows`, or as many as K has, or the sum of its diagonal by importance; in float32, which takes half the
+    time, unless K / n is so large that rounding it would change I."""
     n = rows or len(kernel)
     small = float(kernel.trace()) < _LARGE * n
-    return len(kernel) - float(_not_fitted(kernel.float() if small else kernel, n).sum())
+    rest = _not_fitted(kernel.float() if small else kernel, n)
+    return len(kernel) - float(rest.sum()) if importance is None else float(importance.to(rest) @ (1 - rest))
 
 
 def _not_fitted(kernel: Tensor, rows: int) -> Tensor:

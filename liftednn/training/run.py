@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from liftednn.base import Affine, Operator
-from liftednn.data.copies import different_rows, distinct_columns
+from liftednn.data.copies import distinct_columns
 from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
@@ -29,7 +29,7 @@ from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
 from liftednn.training.descent import EARLY, Descent, norm_limit_of, refresh_due
-from liftednn.training.evidence import adaptable, raised, rho_factor, with_rho_factor
+from liftednn.training.evidence import adaptable, raised, rho_factor, sample_of, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
@@ -144,10 +144,9 @@ class Run:
         """Initial weights, whitened inputs, and the geometry of every layer, from a sample; coordinates from a checkpoint, if stored."""
         count = choices.sample_rows(self.network, _FEW, choices.LITTLE_WORK)
         few = None if row_weights is None else row_weights[:count]
-        different, counts = different_rows(x[:count], y[:count], few, self.rows)
-        some = different[: _SAMPLES[(self.rows or 0) > _MANY]]
-        counts = None if counts is None else counts[: len(some)]
-        self.rho_rows, self.rho_factor = (x[some], y[some], self.rows or 0, counts), 1.0
+        most = _SAMPLES[(self.rows or 0) > _MANY]
+        self.rho_rows = sample_of(self.network.loss, x[:count], y[:count], few, self.rows, most)
+        self.rho_factor = 1.0
         if given is None:
             known = x, y, row_weights, self.fixed, self.rows
             weights = choices.random_features(self.network, self.settings.seed, *known)
