@@ -302,3 +302,15 @@ def test_given_weights_keep_what_they_have_in_directions_that_the_rows_do_not_va
     for (w, b), (w0, b0) in zip(fit.weights, weights, strict=True):
         torch.testing.assert_close(w, w0)
         torch.testing.assert_close(b, b0)
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_directions_do_not_depend_on_the_order_of_rows(rows: int) -> None:
+    """Not even in their signs; of two columns that are exchanged in every other row, the entries of a direction have one size."""
+    x = torch.randn(rows, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, :2] = torch.cat([x[::2, :2], x[::2, :2].flip(1)])
+    for seed in range(10):
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+        first, second = Spectrum.of_rows(x, None), Spectrum.of_rows(x[order], None)
+        varying = first.varying
+        torch.testing.assert_close(first.vectors[:, :varying], second.vectors[:, :varying], rtol=1e-6, atol=1e-9)

@@ -34,6 +34,8 @@ Gradients = list[list[Tensor]]
 _COUNTED = 1.5
 # With more effective parameters than this fraction of the responses, nothing is left to tell noise from signal by.
 MOST = 0.95
+# Rows up to which float64 takes hardly more time; beyond, float32 takes half of it.
+_FEW = 128
 # The trace of K / n up to which float32 is exact enough: eigenvalues of I then change by no more than a tenth, those of K by less.
 _LARGE = 1e6
 # Rows times outputs of the kernel in which outputs are together.
@@ -160,11 +162,11 @@ def _effective_parameters(kernel: Tensor, rows: int, importance: Tensor | None =
 
 
 def _trace(kernel: Tensor, rows: int | None = None, importance: Tensor | None = None) -> float:
-    """trace K (K + n I)^-1, n = `rows`, or as many as K has, or the sum of its diagonal by importance; in float32, which takes half the
-    time, unless K / n is so large that rounding it would change I."""
+    """trace K (K + n I)^-1, n = `rows`, or as many as K has, or the sum of its diagonal by importance; in float32 with many rows,
+    unless K / n is so large that rounding it would change I."""
     n = rows or len(kernel)
-    small = float(kernel.trace()) < _LARGE * n
-    rest = _not_fitted(kernel.float() if small else kernel, n)
+    exact = len(kernel) <= _FEW or float(kernel.trace()) >= _LARGE * n
+    rest = _not_fitted(kernel if exact else kernel.float(), n)
     return len(kernel) - float(rest.sum()) if importance is None else float(importance.to(rest) @ (1 - rest))
 
 
@@ -266,8 +268,8 @@ def _of_one_matrix(rows: Tensor, targets: Tensor, q: int, positions: int, copies
 
 
 def _inner_products(a: Tensor) -> tuple[Tensor, float]:
-    """a a' in float32, which takes half the time and is exact enough, and the unit that it is in: the square of the largest entry, so that
-    none overflows."""
+    """a a', with many rows in float32, which is exact enough, and the unit that it is in: the square of the largest entry, so that none
+    overflows."""
     unit = max(float(a.abs().max()), torch.finfo(a.dtype).tiny)
-    single = (a * (1 / unit)).float()
-    return single @ single.T, unit**2
+    scaled = (a * (1 / unit)).to(torch.float64 if len(a) <= _FEW else torch.float32)
+    return scaled @ scaled.T, unit**2

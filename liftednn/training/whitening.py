@@ -44,7 +44,7 @@ class Spectrum(NamedTuple):
     @classmethod
     def of(cls, moments: Moments) -> Spectrum:
         values, vectors = torch.linalg.eigh(moments.gram)
-        return cls(moments.mean_x, values.clamp(min=0).flip(0), vectors.flip(1), moments.eps)
+        return cls(moments.mean_x, values.clamp(min=0).flip(0), _signed(vectors.flip(1)), moments.eps)
 
     @classmethod
     def of_rows(cls, x: Tensor, row_weights: Tensor | None) -> Spectrum:
@@ -56,7 +56,7 @@ class Spectrum(NamedTuple):
         weights = x.new_ones(len(x)).double() if row_weights is None else row_weights.double()
         centred = (x.double() - mean) * (weights / weights.sum()).sqrt()[:, None]
         _, singular, vectors = torch.linalg.svd(centred, full_matrices=False)
-        return cls(mean, singular.square(), vectors.T, torch.finfo(x.dtype).eps)
+        return cls(mean, singular.square(), _signed(vectors.T), torch.finfo(x.dtype).eps)
 
     @property
     def varying(self) -> int:
@@ -89,6 +89,13 @@ class Spectrum(NamedTuple):
             return error_of(self.values[:number], inner[:number], unit, float(spread.sum()), different)
 
         return 1.0 if error(every) < CLEARLY * error(few) else _KEEP
+
+
+def _signed(vectors: Tensor) -> Tensor:
+    """Eigenvectors (p, k), which may have either sign, with the one that makes their products with a fixed vector positive. Weights that
+    are drawn for coordinates along them then depend neither on rounding nor on the order of rows."""
+    fixed = torch.randn(len(vectors), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(vectors)
+    return torch.where(fixed @ vectors < 0, -vectors, vectors)
 
 
 @dataclass(frozen=True)
