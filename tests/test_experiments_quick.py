@@ -38,6 +38,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("digits", "short")
+@pytest.mark.filterwarnings("ignore:lifted_. a linear model")  # after so few passes
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in program.EXPERIMENTS]
 )
