@@ -366,10 +366,10 @@ def test_rows_of_a_rare_class_with_large_weights_are_all_in_the_sample() -> None
 
 
 @pytest.mark.parametrize("loss", [SOFTMAX, SQUARED], ids=["softmax", "squared"])
-def test_equal_weights_and_weights_of_real_responses_choose_the_first_rows(loss: lnn.Loss) -> None:
+def test_weights_that_are_not_of_classes_choose_the_first_rows(loss: lnn.Loss) -> None:
     x, y = draw(300, 3), SOFTMAX.encode(torch.arange(300) % 2, 2).double()
-    uneven = torch.linspace(0.1, 2, 300, dtype=torch.float64)
-    for weights in (None, torch.full((300,), 3.0), *([] if loss is SOFTMAX else [uneven])):
+    uneven, of_classes = torch.linspace(0.1, 2, 300, dtype=torch.float64), 1 + y[:, 1]
+    for weights in (None, torch.full((300,), 3.0), uneven, *([] if loss is SOFTMAX else [of_classes])):
         found = sample_of(loss, x, y, weights, 300, 100)
         assert torch.equal(found.x, x[:100])
         assert found.importance is None

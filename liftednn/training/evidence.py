@@ -61,20 +61,28 @@ class Sample(NamedTuple):
 
 
 def sample_of(loss: Loss, x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int | None, most: int) -> Sample:
-    """At most so many rows that are no copies, in the order given.
-
-    Weights of classes are importance, and rows are chosen in proportion to them, so that rare classes are among them; those of real
-    responses are taken for inverse variances, and the first rows are chosen.
-    """
+    """At most so many rows that are no copies, in the order given: the first ones; or, where classes have weights, each with a chance in
+    proportion to that of its class, which is its importance, so that rare classes are among them. Other weights are taken for how often
+    rows were seen."""
     different, counts = different_rows(x, y, row_weights, rows)
-    if counts is None or loss.invariant or bool((counts == counts[0]).all()):
+    importance = None if counts is None or row_weights is None or loss.invariant else _of_classes(row_weights, y)
+    if counts is None or importance is None:
         some = different[:most]
         return Sample(x[some], y[some], rows or 0, None if counts is None else counts[:most])
-    importance = counts.double() / counts.double().mean()
+    importance = importance[different] / importance[different].mean()
     chance = _chances(importance, most)
     chosen = ((chance.cumsum(0) + 0.5).floor().diff(prepend=chance.new_zeros(1)) > 0).nonzero().flatten()
     some = different[chosen]
-    return Sample(x[some], y[some], rows or 0, (importance / chance)[chosen].to(x), importance[chosen])
+    return Sample(x[some], y[some], rows or 0, (counts / chance)[chosen].to(x), importance[chosen])
+
+
+def _of_classes(weights: Tensor, y: Tensor) -> Tensor | None:
+    """Weights that are the same for all rows of a class (n, q), and not for all rows, in float64; None if they are not."""
+    if bool((weights == weights[0]).all()):
+        return None
+    classes, group = torch.unique(y, dim=0, return_inverse=True)
+    one = weights.new_empty(len(classes)).index_copy(0, group, weights)
+    return weights.double() if 2 * len(classes) <= len(y) and torch.equal(one[group], weights) else None
 
 
 def _chances(weights: Tensor, number: int) -> Tensor:
