@@ -59,7 +59,8 @@ class Record:
 class Fit:
     """What a run returns.
 
-    weights    those of the last pass, or with validation data of the best; of a run with convolutions that is stopped, averages over steps
+    weights    those of the last pass, or with validation data of the best, with the head scaled where `MiniBatch(learn_rho=True)` does so;
+               of a run with convolutions that is stopped, averages over steps
     history    a record of every pass
     status     how the run ended in a word, `result` in a sentence
     network    with the learned activations
