@@ -73,12 +73,16 @@ def stopped(process: BaseProcess, sign: signal.Signals) -> int:
     return process.exitcode
 
 
+def store_of(out: Path) -> Path:
+    return out / "quick" / "table1-cpu.jsonl"  # quick runs have a folder of their own
+
+
 def stored(out: Path) -> list[dict[str, Any]]:
-    return [dict(fields) | value for fields, value, _ in Store(out / "table1-cpu.jsonl").records]
+    return [dict(fields) | value for fields, value, _ in Store(store_of(out)).records]
 
 
 def count(out: Path) -> int:
-    path = out / "table1-cpu.jsonl"
+    path = store_of(out)
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
