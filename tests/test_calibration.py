@@ -19,7 +19,7 @@ from liftednn.base import Affine
 from liftednn.penalties import L2, Ball
 from liftednn.training import calibration, minibatch
 from liftednn.training.calibration import _best_factor, _left_out, _with_errors, calibrated
-from liftednn.training.linearised import Linearised
+from liftednn.training.linearised import Linearised, Sample
 
 SOFTMAX = lnn.losses.SoftmaxCrossEntropy()
 
@@ -47,7 +47,7 @@ def test_a_row_left_out_changes_a_linear_regression_as_its_leverage_says(weighte
     network = lnn.LiftedNetwork.mlp([4, 1], "fenchel_relu", loss="squared", rho=0.1)
     weights, x, y = weights_of([4, 1]), draw(30, 4), draw(30, 1, seed=1)
     counts = torch.linspace(0.5, 1.5, 30, dtype=torch.float64) if weighted else torch.ones(30, dtype=torch.float64)
-    near = Linearised.of(network, weights, x, y, 30, counts if weighted else None)
+    near = Linearised.of(network, weights, Sample(x, y, 30, counts if weighted else None))
     centred = counts.sqrt()[:, None] * (x - (counts[:, None] * x).mean(0))
     hat = centred @ torch.linalg.solve(centred.T @ centred + 30 * 0.1 * torch.eye(4, dtype=torch.float64), centred.T)
     h = 1.5 * hat.diagonal()
@@ -58,7 +58,7 @@ def test_a_row_left_out_changes_a_linear_regression_as_its_leverage_says(weighte
 
 def test_leverages_of_some_rows_add_up_to_the_parameters_of_all() -> None:
     network, weights, x, y = separable(rows=60)
-    few, many = (Linearised.of(network, weights, x, y, rows, None) for rows in (60, 600))
+    few, many = (Linearised.of(network, weights, Sample(x, y, rows)) for rows in (60, 600))
     for near in (few, many):
         product = near.sensitivities * near.curvatures
         leverages = product / (1 + product)
@@ -96,17 +96,17 @@ def test_only_the_head_of_a_classifier_of_few_rows_is_scaled() -> None:
     network, weights, x, y = separable()
     small = [weights[0], Affine(0.3 * weights[1].w, 0.3 * weights[1].b)]
     network = network.with_penalty(L2(3.0))  # few effective parameters
-    found = calibrated(network, small, x, y, 40)
+    found = calibrated(network, small, Sample(x, y, 40))
     assert found[0] is small[0]
     factor = float((found[1].w / small[1].w).mean())
     assert factor > 1.1
     torch.testing.assert_close(found[1].w, factor * small[1].w)
     torch.testing.assert_close(found[1].b, factor * small[1].b)
-    assert calibrated(network, small, x, y, calibration._MANY + 1) is small
+    assert calibrated(network, small, Sample(x, y, calibration._MANY + 1)) is small
     for other in (network.with_penalty([L2(0.1), Ball(10.0)]), network.with_penalty([L2(0.1), L2(0.0)])):
-        assert calibrated(other, small, x, y, 40) is small
+        assert calibrated(other, small, Sample(x, y, 40)) is small
     squared = lnn.LiftedNetwork.mlp([5, 8, 4], "fenchel_relu", loss="squared", rho=0.1)
-    assert calibrated(squared, small, x, y, 40) is small
+    assert calibrated(squared, small, Sample(x, y, 40)) is small
 
 
 def test_only_runs_that_learn_rho_scale_their_scores() -> None:

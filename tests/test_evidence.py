@@ -24,6 +24,7 @@ from liftednn.training.batch import recursion
 from liftednn.training.evidence import _chances, adaptable, raised, rho_factor, sample_of, with_rho_factor
 from liftednn.training.linearised import (
     Linearised,
+    Sample,
     _effective_parameters,
     _gradients,
     _inner_products,
@@ -97,7 +98,7 @@ def test_effective_parameters_are_those_of_the_explicit_jacobian(sizes: list[int
     penalty = sum(net.penalties(weights))
     expected = 2 * loss / (1 - dof / rows) * dof / (2 * rows * penalty)
     assert 0.1 < expected < 10, "the case must not be at the bounds"
-    assert rho_factor(net, weights, X, y, rows) == pytest.approx(expected, rel=1e-3)
+    assert rho_factor(net, weights, Sample(X, y, rows)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_two_classes_are_one_logistic_regression() -> None:
@@ -111,7 +112,7 @@ def test_two_classes_are_one_logistic_regression() -> None:
     h = 4 * (centred.T * (p * (1 - p))) @ centred
     dof = 1.5 * float(torch.linalg.solve(h + 4 * 60 * 1e-2 * torch.eye(4), h).trace())
     expected = dof / (2 * 60 * 1e-2 * float(weights[0].w.square().sum()))
-    assert rho_factor(net, weights, X, y, 60) == pytest.approx(expected, rel=1e-6)
+    assert rho_factor(net, weights, Sample(X, y, 60)) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("classes", [4, 70])
@@ -161,11 +162,11 @@ def test_what_can_be_adapted() -> None:
 def test_weights_that_are_zero_raise_rho_and_row_weights_act_as_copies() -> None:
     net, y = network([4, 6, 1], "squared", rho=0.05), draw(60, 1)
     zero = [Affine(torch.zeros_like(w), b) for w, b in weights_of([4, 6, 1])]
-    assert rho_factor(net, zero, X, y, 60) == 10.0
+    assert rho_factor(net, zero, Sample(X, y, 60)) == 10.0
     weights = weights_of([4, 6, 1])
-    once = rho_factor(net, weights, X.repeat(2, 1), y.repeat(2, 1), 60)
+    once = rho_factor(net, weights, Sample(X.repeat(2, 1), y.repeat(2, 1), 60))
     assert 0.1 < once < 10
-    weighted = rho_factor(net, weights, X, y, 60, torch.full((60,), 2.0, dtype=torch.float64))
+    weighted = rho_factor(net, weights, Sample(X, y, 60, torch.full((60,), 2.0, dtype=torch.float64)))
     assert weighted == pytest.approx(once, rel=1e-6)
 
 
@@ -189,7 +190,7 @@ def test_rho_is_found_for_the_rows_without_their_copies(monkeypatch: pytest.Monk
     given: list[int] = []
 
     def factor(*arguments: Any) -> float:
-        given.append(arguments[4])
+        given.append(arguments[2].rows)
         return 1.0
 
     monkeypatch.setattr(run, "rho_factor", factor)
@@ -206,7 +207,7 @@ def test_outputs_together_have_the_parameters_of_the_explicit_jacobian() -> None
     dof = 1.5 * explicit_dof(net, weights, X, 2 * torch.eye(3, dtype=torch.float64).expand(60, 3, 3))
     loss = float(net.loss.value(net.scores(weights, X), y).mean())
     expected = 2 * loss / 3 / (1 - dof / 180) * dof / (2 * 60 * sum(net.penalties(weights)))
-    assert rho_factor(net, weights, X, y, 60) == pytest.approx(expected, rel=1e-3)
+    assert rho_factor(net, weights, Sample(X, y, 60)) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("shown", "within"), [(300, 0.6), (500, 0.2)])
@@ -226,12 +227,12 @@ def test_few_rows_begin_with_a_rho_that_leaves_parameters_fewer_than_rows(rows: 
     net = network([6, 50, 1], "squared", rho=1e-5)
     known = x, y, None, [(None, None)] * 2, rows
     start = choices.random_features(net, 0, *known)
-    assert Linearised.of(net, start, x, y, rows, None).fits_all
-    factor, weights = raised(net, start, partial(choices.fitted_head, x=x, y=y), x, y, rows)
+    assert Linearised.of(net, start, Sample(x, y, rows)).fits_all
+    factor, weights = raised(net, start, partial(choices.fitted_head, x=x, y=y), Sample(x, y, rows))
     if rows == 400:
         assert (factor, weights) == (1.0, start)
         return
-    near = Linearised.of(with_rho_factor(net, factor), weights, x, y, rows, None)
+    near = Linearised.of(with_rho_factor(net, factor), weights, Sample(x, y, rows))
     assert not near.fits_all
     assert torch.equal(weights[0].w, start[0].w)
 
@@ -341,8 +342,8 @@ def test_the_noise_of_rows_that_count_more_counts_as_often_too() -> None:
     h, noise = (4 * (centred.T * (scale * p * (1 - p))) @ centred for scale in (w, w**2))
     dof = 1.5 * float(torch.linalg.solve(h + 4 * 60 * 1e-2 * torch.eye(4), noise).trace())
     expected = dof / (2 * 60 * 1e-2 * float(weights[0].w.square().sum()))
-    assert rho_factor(net, weights, X, y, 60, w, w) == pytest.approx(expected, rel=1e-6)
-    assert rho_factor(net, weights, X, y, 60, w) != pytest.approx(expected, rel=1e-2)
+    assert rho_factor(net, weights, Sample(X, y, 60, w, w)) == pytest.approx(expected, rel=1e-6)
+    assert rho_factor(net, weights, Sample(X, y, 60, w)) != pytest.approx(expected, rel=1e-2)
 
 
 def test_chances_are_in_proportion_to_weights_up_to_one() -> None:

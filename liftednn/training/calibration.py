@@ -18,7 +18,7 @@ from liftednn import reduce
 from liftednn.base import Affine, Loss
 from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.network import LiftedNetwork
-from liftednn.training.linearised import Linearised, rho_of
+from liftednn.training.linearised import Linearised, Sample, rho_of
 
 __all__ = ["calibrated"]
 
@@ -28,29 +28,21 @@ _MANY = 4000
 _LARGEST, _HALVINGS = 10.0, 24
 
 
-def calibrated(
-    network: LiftedNetwork,
-    weights: list[Affine],
-    x: Tensor,
-    y: Tensor,
-    rows: int,
-    row_weights: Tensor | None = None,
-    importance: Tensor | None = None,
-) -> list[Affine]:
-    """The weights with those of the head multiplied by one factor, found from some rows x and responses y of a training set of `rows`
-    rows; as they are where the loss is not the softmax cross-entropy or the head not under an `L2` of its own."""
-    last, owners = len(weights) - 1, network.connections.owners
-    own = rho_of(network, last) > 0 and owners.count(last) == 1
-    if not own or rows > _MANY or not isinstance(network.loss, SoftmaxCrossEntropy):
+def calibrated(network: LiftedNetwork, weights: list[Affine], sample: Sample) -> list[Affine]:
+    """The weights with those of the head multiplied by one factor; as they are where the loss is not the softmax cross-entropy or the head
+    not under an `L2` of its own."""
+    last = len(weights) - 1
+    own = rho_of(network, last) > 0 and network.connections.alone(last)
+    if not own or sample.rows > _MANY or not isinstance(network.loss, SoftmaxCrossEntropy):
         return weights
-    near = Linearised.of(network, weights, x, y, rows, row_weights, importance)
-    factor = _best_factor(network.loss, _left_out(near, network), _with_errors(y), row_weights)
+    near = Linearised.of(network, weights, sample)
+    factor = _best_factor(network.loss, _left_out(near, network), _with_errors(sample.y), sample.row_weights)
     return [*weights[:-1], Affine(factor * weights[-1].w, factor * weights[-1].b)]
 
 
 def _left_out(near: Linearised, network: LiftedNetwork) -> Tensor:
     """The scores (n, q) of every row without it."""
-    gradients = network.layers[-1].lam * network.loss.grad(near.scores, near.y).double()
+    gradients = network.layers[-1].lam * network.loss.grad(near.scores, near.sample.y).double()
     return near.scores.double() + near.sensitivities[:, None] * gradients
 
 

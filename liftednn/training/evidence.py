@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +23,9 @@ from liftednn.data.copies import different_rows
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
-from liftednn.training.linearised import MOST, Linearised, rho_of
+from liftednn.training.linearised import MOST, Linearised, Sample, rho_of
 
-__all__ = ["Sample", "adaptable", "raised", "rho_factor", "sample_of", "with_rho_factor"]
+__all__ = ["adaptable", "raised", "rho_factor", "sample_of", "with_rho_factor"]
 
 # The factor by which rho rises where there are as many effective parameters as responses, unless the best linear regression has as many.
 _RISE = 3.0
@@ -47,17 +46,6 @@ def with_rho_factor(network: LiftedNetwork, factor: float) -> LiftedNetwork:
     """The network with every rho of an `L2` multiplied by `factor`."""
     penalties = [L2(factor * p.rho) if isinstance(p := layer.penalty, L2) else p for layer in network.layers]
     return network.with_penalty(penalties)
-
-
-class Sample(NamedTuple):
-    """Some rows (n, p) of a training set of `rows` rows, with their responses, how often each counts in a mean over the training set (n,),
-    and their importance (`Linearised`)."""
-
-    x: Tensor
-    y: Tensor
-    rows: int
-    row_weights: Tensor | None = None
-    importance: Tensor | None = None
 
 
 def sample_of(loss: Loss, x: Tensor, y: Tensor, row_weights: Tensor | None, rows: int | None, most: int) -> Sample:
@@ -101,18 +89,14 @@ def raised(
     network: LiftedNetwork,
     weights: list[Affine],
     fit_head: Callable[[LiftedNetwork, list[Affine]], list[Affine]],
-    x: Tensor,
-    y: Tensor,
-    rows: int,
-    row_weights: Tensor | None = None,
-    importance: Tensor | None = None,
+    sample: Sample,
 ) -> tuple[float, list[Affine]]:
     """The factor on every rho for which initial weights, with the head fitted again, have fewer effective parameters than rows, and these
     weights. From a smaller rho a network fits the noise of few rows first, and most of the run goes by before its weights have shrunk; with
     more rows there are more steps, and it makes no clear difference."""
     factor = 1.0
-    for _ in range(_FITS if rows < _FEW_ROWS else 0):
-        near = Linearised.of(with_rho_factor(network, factor), weights, x, y, rows, row_weights, importance)
+    for _ in range(_FITS if sample.rows < _FEW_ROWS else 0):
+        near = Linearised.of(with_rho_factor(network, factor), weights, sample)
         if not near.fits_all or near.needed:
             break
         rises = (_RISE**number for number in range(1, _RISES))
@@ -121,25 +105,17 @@ def raised(
     return factor, weights
 
 
-def rho_factor(
-    network: LiftedNetwork,
-    weights: list[Affine],
-    x: Tensor,
-    y: Tensor,
-    rows: int,
-    row_weights: Tensor | None = None,
-    importance: Tensor | None = None,
-) -> float:
-    """The factor on every rho, at most 10 and at least 1/10, from some rows x and responses y of a training set of `rows` rows."""
+def rho_factor(network: LiftedNetwork, weights: list[Affine], sample: Sample) -> float:
+    """The factor on every rho, at most 10 and at least 1/10."""
     penalty = sum(rho_of(network, n) * float(weights[n].w.square().sum()) for n in range(len(weights)))
     if not 0 < penalty < math.inf:
         return 1.0 if penalty else _CHANGE
-    near = Linearised.of(network, weights, x, y, rows, row_weights, importance)
+    near = Linearised.of(network, weights, sample)
     if near.fits_all:
         return 1.0 if near.needed else _RISE
     lam, dof = network.layers[-1].lam, near.dof
-    temperature = _temperature(network.loss, near.scores, y, row_weights, dof / near.responses)
-    found = lam * temperature * dof / (2 * rows * penalty)
+    temperature = _temperature(network.loss, near.scores, sample.y, sample.row_weights, dof / near.responses)
+    found = lam * temperature * dof / (2 * sample.rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from liftednn.penalties import L2
 from liftednn.training.batch import probe_gradients, recursion
 from liftednn.training.cross_validation import CLEARLY, left_out
 
-__all__ = ["MOST", "Linearised", "rho_of"]
+__all__ = ["MOST", "Linearised", "Sample", "rho_of"]
 
 # For every layer, the gradients in its u (n, width) of each of m vectors.
 Gradients = list[list[Tensor]]
@@ -50,43 +51,44 @@ def rho_of(network: LiftedNetwork, number: int) -> float:
     return penalty.rho if isinstance(penalty, L2) and network.connections.owners[number] == number else 0.0
 
 
+class Sample(NamedTuple):
+    """Some rows x (n, p) of a training set of `rows` rows, and their responses.
+
+    row_weights   how often each counts in a mean over the training set (n,)
+    importance    how often the loss of a row counts (n,), 1 on average over the training set, where that is not how often it was seen: its
+                  noise counts as often too, so that its leverage counts by that
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: int
+    row_weights: Tensor | None = None
+    importance: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Linearised:
-    """A network near its present weights, on some rows (n, p) and responses of a training set of `rows` rows.
+    """A network near its present weights, on a sample.
 
     kernel       K of one output (n, n), a mean over outputs
     curvatures   the mean curvature of the loss in a row's free outputs (n,)
     degrees      outputs that are free
     shared       the parameters of all outputs together, as a fraction of their sum
     most         the weights of one output under a penalty
-    importance   how often the loss of a row counts (n,), 1 on average over the training set, where that is not how often it was seen:
-                 its noise counts as often too, so that its leverage counts by that
     """
 
-    x: Tensor
-    y: Tensor
-    rows: int
-    row_weights: Tensor | None
+    sample: Sample
     scores: Tensor
     kernel: Tensor
     curvatures: Tensor
     degrees: int
     shared: float
     most: float
-    importance: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls,
-        network: LiftedNetwork,
-        weights: list[Affine],
-        x: Tensor,
-        y: Tensor,
-        rows: int,
-        row_weights: Tensor | None,
-        importance: Tensor | None = None,
-    ) -> Linearised:
+    def of(cls, network: LiftedNetwork, weights: list[Affine], sample: Sample) -> Linearised:
+        x, y, _, row_weights, _ = sample
         states, preactivations = recursion(network, weights, x)
         u, loss, lam = preactivations[-1], network.loss, network.layers[-1].lam
         count = len(loss.hessian_vectors(u[:1], y[:1]))
@@ -99,12 +101,12 @@ class Linearised:
         most = sum(weights[n].w.numel() for n in range(len(weights)) if rho_of(network, n)) / degrees
         shared = _shared_fraction(network, weights, x, y, gradients, count, degrees, row_weights) if degrees > 1 else 1
         curvatures = vectors.double().square().sum((0, 2)) / degrees
-        return cls(x, y, rows, row_weights, u, kernel, curvatures, degrees, shared, most, importance)
+        return cls(sample, u, kernel, curvatures, degrees, shared, most)
 
     @property
     def responses(self) -> int:
         """How many numbers there are to fit."""
-        return self.rows * self.degrees
+        return self.sample.rows * self.degrees
 
     @cached_property
     def dof(self) -> float:
@@ -114,7 +116,7 @@ class Linearised:
     def dof_with(self, factor: float) -> float:
         """The same with every rho times a factor."""
         kernel = self.kernel if factor == 1 else self.kernel / factor
-        each = self.shared * _effective_parameters(kernel, self.rows, self.importance)
+        each = self.shared * _effective_parameters(kernel, self.sample.rows, self.sample.importance)
         return _COUNTED * min(each, self.most) * self.degrees
 
     @property
@@ -125,14 +127,15 @@ class Linearised:
     @property
     def needed(self) -> bool:
         """Whether the best linear regression has as many effective parameters too, and is clearly better than a constant."""
-        return _needed(self.dof / (_COUNTED * self.responses), self.x, self.y, self.rows, self.row_weights)
+        return _needed(self.dof / (_COUNTED * self.responses), *self.sample[:4])
 
     @property
     def sensitivities(self) -> Tensor:
         """By how much the scores of every row (n,), as it is left out, change for a unit of its loss's gradient: h / (1 - h) over the
         curvature. The leverages h, which add up to the effective parameters, by importance, are bounded by .95."""
         shown = 1 - _not_fitted(self.kernel, len(self.kernel))
-        counted = shown if self.importance is None else self.importance.to(shown) * shown
+        importance = self.sample.importance
+        counted = shown if importance is None else importance.to(shown) * shown
         leverages = (shown * (self.dof / self.responses / counted.mean())).clamp(max=MOST)
         of_gradients: Tensor = leverages / (1 - leverages) / self.curvatures.clamp(min=torch.finfo(torch.float32).tiny)
         return of_gradients

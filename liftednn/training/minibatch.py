@@ -164,7 +164,7 @@ class MiniBatch:
         weights = copies(run.monitor.best or run.unwhitened_weights())
         final = snapshot(run.monitor.best_network or run.network)
         if run.learns_rho and run.free and not (run.positions or interrupted or diverged):
-            weights = calibrated(final, weights, *run.rho_rows)
+            weights = calibrated(final, weights, run.rho_rows)
         result = run.monitor.sentence(status, run.halved, self.patience, run.planned < self.passes)
         wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

@@ -152,7 +152,7 @@ class Run:
             weights = choices.random_features(self.network, self.settings.seed, *known)
             if self.learns_rho and self.free and not self.positions:
                 head = partial(choices.fitted_head, x=x[:count], y=y[:count], row_weights=few)
-                self.rho_factor, weights = raised(self.network, weights, head, *self.rho_rows)
+                self.rho_factor, weights = raised(self.network, weights, head, self.rho_rows)
         else:
             weights = given_weights(self.network, with_fixed(given_weights(self.network, given, x), self.fixed), x)
         free = [(w is None, b is None) for w, b in self.fixed]
@@ -272,7 +272,7 @@ class Run:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
         self.updates += 1
         if self.learns_rho:
-            self._set_rho_factor(self.rho_factor * rho_factor(self.network, self.unwhitened_weights(), *self.rho_rows))
+            self._set_rho_factor(self.rho_factor * rho_factor(self.network, self.unwhitened_weights(), self.rho_rows))
         if progress > _HALF:
             return self.learns_rho
         velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
