@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from liftednn.activations.clips import FenchelClip, FenchelHardSigmoid, FenchelHardTanh, FenchelReLU, Sign
 from liftednn.activations.euclidean import HardSigmoid, HardTanh, Identity, LeakyReLU, ReLU, Simplex
-from liftednn.activations.fenchel import (
-    Fenchel,
-    FenchelLeakyReLU,
-    Monotone,
-    Sigmoid,
-    Sin,
-    Softmax,
-    Softplus,
-    Tanh,
-)
+from liftednn.activations.fenchel import Fenchel, FenchelLeakyReLU, Sigmoid, Sin, Softmax, Softplus, Tanh
+from liftednn.activations.monotone import Monotone
 from liftednn.activations.pooled import Pooled
 from liftednn.activations.pooling import MaxPool, MaxPoolReLU
 from liftednn.activations.scaled import Scaled
