@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from liftednn.base import Activation, Granularity
+from liftednn.base import Activation, Granularity, LayerXStep
 from liftednn.functional import (
     as_given,
     barrier,
@@ -78,8 +78,16 @@ class Fenchel(Activation):
     def argmin(self, u: Tensor, g: Tensor) -> Tensor:
         return self(u - g)
 
-    def _grad_from(self, phi: Tensor, u: Tensor, z: Tensor) -> Tensor:
-        return phi - z if type(self).grad is Fenchel.grad else self.grad(u, z)
+    def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, LayerXStep]:
+        if type(self).grad is not Fenchel.grad or type(self).argmin is not Fenchel.argmin:
+            return super().phi_and_x_step(u)
+        phi = self(u)
+
+        def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+            z = self(torch.sub(u, g, alpha=1 / lam))
+            return z, (phi - z).mul_(lam)
+
+        return phi, x_step
 
     def prox(self, v: Tensor, u: Tensor, step: float) -> Tensor:
         return self.resolvent(v + step * u, step)

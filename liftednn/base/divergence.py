@@ -195,17 +195,12 @@ class Activation(Divergence):
     def phi_and_x_step(self, u: Tensor) -> tuple[Tensor, LayerXStep]:
         """phi(u), and the function of g and lam > 0 that gives  z = argmin <g, z> + lam D(u, z)  and  lam grad_u D(u, z), the
         X-step of training/batch.py. Override it where all of these together take less time."""
-        phi = self(u)
 
         def x_step(g: Tensor, lam: float) -> tuple[Tensor, Tensor]:
             z = self.argmin(u, g * (1 / lam))  # a division takes several times as long
-            return z, self._grad_from(phi, u, z) * lam  # not in place: a gradient may be z itself, or a view
+            return z, self.grad(u, z) * lam  # not in place: a gradient may be z itself, or a view
 
-        return phi, x_step
-
-    def _grad_from(self, phi: Tensor, u: Tensor, z: Tensor) -> Tensor:
-        """`grad` at u, where phi(u) is known."""
-        return self.grad(u, z)
+        return self(u), x_step
 
     def prox_joint(self, a: Tensor, b: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """argmin_{u, z} D(u, z) + (|u - a|^2 + |z - b|^2) / (2 step), for a jointly convex D.
