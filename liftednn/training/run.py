@@ -8,26 +8,23 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from liftednn.base import Affine, Operator
+from liftednn.base import Affine
 from liftednn.data.copies import distinct_columns
 from liftednn.data.identity import identify
 from liftednn.data.sources import Memory, Once, Source
 from liftednn.data.validation import check_trainable
 from liftednn.moments import Moments
 from liftednn.network import Evaluation, LiftedNetwork
-from liftednn.operators import Composed, Conv2d, Sum
 from liftednn.runtime.graphs import recorded
-from liftednn.runtime.threads import without_onednn
 from liftednn.training import choices
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
+from liftednn.training.cpu import fast_on_cpu
 from liftednn.training.descent import EARLY, Descent, norm_limit_of, refresh_due
 from liftednn.training.evidence import adaptable, raised, rho_factor, sample_of, with_rho_factor
 from liftednn.training.feed import Feed
@@ -173,13 +170,6 @@ class Run:
         self.step = plain if self.descent.proxed else recorded(plain, x.device)
         self.good = self.descent.values.clone()
 
-    def _on_cpu(self) -> Callable[[Callable[[], None], float], Record]:
-        """`_train` as it is fastest on a CPU."""
-        fast = all(_fast_without_onednn(layer.operator) for layer in self.network.layers)
-        train = without_onednn(self._train) if fast else self._train
-        own = isinstance(self.feed.source, Memory) and all(map(_own, self.descent.network.layers))
-        return torch.inference_mode()(train) if own else train  # operations on small tensors take a sixth less time
-
     @property
     def out_of_patience(self) -> bool:
         patience, history = self.settings.patience, self.monitor.history
@@ -188,7 +178,10 @@ class Run:
     def passes(self, check_interrupt: Callable[[], None] = lambda: None) -> Iterator[Record]:
         """Train, and yield the record of every pass; `check_interrupt` is called after every step and may raise."""
         started = time.perf_counter() - self.seconds
-        train = self._on_cpu() if self.descent.values.device.type == "cpu" else self._train
+        train = self._train
+        if self.descent.values.device.type == "cpu":
+            in_memory = isinstance(self.feed.source, Memory)
+            train = fast_on_cpu(train, self.network, self.descent.network, in_memory)
         while len(self.monitor.history) < self.planned and not self.out_of_patience:
             yield train(check_interrupt, started)
             started = time.perf_counter() - self.seconds  # the caller's own time does not count
@@ -330,19 +323,3 @@ class Run:
         for name in _COUNTERS:
             setattr(self, name, metadata[name])
         self.planned = self.schedule.planned(self.monitor.history)
-
-
-def _own(part: object) -> bool:
-    """Whether a part of a network, and all that it is made of, belongs to this package: a user's own may use autograd."""
-    if isinstance(part, tuple):
-        return all(map(_own, part))
-    if part is None or isinstance(part, (Tensor, Real, str)):
-        return True
-    return type(part).__module__.startswith("liftednn.") and all(map(_own, vars(part).values()))
-
-
-def _fast_without_onednn(operator: Operator) -> bool:
-    """Whether it is a dense layer, or a convolution of images without groups, strides and dilations (runtime/threads.py)."""
-    while isinstance(operator, (Composed, Sum)):
-        operator = operator.operator
-    return operator.positions == 1 or (isinstance(operator, Conv2d) and operator.unit_steps and not operator.grouped)
