@@ -36,7 +36,7 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.runtime.memory import check_memory
 from liftednn.runtime.precision import exact_arithmetic
 from liftednn.training.initial import given_weights, random_weights
-from liftednn.training.result import Fit, Record, Status
+from liftednn.training.result import Fit, Record, Status, copies
 
 __all__ = ["BCD", "Block", "State"]
 
@@ -138,7 +138,7 @@ class BCD:
         except KeyboardInterrupt:
             status = "stopped"
         sentence, final = _sentence(status, history, self.tol, self.block_tol), state.network or network
-        return Fit(state.weights, history, status, sentence, final, state.states)
+        return Fit(copies(state.weights), history, status, sentence, final, state.states)
 
     def init(
         self,

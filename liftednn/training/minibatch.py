@@ -31,8 +31,7 @@ from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.diagnostics import problems_of
 from liftednn.training.guard import DivergenceError
 from liftednn.training.learning import snapshot
-from liftednn.training.monitor import copies
-from liftednn.training.result import Fit, Record, Status
+from liftednn.training.result import Fit, Record, Status, copies
 from liftednn.training.run import Run
 
 __all__ = ["MiniBatch"]

@@ -17,9 +17,9 @@ from liftednn.network import Evaluation, Layer, LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.predict import feedforward
 from liftednn.training.learning import named_parameters, snapshot, with_parameters
-from liftednn.training.result import Record, Status
+from liftednn.training.result import Record, Status, copies
 
-__all__ = ["Monitor", "Tally", "copies"]
+__all__ = ["Monitor", "Tally"]
 
 # How many scores are collected before they are evaluated.
 _KEPT = 1 << 18
@@ -205,11 +205,6 @@ class Monitor:
             learned = zip(self.network.layers, metadata["best_rho"], strict=True)
             penalties = [layer.penalty if rho is None else L2(rho) for layer, rho in learned]
             self.best_network = with_parameters(self.network, tensors, "best.").with_penalty(penalties)
-
-
-def copies(weights: Sequence[Affine]) -> list[Affine]:
-    """Copies of the weights, that training does not change."""
-    return [Affine(w.clone(), b.clone()) for w, b in weights]
 
 
 def _rho(layer: Layer) -> float | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.network import LiftedNetwork
 
-__all__ = ["Fit", "Record", "Status"]
+__all__ = ["Fit", "Record", "Status", "copies"]
 
 # converged: a pass lowered the objective by less than tol; finished: all passes done; early: the validation score stopped improving
 Status = Literal["converged", "finished", "stopped", "early", "diverged"]
@@ -80,3 +82,9 @@ class Fit:
     network: LiftedNetwork
     states: list[Tensor] | None = None
     warnings: tuple[str, ...] = ()
+
+
+def copies(weights: Sequence[Affine]) -> list[Affine]:
+    """Copies of the weights, that training does not change; contiguous, as those of a file are, so that both give the same predictions to
+    the bit."""
+    return [Affine(*(part.clone(memory_format=torch.contiguous_format) for part in pair)) for pair in weights]
