@@ -67,13 +67,11 @@ def left_out(
     """
     weights = relative(row_weights, x)
     x, y = _centred(x, weights), _centred(y, weights)
-    values, vectors = torch.linalg.eigh(x @ x.T)
-    values, inner = values.clamp(min=0), vectors.T @ y
+    directions, values, inner, outside, free = _spectrum(x, y, weights)
     ridges = [strength / (values + strength) for strength in _strengths(values, x.shape[1], strengths)]
-    # `rest` is what each regression leaves of each direction, `unused` 1 minus the leverages; a constant is always fitted.
-    rest = torch.stack([*ridges, torch.ones_like(values)])
-    unused = (rest @ vectors.square().T - weights / weights.sum()).clamp(min=1e-13)
-    residuals = vectors @ (rest[:, :, None] * inner) / unused[:, :, None]
+    rest = torch.stack([*ridges, torch.ones_like(values)])  # what each regression leaves of each direction
+    unused = (free + rest @ directions.square().T).clamp(min=1e-13)
+    residuals = (outside + directions @ (rest[:, :, None] * inner)) / unused[:, :, None]
     errors, used = residuals.square().sum((1, 2)) / len(x), 1 - unused.mean(1)
     return [LeftOut(*each) for each in zip(errors.tolist(), used.tolist(), strict=True)]
 
@@ -104,11 +102,8 @@ class BestRidge:
         """From x and y in float64."""
         weights = relative(row_weights, x)
         x, y = _centred(x, weights), _centred(y, weights)
-        directions, values = _left_directions(x)
-        inner, squares = directions.T @ y, directions.square()
-        # What no regression on x fits, of y and of each row; sums of small parts, since differences of large ones would be rounding.
-        outside, free = y - directions @ inner, (1 - weights / weights.sum() - squares.sum(1)).clamp(min=0)
-        found = []
+        directions, values, inner, outside, free = _spectrum(x, y, weights)
+        found, squares = [], directions.square()
         for strength in _strengths(values, x.shape[1]):
             rest = strength / (values + strength)
             residual, unused = outside + directions @ (rest[:, None] * inner), free + squares @ rest
@@ -155,6 +150,15 @@ def relative(row_weights: Tensor | None, x: Tensor) -> Tensor:
 def _centred(part: Tensor, weights: Tensor) -> Tensor:
     """Columns minus their means, rows times the roots of their weights."""
     return (part - (weights @ part) / weights.sum()) * weights.sqrt()[:, None]
+
+
+def _spectrum(x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of centred rows: left singular vectors, the squares of singular values, y along these directions, and what no regression on x fits,
+    of y and of each row; sums of small parts, since differences of large ones would be rounding."""
+    directions, values = _left_directions(x)
+    inner = directions.T @ y
+    free = (1 - weights / weights.sum() - directions.square().sum(1)).clamp(min=0)
+    return directions, values, inner, y - directions @ inner, free
 
 
 def _left_directions(x: Tensor) -> tuple[Tensor, Tensor]:
