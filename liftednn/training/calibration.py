@@ -6,8 +6,12 @@ scores are those of the network that is linear in its weights near the present o
 
     u_i + h_i / (1 - h_i) C_i^-1 grad L(u_i, y_i),      h_i the leverage of row i (linearised.py),
 
-with C_i a multiple of I of the same trace. Few rows may hold no error at all, and any factor would do: as many wrong labels as one row of
-n + 2 are added (Platt 1999, who scales the scores of support vector machines).
+with C_i a multiple of I of the same trace. If no row is wrong, the loss falls for ever as the factor grows: so every label is taken to be
+wrong with probability 1 / (n + 2) (Platt 1999, who scales the scores of support vector machines).
+
+With a few rows of each class these scores say too little. A ridge regression of the labels' indicators on the inputs has exact
+leave-one-out scores S, of which a factor t has the least loss, and scores F on the rows themselves. If the network's scores are about a F
+there, they are about a S elsewhere, and t / a is their factor. Up to 192 rows the larger of the two factors is taken.
 """
 
 from __future__ import annotations
@@ -18,14 +22,15 @@ from liftednn import reduce
 from liftednn.base import Affine, Loss
 from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.network import LiftedNetwork
+from liftednn.training.cross_validation import BestRidge
 from liftednn.training.linearised import Linearised, Sample, rho_of
 
 __all__ = ["calibrated"]
 
 # With more rows, hidden weights have been fitted to them in many steps, and leave-one-out losses with fixed hidden units are too small.
 _MANY = 4000
-# The largest factor, and halvings of the interval that it is in.
-_LARGEST, _HALVINGS = 10.0, 24
+# The largest factor, also on indicators, and halvings of the interval that it is in.
+_LARGEST, _STEEPEST, _HALVINGS = 10.0, 1000.0, 24
 
 
 def calibrated(network: LiftedNetwork, weights: list[Affine], sample: Sample) -> list[Affine]:
@@ -37,6 +42,9 @@ def calibrated(network: LiftedNetwork, weights: list[Affine], sample: Sample) ->
         return weights
     near = Linearised.of(network, weights, sample)
     factor = _best_factor(network.loss, _left_out(near, network), _with_errors(sample.y), sample.row_weights)
+    if sample.rows <= len(sample.x):
+        factor = max(factor, _factor_by_regression(network.loss, near.scores.double(), sample))
+    factor = min(max(factor, 1.0), _LARGEST)
     return [*weights[:-1], Affine(factor * weights[-1].w, factor * weights[-1].b)]
 
 
@@ -52,15 +60,31 @@ def _with_errors(y: Tensor) -> Tensor:
     return (1 - wrong) * y.double() + wrong * (1 - y.double()) / (y.shape[1] - 1)
 
 
-def _best_factor(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
-    """The factor on scores u of least loss, which is convex in it, within 1 and 10."""
+def _factor_by_regression(loss: Loss, u: Tensor, sample: Sample) -> float:
+    """t / a for scores u (n, q); 0 where they are not like those of the regression."""
+    y, given = sample.y.double(), None if sample.row_weights is None else sample.row_weights.double()
+    ridge = BestRidge.of(sample.x.double(), y, given)
+    residual = ridge.residual / ridge.weights.sqrt()[:, None]
+    fitted = _without_mean(y - residual)
+    like = float(reduce.mean((u * fitted).sum(1), given)) / max(
+        float(reduce.mean(fitted.square().sum(1), given)), 1e-12
+    )
+    left_out = y - residual / ridge.unused.clamp(min=1e-6)[:, None]
+    return _best_factor(loss, left_out, _with_errors(y), sample.row_weights, most=_STEEPEST) / like if like > 0 else 0.0
+
+
+def _without_mean(scores: Tensor) -> Tensor:
+    """What the softmax takes of them."""
+    return scores - scores.mean(1, keepdim=True)
+
+
+def _best_factor(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, most: float = _LARGEST) -> float:
+    """The factor on scores u of least loss, which is convex in it, within 0 and `most`."""
 
     def slope(factor: float) -> float:
         return float(reduce.mean((u * loss.grad(factor * u, y)).sum(1, keepdim=True), row_weights))
 
-    low, high = 1.0, _LARGEST
-    if not slope(low) < 0:
-        return low
+    low, high = 0.0, most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
