@@ -338,21 +338,24 @@ def test_a_step_takes_any_model_that_gives_rows_gradients_and_curvatures() -> No
     assert float((descents[0].values - torch.cat([p.reshape(-1) for pair in weights for p in pair])).abs().max()) > 0.01
 
 
-def refreshes(steps: int, every: int | None, spectral: bool) -> list[int]:
+def refreshes(steps: int, every: int | None, spectral: bool, learns_rho: bool = False) -> list[int]:
     found = [0]
     for taken in range(1, steps):
-        if refresh_due(taken, found[-1], every, spectral):
+        if refresh_due(taken, found[-1], every, spectral, learns_rho):
             found.append(taken)
     return found
 
 
-def test_refreshes_are_frequent_at_first_and_become_rarer_with_spectral_steps() -> None:
-    assert refreshes(200, None, spectral=False) == [0, 2, 5, 10, 20, 60, 120, 180]
-    assert refreshes(800, None, spectral=True) == [0, 5, 20, 60, 120, 240, 480, 720]
-    assert refreshes(100, 30, spectral=False) == [0, 2, 5, 10, 20, 60, 90]
-    assert refreshes(100, 30, spectral=True) == [0, 5, 20, 60, 90]
-    for spectral in (False, True):
-        assert not refresh_due(120, 100, None, spectral)  # another one was soon before
+def test_refreshes_are_frequent_at_first_and_become_rarer_with_spectral_steps_or_where_rho_is_learned() -> None:
+    first = [0, 2, 5, 10, 20, 60, 120, 180, 240]
+    assert refreshes(400, None, spectral=False) == [*first, 300, 360]
+    assert refreshes(1300, None, spectral=False, learns_rho=True) == [*first, 360, 480, 720, 960, 1200]
+    for learns_rho in (False, True):
+        assert refreshes(800, None, True, learns_rho) == [0, 5, 20, 60, 120, 240, 480, 720]
+        assert refreshes(100, 30, False, learns_rho) == [0, 2, 5, 10, 20, 60, 90]
+        assert refreshes(100, 30, True, learns_rho) == [0, 5, 20, 60, 90]
+        for spectral in (False, True):
+            assert not refresh_due(120, 100, None, spectral, learns_rho)  # another one was soon before
 
 
 class Falling(lnn.Activation):

@@ -21,7 +21,15 @@ from liftednn.base import Affine
 from liftednn.data import sources
 from liftednn.training import choices, run
 from liftednn.training.batch import recursion
-from liftednn.training.evidence import _chances, adaptable, raised, rho_factor, sample_of, with_rho_factor
+from liftednn.training.evidence import (
+    _chances,
+    adaptable,
+    next_change,
+    raised,
+    rho_factor,
+    sample_of,
+    with_rho_factor,
+)
 from liftednn.training.linearised import (
     Linearised,
     Sample,
@@ -184,6 +192,19 @@ def test_a_resumed_run_continues_with_its_rho(tmp_path: object, validated: bool)
     resumed = trainer.run(net, x, y, validation=held, checkpoint=path)
     assert resumed.network.layers == whole.network.layers
     assert all(torch.equal(a.w, b.w) for a, b in zip(resumed.weights, whole.weights, strict=True))
+
+
+def test_small_changes_of_rho_are_longer_where_the_evidence_asks_for_a_part_of_the_way() -> None:
+    at = change = 0.0
+    for _ in range(7):
+        change = next_change(math.exp(0.3 * (1 - at)), change)
+        at += change
+    assert 1 - at < (1 - 0.3) ** 7 / 4  # what is left of the way without it, and a quarter of that
+    assert next_change(4.0, 1.0) == math.log(4.0)  # large changes overshoot easily
+    assert next_change(1.9, 1.0) == math.log(2.0)
+    assert next_change(0.5, 1.0) == math.log(0.5)
+    assert next_change(0.9, 0.0) == math.log(0.9)
+    assert next_change(1.0, 2.0) == 0.0
 
 
 def test_rho_is_found_for_the_rows_without_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:

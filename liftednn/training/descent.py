@@ -31,10 +31,10 @@ __all__ = ["EARLY", "ONE_BATCH", "Descent", "norm_limit_of", "refresh_due", "tru
 
 # Steps before which the geometry is refreshed besides every `refresh`-th: the first ones change the network most.
 EARLY = (0, 2, 5, 10, 20)
-# Steps from one refresh to the next.
-_EVERY = 60
-# The same for spectral steps, which need no curvature: the early ones, and those from one to the next, which double.
-_SPECTRAL_EARLY, _DOUBLED = (0, 5, 20), (60, 120, 240)
+# The same for spectral steps, which need no curvature.
+_SPECTRAL_EARLY = (0, 5, 20)
+# Steps from one refresh to the next: the first, or where they double after so many steps; with curvatures, after this many times as many.
+_DOUBLED, _SLOWLY = (60, 120, 240), 4
 # By how much more a single batch may move pre-activations than the one that the step was shortened for.
 ONE_BATCH = 2.0
 _TRUST = 0.3
@@ -53,16 +53,18 @@ def trust_of(layers: int) -> float:
     return min(_TRUST, 1 / max(layers, 1))
 
 
-def refresh_due(taken: int, refreshed: int, every: int | None, spectral: bool) -> bool:
+def refresh_due(taken: int, refreshed: int, every: int | None, spectral: bool, learns_rho: bool = False) -> bool:
     """Whether the geometry is refreshed after that many steps.
 
-    refreshed   the number of steps before the last refresh, after which another one soon is left out
-    every       the steps from one refresh to the next; None for 60, and for up to 240 where all hidden layers take spectral steps
+    refreshed    the number of steps before the last refresh, after which another one soon is left out
+    every        the steps from one refresh to the next; None for 60, and for up to 240 later in a run with spectral steps only, or in one
+                 that learns rho, whose updates refresh it too
     """
     if taken in (_SPECTRAL_EARLY if spectral else EARLY):
         return True
-    doubled = next((each for each in _DOUBLED if taken <= each), _DOUBLED[-1])
-    every = every or (doubled if spectral else _EVERY)
+    if every is None:
+        after = 1 if spectral else _SLOWLY if learns_rho else math.inf
+        every = next((each for each in _DOUBLED if taken <= after * each), _DOUBLED[-1])
     return taken % every == 0 and 2 * (taken - refreshed) >= min(every, taken)
 
 

@@ -1,6 +1,6 @@
 """rho from the data: the strength of the squared norms at which the penalty explains the weights (MacKay 1992, "evidence").
 
-The loss as minus a log-likelihood of temperature t, and the penalty as minus a log-prior, fit together where
+Take loss / t as minus a log-likelihood, t a temperature, and the penalty as minus a log-prior. They fit together where
 
     t dof = 2 n sum_l rho_l |W_l|^2,
 
@@ -25,7 +25,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import L2
 from liftednn.training.linearised import MOST, Linearised, Sample, rho_of
 
-__all__ = ["adaptable", "raised", "rho_factor", "sample_of", "with_rho_factor"]
+__all__ = ["adaptable", "next_change", "raised", "rho_factor", "sample_of", "with_rho_factor"]
 
 # The factor by which rho rises where there are as many effective parameters as responses, unless the best linear regression has as many.
 _RISE = 3.0
@@ -33,6 +33,8 @@ _RISE = 3.0
 _FEW_ROWS, _RISES, _FITS = 200, 12, 2
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
+# The factor on a change of log rho in the direction of the last one, and the factor on rho up to which it counts.
+_ONWARD, _SMALL = 1.5, 2.0
 
 
 def adaptable(network: LiftedNetwork) -> bool:
@@ -117,6 +119,15 @@ def rho_factor(network: LiftedNetwork, weights: list[Affine], sample: Sample) ->
     temperature = _temperature(network.loss, near.scores, sample.y, sample.row_weights, dof / near.responses)
     found = lam * temperature * dof / (2 * sample.rows * penalty)
     return min(max(found, 1 / _CHANGE), _CHANGE) if math.isfinite(found) else 1.0
+
+
+def next_change(factor: float, last: float) -> float:
+    """The change of log rho where the evidence asks for a factor after a change `last`: in the same direction, a small one is made longer,
+    since weights follow rho slowly, and the evidence at the present weights asks for a part of the way only."""
+    asked, small = math.log(factor), math.log(_SMALL)
+    if asked * last <= 0 or abs(asked) >= small:
+        return asked
+    return math.copysign(min(_ONWARD * abs(asked), small), asked)
 
 
 def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, used: float) -> float:

@@ -48,14 +48,14 @@ class MiniBatch:
     damping            of the Gram matrices, as a fraction of their mean diagonal
     keep               fraction of the inputs' variance to keep; the directions that hold the rest get zero weights. None for .95, and for
                        all of it where a linear regression of the responses needs the rest (training/whitening.py)
-    refresh            steps from one refresh of the Gram matrices' factors to the next. None for 60, and for up to 240 where all
-                       hidden layers take the steps of training/spectral.py
+    refresh            steps from one refresh of the Gram matrices' factors to the next. None for 60, and for up to 240 later in a run that
+                       learns rho, or whose hidden layers all take the steps of training/spectral.py
     patience           stop after this many passes without a better validation score; None: never
     seed               of the initial weights and the order of rows
     device             where to train; None: where x is
     learn_activation   learn the activations' own parameters, one for a "layer" or one for each "unit"; a sequence has one for each layer
-    learn_rho          multiply rho of all `L2` penalties by one factor, updated ten times in a run, so that it fits the noise in the data
-                       (training/evidence.py), and at its end the scores of classes where they are too small for few rows
+    learn_rho          multiply rho of all `L2` penalties by one factor, updated up to seven times in a run, so that it fits the noise
+                       in the data (training/evidence.py), and at its end the scores of classes where they are too small for few rows
                        (training/calibration.py); needs a known number of rows
     shorten            do fewer passes where classes are so easy to tell apart that the loss falls below 0.001 of a constant's in the first
                        tenth of them: as many passes again follow (training/schedule.py)

@@ -26,7 +26,7 @@ from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
 from liftednn.training.cpu import fast_on_cpu
 from liftednn.training.descent import EARLY, Descent, norm_limit_of, refresh_due
-from liftednn.training.evidence import adaptable, raised, rho_factor, sample_of, with_rho_factor
+from liftednn.training.evidence import adaptable, next_change, raised, rho_factor, sample_of, with_rho_factor
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
@@ -54,10 +54,10 @@ _FALLEN = 0.1
 _EVALUATED = 60
 # The fractions of all steps after which rho is learned and constant units are drawn anew, and the rows that rho is learned from: of few
 # and of many.
-_UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (192, 384), 2000
+_UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7), (192, 384), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "updates", "refreshed")
+_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "rho_change", "updates", "refreshed")
 
 
 class Run:
@@ -111,6 +111,7 @@ class Run:
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.guard = DivergenceGuard(self.descent.network)
         self.taken, self.halved, self.updates, self.refreshed = 0, 0, 0, 0
+        self.rho_change = 0.0  # of log rho, in the last update
         self._set_rho_factor(self.rho_factor)
         negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
         self.schedule, self.planned = Schedule(settings.passes, negligible), settings.passes
@@ -228,7 +229,8 @@ class Run:
         due = self.updates < len(_UPDATES) and progress >= _UPDATES[self.updates]
         due = due and self.taken >= _APART * (self.updates + 1)
         updated = due and self._update_model(progress)
-        if updated or refresh_due(self.taken, self.refreshed, self.settings.refresh, self.descent.spectral):
+        known = self.settings.refresh, self.descent.spectral, self.learns_rho
+        if updated or refresh_due(self.taken, self.refreshed, *known):
             self._refresh(x, y, row_weights)
         number, expected = 1 + min(3, (self.per_pass or 0) // 200), self.per_pass or math.inf
         first = within == 0 and -self.taken % _EVALUATED < expected
@@ -265,7 +267,9 @@ class Run:
         """Learn rho, where it is learned, and draw constant units anew while there is time to train them; whether anything changed."""
         self.updates += 1
         if self.learns_rho:
-            self._set_rho_factor(self.rho_factor * rho_factor(self.network, self.unwhitened_weights(), self.rho_rows))
+            asked = rho_factor(self.network, self.unwhitened_weights(), self.rho_rows)
+            self.rho_change = next_change(asked, self.rho_change)
+            self._set_rho_factor(self.rho_factor * math.exp(self.rho_change))
         if progress > _HALF:
             return self.learns_rho
         velocity, rows = self.descent.views(self.descent.velocity), self.check_rows
