@@ -234,6 +234,12 @@ def test_batches_are_larger_where_rows_are_few(rows: int, classes: int, size: in
     assert choices.larger_batch_size(rows, classes) == size
 
 
+@pytest.mark.parametrize(("rows", "size"), [(80, 40), (300, 60), (500, 100), (1250, 97), (8000, 100), (20_000, 200)])
+def test_batches_of_real_responses_are_larger_where_hidden_layers_are_several(rows: int, size: int) -> None:
+    assert choices.larger_batch_size(rows, hidden=2) == size
+    assert choices.larger_batch_size(rows, classes=2, hidden=2) == choices.larger_batch_size(rows, classes=2)
+
+
 @pytest.mark.parametrize("classes", [1, 2])
 def test_the_last_larger_batch_is_about_as_large_as_the_others(classes: int) -> None:
     for rows in range(100, 20_000, 37):

@@ -69,7 +69,7 @@ class Seeded(np.random.RandomState):
 def by_estimator(x: Array, y: Array, row_weights: Array | None = None, **options: Any) -> Training:
     kind = LiftedClassifier if y.dtype.kind == "i" else LiftedRegressor
     with pytest.raises(Begun) as begun:
-        kind((6, 5), random_state=Seeded(), **options).fit(x, y, row_weights)
+        kind(**{"hidden_layer_sizes": (6, 5), **options}, random_state=Seeded()).fit(x, y, row_weights)
     return begun.value.training
 
 
@@ -78,7 +78,9 @@ def by_command(x: Array, y: Array, row_weights: Array | None = None, **options: 
     job = replace(jobs.Job(Path(), "y", "6,5", "relu", None, "auto", SEED, "cpu", False), **options)
     rows, outputs = jobs._Rows(x, y, row_weights), 3 if y.dtype.kind == "i" else 1
     with pytest.raises(Begun) as begun:
-        jobs._run(job, [4, 6, 5, outputs], rows, rows.at(np.arange(0)), lambda *_: nullcontext(lambda _: None))
+        jobs._run(
+            job, jobs.widths(job.hidden), outputs, rows, rows.at(np.arange(0)), lambda *_: nullcontext(lambda _: None)
+        )
     return begun.value.training
 
 
@@ -231,6 +233,45 @@ def test_passes_are_chosen_by_rows_and_purpose(options: dict[str, Any], passes: 
 )
 def test_more_passes_for_more_classes(rows: int, classes: int, passes: int) -> None:
     assert Recipe().trainer(rows, classes).passes == passes
+
+
+RELU = lnn.activations.FenchelReLU()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "activation", "widths"),
+    [
+        (Recipe(), 500, RELU, [50, 50]),
+        (Recipe(lam=1.0, rho=0.1), 10**6, lnn.activations.FenchelLeakyReLU(), [50, 50]),
+        (Recipe(), 499, RELU, [100]),
+        (Recipe(), None, RELU, [100]),
+        (Recipe(), 500, lnn.activations.Tanh(), [100]),
+        (Recipe(penalty="l1"), 500, RELU, [100]),
+        (Recipe(penalty=["l2", "l2"]), 500, RELU, [100]),
+        (Recipe(lam=[1.0]), 500, RELU, [100]),
+        (Recipe(uncertainty=Noise(0.1)), 500, RELU, [100]),
+    ],
+)
+def test_many_rows_of_real_responses_have_two_hidden_layers(
+    recipe: Recipe, rows: int | None, activation: lnn.Activation, widths: list[int]
+) -> None:
+    assert recipe.widths(rows, activation) == recipe.widths(rows, activation, outputs=10) == widths
+    assert recipe.widths(rows, activation, outputs=11) == [100] * len(widths)
+
+
+def test_all_entry_points_have_the_same_hidden_layers() -> None:
+    x, labels = RNG.standard_normal((600, 4)), RNG.integers(0, 3, 600)
+    for y, expected in ((x[:, 0] * x[:, 1], [50, 50]), (labels, [100])):
+        estimator = by_estimator(x, y, hidden_layer_sizes="auto")
+        command = by_command(x, y, hidden="auto")
+        for network in (estimator.network, command.network):
+            assert [layer.width for layer in network.layers[:-1]] == expected
+        assert replace(estimator.trainer, device="cpu") == command.trainer
+
+
+def test_copies_of_rows_add_no_hidden_layer() -> None:
+    x = np.repeat(RNG.standard_normal((300, 4)), 2, 0)
+    assert len(by_estimator(x, x[:, 0] * x[:, 1], hidden_layer_sizes="auto").network.hidden) == 1
 
 
 def test_the_rate_is_in_proportion_to_larger_batches() -> None:

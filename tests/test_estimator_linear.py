@@ -25,6 +25,10 @@ def fitted(y: np.ndarray, **options: Any) -> LiftedRegressor:
     return LiftedRegressor(**{"random_state": 0, **options}).fit(X, y)
 
 
+# The hidden layers of a regressor with enough rows.
+UNITS = [50, 50]
+
+
 def widths(model: Any) -> list[int]:
     return [len(b) for b in model.intercepts_[:-1]]
 
@@ -94,7 +98,7 @@ def test_a_linear_response_needs_no_hidden_units(noise: float) -> None:
 )
 @pytest.mark.thin(2)
 def test_other_responses_keep_their_units(function: Any) -> None:
-    assert widths(fitted(function(X) + 0.5 * NOISE)) == [100]
+    assert widths(fitted(function(X) + 0.5 * NOISE)) == UNITS
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_other_responses_keep_their_units(function: Any) -> None:
 )
 @pytest.mark.thin(2)
 def test_what_was_asked_for_is_kept(options: dict[str, Any]) -> None:
-    expected = options.get("hidden_layer_sizes", (100,))
+    expected = options.get("hidden_layer_sizes", UNITS if "loss" in options or "activation" in options else [100])
     assert widths(fitted(LINEAR, **options)) == list(expected)
 
 
@@ -135,11 +139,11 @@ def test_training_goes_on_from_the_network_that_a_regression_replaced() -> None:
     before = model.predict(X)
     assert widths(model.fit(X, LINEAR)) == []  # asked again
     np.testing.assert_allclose(model.predict(X), before, atol=0.05)
-    assert widths(model.fit(X, X[:, 0] ** 2)) == [100]
+    assert widths(model.fit(X, X[:, 0] ** 2)) == UNITS
     assert model.score(X, X[:, 0] ** 2) > 0.9
-    assert widths(fitted(LINEAR).partial_fit(X[:100], LINEAR[:100])) == [100]
-    given = fitted(LINEAR, warm_start=True).set_params(hidden_layer_sizes=(100,))
-    assert widths(given.fit(X, LINEAR)) == [100]
+    assert widths(fitted(LINEAR).partial_fit(X[:100], LINEAR[:100])) == UNITS
+    given = fitted(LINEAR, warm_start=True).set_params(hidden_layer_sizes=UNITS)
+    assert widths(given.fit(X, LINEAR)) == UNITS
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,14 +154,14 @@ def test_an_interaction_that_untrained_units_miss_is_kept(seed: int) -> None:
     y = np.where(generator.integers(0, 2, 4000) == 1, 1, -1)
     x[:, 0] = y
     y = y * x[:, 1] + generator.normal(size=4000)
-    assert widths(LiftedRegressor(random_state=seed).fit(x, y)) == [100]
+    assert widths(LiftedRegressor(random_state=seed).fit(x, y)) == UNITS
 
 
 def test_one_output_that_needs_units_is_enough() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(3000, 40))
     y = np.c_[x[:, 0] * x[:, 1] + 0.3 * generator.normal(size=3000), generator.normal(size=(3000, 3))]
-    assert widths(LiftedRegressor(random_state=0).fit(x, y)) == [100]
+    assert widths(LiftedRegressor(random_state=0).fit(x, y)) == UNITS
 
 
 @pytest.mark.slow
@@ -178,7 +182,7 @@ def test_where_the_response_is_exactly_linear_no_network_is_trained() -> None:
     assert model.history_[0].score == pytest.approx(model.score(X, y), abs=1e-6)
     exact = model.predict(X)
     model._restore_units()  # what training goes on from computes the same
-    assert widths(model) == [100]
+    assert widths(model) == UNITS
     np.testing.assert_allclose(model.predict(X), exact, atol=1e-9)
     squares = np.stack([X[:, 0] ** 2, X[:, 1] ** 2], 1)
     assert fitted(y, warm_start=True).fit(X, squares).score(X, squares) > 0.9
@@ -238,7 +242,7 @@ def test_with_a_given_alpha_no_regression_replaces_the_network() -> None:
     x = np.c_[first, first + 0.1 * generator.normal(size=500), generator.normal(size=(500, 3))]
     y = 10 * (x[:, 1] - x[:, 0])
     model = LiftedRegressor(alpha=0.01, random_state=0).fit(x, y)
-    assert widths(model) == [100]
+    assert widths(model) == UNITS
     assert model.score(x, y) > 0.9
 
 

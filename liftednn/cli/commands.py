@@ -38,7 +38,9 @@ Granularity = StrEnum("Granularity", "layer unit")
 
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .csv.gz, .parquet or .npz file.")]
 Target = Annotated[str, typer.Option(help="The column to learn.")]
-Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers, as 300 or 300,100; 0 for none.")]
+Hidden = Annotated[
+    str, typer.Option(help="Widths of the hidden layers, as 300 or 300,100; 0 for none; auto: by the rows.")
+]
 Acts = Annotated[Activation, typer.Option(help="The activation of the hidden layers.")]
 Goal = Annotated[Task, typer.Option(help="By default inferred from the target; the reason is printed.")]
 Error = Annotated[Loss, typer.Option(help="Of a real target; auto is squared. Classes have the softmax.")]
@@ -85,7 +87,7 @@ def fit(
     table: TableFile,
     target: Target,
     out: Annotated[Path, typer.Option(help="The model's file, .safetensors.")],
-    hidden: Hidden = "100",
+    hidden: Hidden = "auto",
     activation: Acts = Activation.relu,
     penalty: Penalty = "l2",
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
@@ -149,7 +151,7 @@ def init(
     table: TableFile,
     target: Target,
     out: Annotated[Path, typer.Option(help="The weights' file, .safetensors.")],
-    hidden: Hidden = "100",
+    hidden: Hidden = "auto",
     activation: Acts = Activation.relu,
     penalty: Penalty = "l2",
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,

@@ -101,15 +101,14 @@ def train(job: Job, progress: Progress) -> Trained:
     encoding, rows, filled = _encoded(job)
     labels = rows.y if encoding.classes else None
     trained_on, held = (rows.at(chosen) for chosen in split(len(rows.x), job.validation, job.seed, labels))
-    sizes = [encoding.width, *hidden, len(encoding.classes) or 1]
-    network, fit = _run(job, sizes, trained_on, held, progress)
+    network, fit = _run(job, hidden, len(encoding.classes) or 1, trained_on, held, progress)
     summary = {"task": encoding.task, "why": encoding.why, "target": encoding.target, "rows": len(rows.x)}
     summary |= {
         "sample_weight": encoding.weight,
         "columns": len(encoding.columns),
         "filled": filled,
         "classes": list(encoding.classes),
-        "sizes": [sizes[0], *(layer.operator.out_width for layer in network.layers)],
+        "sizes": [encoding.width, *(layer.operator.out_width for layer in network.layers)],
     }
     summary |= {
         "loss_function": repr(network.loss),
@@ -133,15 +132,17 @@ def _encoded(job: Job) -> tuple[Encoding, _Rows, dict[str, int]]:
     return encoding, _Rows(encoding.inputs(table), encoding.targets(table), row_weights), encoding.filled(table)
 
 
-def _run(job: Job, sizes: list[int], rows: _Rows, held: _Rows, progress: Progress) -> tuple[LiftedNetwork, Fit]:
+def _run(
+    job: Job, hidden: list[int] | None, outputs: int, rows: _Rows, held: _Rows, progress: Progress
+) -> tuple[LiftedNetwork, Fit]:
     """Train a network with one output for each class, or one for a real target."""
-    loss = _loss(job, sizes[-1] > 1, rows)
-    activation = activations.named(job.activation, "fenchel")
-    activation = activations.learnable(activation) if job.learn_activation and len(sizes) > 2 else activation
-    network, source = LiftedNetwork.mlp(sizes, activation, loss), source_of(rows.x, rows.y, rows.row_weights)
-    recipe = _recipe(job)
+    loss, classes, recipe = _loss(job, outputs > 1, rows), outputs > 1, _recipe(job)
+    activation, source = activations.named(job.activation, "fenchel"), source_of(rows.x, rows.y, rows.row_weights)
+    hidden = recipe.widths(None if classes else source.rows, activation) if hidden is None else hidden
+    activation = activations.learnable(activation) if job.learn_activation and hidden else activation
+    network = LiftedNetwork.mlp([rows.x.shape[1], *hidden, outputs], activation, loss)
     network = recipe.network(network, source, rows.y, rows.row_weights)
-    trainer = recipe.trainer(len(rows.x), sizes[-1])
+    trainer = recipe.trainer(len(rows.x), outputs, len(hidden))
     validation = (held.x, held.y, held.row_weights) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
         fit = trainer.run(network, source, validation=validation, callback=say)
@@ -183,11 +184,15 @@ def _measure(network: LiftedNetwork) -> str:
     return "d2" if isinstance(network.loss, Bounded) else "r2"
 
 
-def widths(hidden: str) -> list[int]:
-    """The widths of the hidden layers, from --hidden."""
+def widths(hidden: str) -> list[int] | None:
+    """The widths of the hidden layers, from --hidden; None for auto."""
+    if hidden.strip() == "auto":
+        return None
     parts = [part.strip() for part in hidden.split(",")]
     if parts != ["0"] and not all(part.isascii() and part.isdecimal() and part.strip("0") for part in parts):
-        raise ValueError(f"--hidden takes widths such as 300 or 300,100, or 0 for no hidden layer, got {hidden!r}")
+        raise ValueError(
+            f"--hidden takes widths such as 300 or 300,100, 0 for no hidden layer, or auto, got {hidden!r}"
+        )
     if any(len(part.lstrip("0")) > len(str(_WIDEST)) or int(part) > _WIDEST for part in parts):
         raise ValueError(f"--hidden takes widths of at most {_WIDEST:,}, got {hidden[:50]}")
     return [int(part) for part in parts if part != "0"]

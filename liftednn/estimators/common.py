@@ -42,7 +42,6 @@ from liftednn.estimators.stopping import EarlyStopping, hold_back
 from liftednn.estimators.structure import Structured
 from liftednn.estimators.tails import Tails
 from liftednn.estimators.work import Work
-from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
@@ -138,7 +137,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         work = self._prepared(work, resumes)
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
-            self.network_ = self._network(self._widths(resumes), resumes, work)
+            self.network_ = self._network(self._widths(resumes, work), resumes, work)
             self._remember_parameters()
         else:
             self._check_parameters_unchanged()
@@ -217,6 +216,16 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         return with_inputs(chosen, work.x.scaling.width)
 
     def _recipe(self, work: Work) -> Recipe:
+    def _widths(self, resumes: bool, work: Work) -> list[int]:
+        """Of the hidden layers, as given; where that is "auto", those of the last fit if this one resumes, or those for the rows."""
+        if (given := self._given_widths()) is not None:
+            return given
+        if resumes:
+            return self._last_widths
+        unknown = work.passes is not None or self.divergence == "euclidean" or self._loss().classes
+        rows = None if unknown else work.source.rows
+        return self._recipe(work).widths(rows, self._parameter_activation(), self.n_outputs_)
+
         """The parameters as a `Recipe`."""
         given = None if self.max_iter == "auto" else int(self.max_iter)
         return Recipe(
@@ -252,18 +261,10 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         self.validation_scores_ = [each.validation_score for each in fit.history] if validation else None
         return fit
 
-    def _moments_so_far(self, work: Work) -> Moments | None:
-        """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""
-        if not work.passes or work.x.basis is not None:
-            self._moments = None
-            return None
-        self._moment_rows: int = len(work.x) + (0 if self._moments is None else self._moment_rows)
-        self._moments = work.x.moments(work.row_weights, before=self._moments)
-        return self._moment_rows / float(self._moments.weight) * self._moments
-
     def _trainer(self, work: Work) -> MiniBatch:
         classes = self.n_outputs_ if self.network_.loss.classes else 1
-        return self._recipe(work).trainer(None if work.passes else len(work.x), classes)
+        rows = None if work.passes else len(work.x)
+        return self._recipe(work).trainer(rows, classes, len(self.network_.hidden))
 
     def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
         start = narrowed(work.start, work.x.basis)
@@ -272,7 +273,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
     def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others, in as many passes."""
         part = replace(work.take(chosen), start=None)
-        network = self._network(self._widths(True), False, part)
+        network = self._network(self._widths(True, part), False, part)
         fit = self._run(trainer, network, part)
         if fit.status == "stopped":
             raise KeyboardInterrupt
@@ -284,7 +285,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         found = linear.fitted(work.x, work.y, work.row_weights, rho)
         if not history:
             history, self.validation_scores_ = [linear.record(found, rho, work.x, work.y, work.row_weights)], None
-            self._keep(linear.with_units(found, network.layers[0].width, work.seed), history, 1)
+            self._keep(linear.with_units(found, self._last_widths, work.seed), history, 1)
         self._with_units = self.network_, self.coefs_, self.intercepts_
         self.network_ = LiftedNetwork.mlp([found.w.shape[1], self.n_outputs_], [], self._loss(), rho=rho)
         self._keep([found], history, len(history))

@@ -1,17 +1,21 @@
 """Whether a linear regression is as good as the network: then hidden units would only fit noise.
 
-The regression is the ridge with the smallest leave-one-out error. The network is better, by checks of which the cheapest comes first, where
-it leaves much smaller residuals on the rows that it is trained on; or where hidden units that are not trained lower the leave-one-out error
-of the regression by more than chance: kinks at the quartiles of single columns, random units of two columns and of all, and products of two
-columns; or, with enough rows, where a second network, trained on half of them, predicts the other half better than a regression on the same
-half does. One output is enough. Copies of rows count as one row with their weights added up.
+The regression is the ridge with the smallest leave-one-out error. The network is kept if one of three checks, the cheapest first, shows for
+any output that it is better:
+
+* its residuals on the rows that it is trained on are much smaller;
+* hidden units that are not trained lower the regression's leave-one-out error by more than chance: kinks at the quartiles of single
+  columns, random units of two columns and of all, and products of two columns;
+* with enough rows, a second network, trained on half of them, predicts the other half better than a regression on the same half.
+
+Copies of rows count as one row with their weights added up.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -77,15 +81,19 @@ def _untrained_units_help(linear: BestRidge, x: Tensor, seed: int, row_weights: 
     return bool((seen if len(x) >= _ENOUGH else seen | (together.mean(0) < _PREDICTED * alone.mean(0))).any())
 
 
-def with_units(linear: Affine, units: int, seed: int) -> list[Affine]:
-    """A network of one layer of ReLU that computes the same, for training to go on from: two units for each output, since
+def with_units(linear: Affine, widths: Sequence[int], seed: int) -> list[Affine]:
+    """A network of ReLU layers that computes the same, for training to go on from: two units of every layer for each output, since
     u = max(0, u) - max(0, -u), and random ones that the head does not use yet."""
-    (w, b), outputs = linear, len(linear.b)
-    rest = units - 2 * outputs
-    drawn = torch.randn(rest, w.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(w)
-    one, zeros = torch.eye(outputs).to(w), w.new_zeros(outputs, rest)
-    hidden = Affine(torch.cat([w, -w, drawn * (2 / w.shape[1]) ** 0.5]), torch.cat([b, -b, w.new_zeros(rest)]))
-    return [hidden, Affine(torch.cat([one, -one, zeros], 1), torch.zeros_like(b))]
+    generator, layers = torch.Generator().manual_seed(seed), []
+    for units in widths:
+        (w, b), outputs = linear, len(linear.b)
+        rest = units - 2 * outputs
+        drawn = torch.randn(rest, w.shape[1], generator=generator, dtype=torch.float64).to(w)
+        one, zeros = torch.eye(outputs).to(w), w.new_zeros(outputs, rest)
+        hidden = torch.cat([w, -w, drawn * (2 / w.shape[1]) ** 0.5])
+        layers.append(Affine(hidden, torch.cat([b, -b, w.new_zeros(rest)])))
+        linear = Affine(torch.cat([one, -one, zeros], 1), torch.zeros_like(b))
+    return [*layers, linear]
 
 
 def record(linear: Affine, rho: float, x: Rows, y: Tensor, row_weights: Array | None) -> Record:
@@ -148,7 +156,8 @@ def _hidden(x: Tensor, seed: int, row_weights: Tensor | None) -> Tensor:
     mixed = torch.randn(2, _UNITS, generator=generator, dtype=x.dtype)
     two = x[:, first] * mixed[0] + x[:, second] * mixed[1]
     every = x @ torch.randn(width, _UNITS, generator=generator, dtype=x.dtype)
-    units = [(u + biases_at_quantiles(u, generator, row_weights)).relu() for u in (two, every)]
+    mixtures = (two, every) if width > 2 else (every,)
+    units = [(u + biases_at_quantiles(u, generator, row_weights)).relu() for u in mixtures]
     left, right = (
         torch.triu_indices(width, width) if width < 20 else torch.randint(width, (2, 2 * _UNITS), generator=generator)
     )

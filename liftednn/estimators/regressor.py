@@ -34,8 +34,8 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     Parameters
     ----------
     hidden_layer_sizes : int, sequence of ints or "auto", default="auto"
-        Widths of the hidden layers. "auto" is one layer of 100 units, and none where a linear regression does as well; see
-        docs/defaults.md.
+        Widths of the hidden layers. "auto": one layer of 100 units with fewer than 500 rows; with more, two of 50, or of 100 with more
+        than ten outputs. None where a linear regression does as well. docs/defaults.md has the conditions.
     activation : str or Activation, default="relu"
         "relu", "leaky_relu", "tanh", "logistic", "softplus", "hardtanh", "hardsigmoid", "identity", or an Activation.
     divergence : {"fenchel", "euclidean"}, default="fenchel"

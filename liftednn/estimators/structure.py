@@ -24,6 +24,7 @@ from liftednn.estimators.rescaling import rescaled, shrunk
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.estimators.tails import Tails, helps
+from liftednn.estimators.work import Work
 from liftednn.losses import SquaredError
 from liftednn.moments import Moments
 from liftednn.network import LiftedNetwork
@@ -35,11 +36,9 @@ from liftednn.training.result import Fit
 
 __all__ = ["Structured"]
 
-# The width of the hidden layer where none is given, and the most rows for which it is compared with a linear regression: among more, it
-# fits little of the noise.
-_UNITS, _FEW = 100, 8192
-# The most numbers in these rows and their responses.
-_NUMBERS = 1 << 22
+# The most rows for which a network is compared with a linear regression: among more, it fits little of the noise. And the most numbers in
+# these rows and their responses.
+_FEW, _NUMBERS = 8192, 1 << 22
 # The parameters that a network is built from.
 _BUILT_FROM = (
     "hidden_layer_sizes",
@@ -76,14 +75,18 @@ class Structured:
     def _activations(self, widths: list[int], resumes: bool) -> list[Activation]:
         """One for each hidden layer: that of the parameters, or where this fit resumes, those of the last fit. Changed widths are refused
         later, with the weights."""
-        name = "sigmoid" if self.activation == "logistic" else self.activation
-        given = activations.named(name, self.divergence) if isinstance(name, str) else name
-        resumes = resumes and [layer.width for layer in self.network_.layers[:-1]] == widths
+        given = self._parameter_activation()
+        resumes = resumes and self._last_widths == widths
         chosen = self._last_activations(given) if resumes else [given] * len(widths)
         self._given_activation = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
     def _last_activations(self, given: Activation) -> list[Activation]:
+    def _parameter_activation(self) -> Activation:
+        """That of the parameter `activation`."""
+        name = "sigmoid" if self.activation == "logistic" else self.activation
+        return activations.named(name, self.divergence) if isinstance(name, str) else name
+
         """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
         if given == self._given_activation:
@@ -96,14 +99,19 @@ class Structured:
         return [given] * len(before)
 
     def _penalties(self) -> list[Penalty]:
-        """One for each layer."""
-        return penalties.one_each(self.penalty, len(self._widths(False)) + 1)
+        """One for each layer; where widths are "auto", and several may be hidden, for one of them."""
+        hidden = self._given_widths()
+        return penalties.one_each(self.penalty, 2 if hidden is None else len(hidden) + 1)
 
-    def _widths(self, resumes: bool) -> list[int]:
-        """Of the hidden layers, as given; where that is "auto", one layer to begin with, or those of the last fit if this one resumes."""
-        if isinstance(self.hidden_layer_sizes, str):
-            return [layer.width for layer in self.network_.layers[:-1]] if resumes else [_UNITS]
-        return [int(width) for width in np.atleast_1d(self.hidden_layer_sizes)]
+    def _given_widths(self) -> list[int] | None:
+        """Of the hidden layers; None where they are "auto"."""
+        given = self.hidden_layer_sizes
+        return None if isinstance(given, str) else [int(width) for width in np.atleast_1d(given)]
+
+    @property
+    def _last_widths(self) -> list[int]:
+        """Of the hidden layers of the network."""
+        return [layer.width for layer in self.network_.layers[:-1]]
 
     def _remember_parameters(self) -> None:
         """Those that the network is built from now."""
@@ -140,8 +148,8 @@ class Structured:
     def _exactly_linear(self, x: Rows, y: Tensor, row_weights: Array | None, seed: int) -> BestRidge | None:
         """The linear regression, where it leaves next to nothing of the responses, and ReLU can go on from it."""
         network = self.network_
-        goes_on = bool(network.hidden) and type(network.hidden[0]) is activations.FenchelReLU
-        goes_on = goes_on and 2 * y.shape[-1] <= network.layers[0].width
+        goes_on = bool(network.hidden) and all(type(each) is activations.FenchelReLU for each in network.hidden)
+        goes_on = goes_on and all(2 * y.shape[-1] <= width for width in self._last_widths)
         if not goes_on or x.basis is not None or not self._may_be_linear(network, x, y):
             return None
         counts = None if row_weights is None else torch.as_tensor(row_weights).double()
@@ -216,6 +224,15 @@ class Structured:
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
     def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int, stream: bool) -> Tails:
+    def _moments_so_far(self, work: Work) -> Moments | None:
+        """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""
+        if not work.passes or work.x.basis is not None:
+            self._moments = None
+            return None
+        self._moment_rows: int = len(work.x) + (0 if self._moments is None else self._moment_rows)
+        self._moments = work.x.moments(work.row_weights, before=self._moments)
+        return self._moment_rows / float(self._moments.weight) * self._moments
+
         """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a stream may have other tails later."""
         other = {"a stream of partial_fit": stream, "robust": self.robust is not None}
         other["divergence='euclidean'"] = self.divergence != "fenchel"

@@ -52,8 +52,8 @@ _MANY = 50_000
 # training that follows.
 _MOST, _ROWS_IN_ALL = 100, 25_000
 _MOST_INITIAL, _ROWS_INITIAL = 200, 60_000
-# The most rows of the larger batches for classes.
-_CLASSES = 150
+# The most rows of the larger batches for classes, and for real responses where there are several hidden layers.
+_CLASSES, _REAL = 150, 100
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
@@ -79,12 +79,13 @@ def batch_size(rows: int | None) -> int:
     return max(50, min(500, (rows or _MANY) // 100))
 
 
-def larger_batch_size(rows: int, classes: int = 1) -> int:
+def larger_batch_size(rows: int, classes: int = 1, hidden: int = 1) -> int:
     """For classes about a third of the rows, up to 150, or `batch_size`, if that is more. There are fewer steps then, and where their
-    rate is in proportion to the rows of a batch, the result is as good. Real responses may be fitted closely, and need the steps.
+    rate is in proportion to the rows of a batch, the result is as good. Real responses may be fitted closely, and need the steps: one
+    hidden layer takes `batch_size`, several take a fifth of the rows, up to 100, since they learn more from each step.
     Batches are of nearly equal sizes: among few, a last one of a few rows would be a step as long as the others."""
-    most = max(batch_size(rows), min(-(-rows // 3), _CLASSES if classes > 1 else 0))
-    return -(-rows // -(-rows // most))
+    larger = min(-(-rows // 3), _CLASSES) if classes > 1 else min(-(-rows // 5), _REAL) if hidden > 1 else 0
+    return -(-rows // -(-rows // max(batch_size(rows), larger)))
 
 
 def small(network: LiftedNetwork, size: int) -> bool:
