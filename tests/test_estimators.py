@@ -160,6 +160,37 @@ def test_precision_is_that_of_the_rows(dtype: type, divergence: str) -> None:
     assert {part.dtype for part in found} == {np.dtype(dtype)}
 
 
+@pytest.mark.parametrize(
+    ("options", "rows", "trained"),
+    [
+        ({}, 1000, torch.float32),
+        ({}, 999, torch.float64),
+        ({"dtype": "float64"}, 1000, torch.float64),
+        ({"penalty": "orthogonal"}, 1000, torch.float64),
+        ({"learn_activation": "layer", "activation": "leaky_relu"}, 1000, torch.float64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [LiftedClassifier, LiftedRegressor])
+def test_many_rows_are_trained_on_in_float32(
+    kind: type, options: dict[str, Any], rows: int, trained: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(0).normal(size=(rows, 3))
+    seen: set[torch.dtype] = set()
+    run = lnn.MiniBatch.run
+
+    def spy(self: lnn.MiniBatch, *given: Any, **named: Any) -> lnn.Fit:
+        fit = run(self, *given, **named)
+        seen.add(fit.weights[0].w.dtype)
+        return fit
+
+    monkeypatch.setattr(lnn.MiniBatch, "run", spy)
+    y = (x[:, 0] * x[:, 1] > 0) if kind is LiftedClassifier else x[:, 0] * x[:, 1]
+    model = kind(hidden_layer_sizes=4, max_iter=1, random_state=0, early_stopping=True, **options).fit(x, y)
+    assert seen == {trained}
+    assert {part.dtype for part in (*model.coefs_, *model.intercepts_)} == {np.dtype(np.float64)}
+
+
 def test_dtype_converts_the_rows_first() -> None:
     assert equal(small(dtype="float32").fit(X, Y), small().fit(X.astype(np.float32), Y))
     assert small(dtype="float64").fit(X.astype(np.float32), Y).coefs_[0].dtype == np.float64

@@ -131,7 +131,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         seen = self._rows_seen if resumes and passes else 0
         self._rows_seen: int = len(rows) + seen
-        work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device), None
+        single = passes is None and self._rounds(rows)
+        work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device, single), None
         if self.early_stopping and passes is None:
             work, held = self._hold_back(work)  # before anything is chosen but medians, categories and the units of y
         work = self._prepared(work, resumes)
@@ -215,7 +216,6 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         chosen = self._recipe(work).network(network, work.source, work.y, work.row_weights)
         return with_inputs(chosen, work.x.scaling.width)
 
-    def _recipe(self, work: Work) -> Recipe:
     def _widths(self, resumes: bool, work: Work) -> list[int]:
         """Of the hidden layers, as given; where that is "auto", those of the last fit if this one resumes, or those for the rows."""
         if (given := self._given_widths()) is not None:
@@ -226,6 +226,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         rows = None if unknown else work.source.rows
         return self._recipe(work).widths(rows, self._parameter_activation(), self.n_outputs_)
 
+    def _recipe(self, work: Work) -> Recipe:
         """The parameters as a `Recipe`."""
         given = None if self.max_iter == "auto" else int(self.max_iter)
         return Recipe(
@@ -268,7 +269,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
 
     def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
         start = narrowed(work.start, work.x.basis)
-        return trainer.run(with_inputs(network, work.x.shape[1]), work.source, weights=start, **options)
+        fit = trainer.run(with_inputs(network, work.x.shape[1]), work.source, weights=start, **options)
+        return replace(fit, weights=[Affine(*(part.to(work.x.like.dtype) for part in pair)) for pair in fit.weights])
 
     def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others, in as many passes."""

@@ -46,6 +46,7 @@ class Rows:
     columns  how columns become inputs; None: they are the inputs
     tails    the inputs with heavy tails, which are compressed before they are scaled
     basis    (inputs, k), orthonormal: rows are given by their k coordinates in it; None: by their inputs
+    single   whether they are given in float32, rounded after all else
     """
 
     x: Any
@@ -55,6 +56,7 @@ class Rows:
     chosen: Array | None = None
     basis: Array | None = None
     tails: Tails = field(default_factory=Tails.none)
+    single: bool = False
 
     @classmethod
     def of(cls, x: Any, dtype: str | None, columns: Columns | None = None) -> Rows:
@@ -71,11 +73,12 @@ class Rows:
         return count, self.scaling.width if self.basis is None else self.basis.shape[1]
 
     def __getitem__(self, key: slice | Array) -> Array:
-        if self.basis is None:
-            return self._scaled(key)
+        rows = self._scaled(key) if self.basis is None else self._in_basis(key, self.basis)
+        return rows.astype(np.float32, copy=False) if self.single else rows
+
+    def _in_basis(self, key: slice | Array, basis: Array) -> Array:
         numbers = np.arange(len(self))[key]
-        parts = blocks(len(numbers), len(self.basis))
-        return np.concatenate([self._scaled(numbers[part]) @ self.basis for part in parts])
+        return np.concatenate([self._scaled(numbers[part]) @ basis for part in blocks(len(numbers), len(basis))])
 
     def _scaled(self, key: slice | Array) -> Array:
         rows = self.x[key if self.chosen is None else self.chosen[key]]
@@ -113,14 +116,12 @@ class Rows:
 
     def source(self, y: Tensor, row_weights: Array | None, device: str | None) -> Source:
         """The source for a trainer on a device. A memory map that is not small is read in runs of rows; other arrays in any order."""
-        each, size = (
-            None if row_weights is None else torch.as_tensor(row_weights),
-            self.dtype.itemsize * math.prod(self.shape),
-        )
+        each = None if row_weights is None else torch.as_tensor(row_weights)
+        size = self.dtype.itemsize * math.prod(self.shape)
         if _is_mapped(self.x) and size > _SMALL:
             return weighted(Mapped(self, y.numpy()), each)
         spare = math.inf if str(device).startswith("cuda") else max(_SMALL, _FRACTION * size)
-        return weighted(Gathered(self, y, spare=spare), each)
+        return weighted(Gathered(self, y, spare=spare / 2 if self.single else spare), each)
 
 
 def _is_mapped(x: object) -> bool:

@@ -39,6 +39,8 @@ __all__ = ["Structured"]
 # The most rows for which a network is compared with a linear regression: among more, it fits little of the noise. And the most numbers in
 # these rows and their responses.
 _FEW, _NUMBERS = 8192, 1 << 22
+# Rows from which on training is in float32.
+_SINGLE = 1000
 # The parameters that a network is built from.
 _BUILT_FROM = (
     "hidden_layer_sizes",
@@ -60,6 +62,7 @@ class Structured:
     activation: str | Activation
     learn_activation: Literal["layer", "unit"] | None
     penalty: str | Penalty | Sequence[str | Penalty]
+    dtype: str | None
     divergence: str
     lam: float | Sequence[float] | Literal["auto"]
     robust: float | str | Uncertainty | None
@@ -81,12 +84,12 @@ class Structured:
         self._given_activation = given
         return [activations.learnable(each) for each in chosen] if self.learn_activation else chosen
 
-    def _last_activations(self, given: Activation) -> list[Activation]:
     def _parameter_activation(self) -> Activation:
         """That of the parameter `activation`."""
         name = "sigmoid" if self.activation == "logistic" else self.activation
         return activations.named(name, self.divergence) if isinstance(name, str) else name
 
+    def _last_activations(self, given: Activation) -> list[Activation]:
         """The activations of the last fit, if the parameters are the same; otherwise new ones, if nothing was learned."""
         before = self.network_.hidden
         if given == self._given_activation:
@@ -223,7 +226,12 @@ class Structured:
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
-    def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int, stream: bool) -> Tails:
+    def _rounds(self, rows: Rows) -> bool:
+        """Whether rows in float64 are trained on in float32, which takes less time where there are many and predicts as well. Not where
+        weights must obey a constraint, which they would do to fewer digits."""
+        free = all(penalty.ridge is not None for penalty in self._penalties()) and self.learn_activation is None
+        return self.dtype is None and free and len(rows) >= _SINGLE
+
     def _moments_so_far(self, work: Work) -> Moments | None:
         """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""
         if not work.passes or work.x.basis is not None:
@@ -233,6 +241,7 @@ class Structured:
         self._moments = work.x.moments(work.row_weights, before=self._moments)
         return self._moment_rows / float(self._moments.weight) * self._moments
 
+    def _found_tails(self, rows: Rows, y: Array, row_weights: Array | None, seed: int, stream: bool) -> Tails:
         """The columns whose tails are compressed. Uncertain inputs are in the units of X, and a stream may have other tails later."""
         other = {"a stream of partial_fit": stream, "robust": self.robust is not None}
         other["divergence='euclidean'"] = self.divergence != "fenchel"

@@ -18,8 +18,8 @@ __all__ = ["Work"]
 
 @dataclass(frozen=True)
 class Work:
-    """Rows, encoded responses, row weights, a seed, initial weights, the number of passes, None for that of the parameters, and the device
-    of training."""
+    """Rows, encoded responses, row weights, a seed, initial weights, the number of passes, None for that of the parameters, the device of
+    training, and whether it is in float32 whatever the precision of the rows."""
 
     x: Rows
     y: Tensor
@@ -28,11 +28,13 @@ class Work:
     start: list[Affine] | None
     passes: int | None
     device: str | None
+    single: bool = False
 
     @cached_property
     def source(self) -> Source:
         """What settings are chosen from and the network is trained on: one object, which counts its rows once."""
-        return self.x.source(self.y, self.row_weights, self.device)
+        rows = replace(self.x, single=True) if self.single else self.x
+        return rows.source(self.y, self.row_weights, self.device)
 
     def take(self, chosen: Array) -> Work:
         """The same with some of the rows, by their numbers."""
