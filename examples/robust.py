@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     """Medians over seeds, by method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="one seed and few passes")
-    passes, seeds = (5, 1) if parser.parse_args(arguments).small else (PASSES, SEEDS)
+    passes, seeds = (8, 1) if parser.parse_args(arguments).small else (PASSES, SEEDS)
     print(f"{'noise':22s} " + "  ".join(f"{level:5.1f}" for level in LEVELS))
     found = {}
     for name in METHODS:

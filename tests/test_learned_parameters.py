@@ -85,12 +85,16 @@ def test_with_known_weights_batches_find_the_true_parameter(activation: Any, per
 @pytest.mark.parametrize("loss", ["huber", "absolute", "quantile"])
 @pytest.mark.slow
 def test_a_loss_of_bounded_slope_recovers_the_true_slope_too(loss: str) -> None:
-    """Scaled by the curvature of a rounded kink, which few residuals have, steps would be far too short."""
+    """Scaled by the curvature of a rounded kink, which few residuals have, steps would be far too short. The best of six random starts in
+    the training loss: others end in local minima of the weights."""
     x, y = planted()
-    network = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.01), smoothed(losses.named(loss), y))
-    fit = lnn.MiniBatch(passes=60, batch_size=50, learn_activation="layer").run(lnn.automatic(network, x, y), x, y)
-    assert fit.history[-1].score > 0.97
-    assert float(slopes(fit.network.hidden[0])) == pytest.approx(ALPHA, abs=0.05)
+    network, runs = lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(0.01), smoothed(losses.named(loss), y)), []
+    for seed in range(6):
+        trainer = lnn.MiniBatch(passes=120, batch_size=50, learn_activation="layer", seed=seed)
+        runs.append(trainer.run(lnn.automatic(network, x, y, seed), x, y))
+    best = min(runs, key=lambda fit: fit.history[-1].loss)
+    assert best.history[-1].score > 0.99
+    assert float(slopes(best.network.hidden[0])) == pytest.approx(ALPHA, abs=0.01)
 
 
 @pytest.mark.parametrize(

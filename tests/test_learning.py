@@ -134,10 +134,10 @@ def test_with_known_states_a_full_batch_finds_the_slope_in_one_step() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [0.01, 0.9])
 def test_the_true_slope_is_recovered_from_data(start: float) -> None:
-    """The best of three random starts in the training loss: others end in local minima of the weights."""
+    """The best of six random starts in the training loss: about every other ends in a local minimum of the weights."""
     x, y = planted()
     runs = []
-    for seed in range(3):
+    for seed in range(6):
         network = lnn.automatic(lnn.LiftedNetwork.mlp([5, 3, 3], FenchelLeakyReLU(start), "squared"), x, y, seed)
         runs.append(lnn.MiniBatch(passes=60, batch_size=50, learn_activation="layer", seed=seed).run(network, x, y))
     best = min(runs, key=lambda fit: fit.history[-1].loss)
@@ -281,10 +281,11 @@ def test_lifted_learns_the_slopes_of_a_prelu_by_default(count: int) -> None:
 
 
 def test_a_prelu_used_twice_stays_and_the_report_is_of_the_learned_module(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
     x, y = planted(500, dtype=torch.float32)
     shared = nn.PReLU()
     module = nn.Sequential(nn.Linear(5, 6), shared, nn.Linear(6, 6), shared, nn.Linear(6, 3))
-    lifted_(module, x, y, passes=2)
+    lifted_(module, x, y, passes=10)
     assert shared.weight.tolist() == [0.25]
     own = prelu(6, torch.float32)
     lifted_(own, x, y, passes=10, report=True)

@@ -119,7 +119,7 @@ def test_without_hidden_layer_bcd_is_quantile_regression(level: float) -> None:
     """scikit-learn minimises mean pinball + alpha |w|_1 as a linear program."""
     network = lnn.LiftedNetwork.mlp([3, 1], loss=Quantile(level))
     network = lnn.LiftedNetwork([lnn.Layer(network.layers[0].operator, Quantile(level), L1(0.05))])
-    found = lnn.BCD(passes=1, block_tol=1e-6, block_iter=20).run(network, X, Y).weights[0]
+    found = lnn.BCD(passes=1, block_tol=1e-6, block_iter=60).run(network, X, Y).weights[0]
     oracle = QuantileRegressor(quantile=level, alpha=0.05, solver="highs").fit(X, Y)
 
     def objective(w: np.ndarray, b: float) -> float:
