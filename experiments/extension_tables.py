@@ -97,7 +97,7 @@ def regression() -> list[str]:
     body.append(["mean rank", *(f"{found['mean rank'][who]:.2f}" for who in methods)])
     timed = [key.removesuffix(" s") for key in found["clean"][0] if key.endswith(" s")]
     means = {who: sum(row[f"{who} s"] for row in found["clean"]) / len(found["clean"]) for who in timed}
-    body.append(["mean seconds", *(f"{means[who.split(',')[0]]:.2f}" for who in methods)])
+    body.append(["mean seconds", *(f"{means.get(who, means[who.split(',')[0]]):.2f}" for who in methods)])
     lines = [*grid(["RMSE on test rows, mean of 5 splits", *methods], body), ""]
     errors = ("set", "method", "rmse", "rmse sd", "mae", "mae sd")
     lines += columns("a tenth of the training responses moved", found["outliers"], errors)

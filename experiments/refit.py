@@ -37,7 +37,7 @@ FIXED = "slope 0.01"
 
 def measure(name: str, kind: str, seed: int, limits: dict[str, Any]) -> dict[str, Any]:
     data = datasets.regression(name, seed)
-    model = LiftedRegressor(random_state=seed, **KINDS[kind], **limits)
+    model = LiftedRegressor((100,), random_state=seed, **KINDS[kind], **limits)
     started = time.process_time()
     model.fit(data.x.numpy(), data.y.numpy())
     seconds = time.process_time() - started
