@@ -3,7 +3,7 @@
     liftednn.init.lifted_(module, x, y)
 
 reads the module as layers, trains it lifted for a few passes over the data and writes the weights into its parameters, in place as the
-functions of torch.nn.init do. Nothing is back-propagated and no optimiser is needed; ordinary training can continue from there.
+functions of torch.nn.init do. The module itself is not run backward, and no optimiser is needed; ordinary training can continue from there.
 """
 
 from __future__ import annotations

@@ -37,11 +37,12 @@ class LiftedClassifier(ClassifierMixin, Lifted):  # type: ignore[misc]
         "auto" is the softmax's cross-entropy, and with several labels for each row the sigmoid's, summed over labels; or a Loss whose
         responses are labels, for one label a row.
     lam : float, sequence of floats or "auto", default="auto"
-        How closely the states obey the recursion: one number, or one per hidden layer.
+        The weight of the hidden layers' divergences: the larger, the closer the states stay to the forward pass. One number, or one per
+        hidden layer.
     alpha : float or "auto", default="auto"
-        rho of the penalties that are given by name without a number, alpha |W|^2 for "l2", beside the mean loss, on standardised
-        inputs. "auto" chooses it for "l2" and leaves the others at their defaults. Penalties with a number and Penalty objects
-        keep their own, unless alpha is "auto" and they are L2.
+        The weight rho of penalties that are given by name without a number: with "l2", alpha |W|^2 is added to the mean loss, for
+        standardised inputs. "auto" chooses it for "l2" and leaves the others at their defaults. Penalties with a number and
+        Penalty objects keep their own, unless alpha is "auto" and they are L2.
     penalty : str, Penalty or sequence of these, default="l2"
         On the weights: one for all layers or one for each, the head's last. "l2", "l1", "elastic_net", "none", "nonnegative"; for the
         hidden layers, with "l2" on the head, "group", "orthogonal", "low_rank" and "ball", as "low_rank:5" with a parameter; or a Penalty.
