@@ -1,7 +1,7 @@
 """Does it help to learn the slope? LiftedRegressor with ReLU, with slope 0.01, and with slopes learned for the layer or for each unit.
 
-`python -m experiments refit`. The eight UCI regression sets and California housing, another split for each
-seed; root mean squared error on the test rows in the response's own units, and the processor's seconds of `fit` on one thread.
+`python -m experiments refit`, with `--workers N` for N processes. The eight UCI regression sets and California housing, another split for
+each seed; root mean squared error on the test rows in the response's own units, and the processor's seconds of `fit` on one thread.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from experiments import datasets
 from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
+from experiments.workers import Job, fill
 from liftednn import LiftedRegressor
 from liftednn.activations import FenchelLeakyReLU
 
+TAKES = ("workers",)
 SEEDS = 5
 LAST = "uci/protein_tertiary_structure"  # by far the longest
 SETS = ("california", *(name for name in datasets.NAMES if name.startswith("uci/") and name != LAST), LAST)
@@ -39,7 +42,8 @@ def measure(name: str, kind: str, seed: int, limits: dict[str, Any]) -> dict[str
     data = datasets.regression(name, seed)
     model = LiftedRegressor((100,), random_state=seed, **KINDS[kind], **limits)
     started = time.process_time()
-    model.fit(data.x.numpy(), data.y.numpy())
+    with threads(1):
+        model.fit(data.x.numpy(), data.y.numpy())
     seconds = time.process_time() - started
     missed = model.predict(data.x_test.numpy()) - data.y_test.numpy()
     return {"rmse": float(np.sqrt(np.mean(missed**2))), "seconds": seconds, "slopes": _slopes(model)}
@@ -90,11 +94,12 @@ def run(settings: Settings) -> None:
     store = settings.store("refit")
     sets, seeds = (SMALL, 1) if settings.quick else (SETS, SEEDS)
     limits = {"max_iter": 2} if settings.quick else {}
-    with threads(1):
-        for name in sets:
-            for seed in range(seeds):
-                for kind in KINDS:
-                    store(partial(measure, name, kind, seed, limits), set=name, method=kind, seed=seed)
+    jobs = [
+        Job(partial(measure, name, kind, seed, limits), {"set": name, "method": kind, "seed": seed})
+        for name, seed, kind in product(sets, range(seeds), KINDS)
+    ]
+    with threads(1):  # as records say
+        fill(store, jobs, settings.workers or 1)
     rows = summary(store, sets, seeds)
     table("learned slopes: RMSE on test rows, and its change against slope 0.01", rows)
     for kind in KINDS:

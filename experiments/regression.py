@@ -1,6 +1,6 @@
 """Regression: the eight UCI sets and California housing, outliers among the responses, and quantiles.
 
-`python -m experiments regression`; set OMP_NUM_THREADS=1 for scikit-learn. UCI sets have
+`python -m experiments regression`, with `--workers N` for N processes; set OMP_NUM_THREADS=1 for scikit-learn. UCI sets have
 their first five standard splits, California housing five random ones. "lifted" is at its defaults; the other networks have one hidden layer
 of 50 units, of 100 on protein and California. Inputs and responses are standardised, for all methods alike; errors are in the responses'
 own units. Seconds are the processor's, on one thread; "torch" is experiments/tuned.py, its seconds are those of both starts and the search
@@ -12,8 +12,9 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,14 @@ from experiments.interrupts import interruptible
 from experiments.markdown import table
 from experiments.settings import Settings, threads
 from experiments.store import Store
+from experiments.workers import Job, fill
 from liftednn import LiftedRegressor
 from liftednn.losses import Quantile
 
 Array = NDArray[Any]
 Cell = dict[str, Any]
 
+TAKES = ("workers",)
 SEEDS = 5
 SMALL = ("yacht", "energy", "concrete", "wine_quality_red")
 SETS = (*SMALL, "kin8nm", "power_plant", "naval_propulsion_plant", "california", "protein_tertiary_structure")
@@ -93,7 +96,7 @@ def fitted(make: Callable[[], Any], x: Array, y: Array, x_test: Array) -> tuple[
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        with interruptible():
+        with interruptible(), threads(1):
             model.fit(x, (y - mean) / scale)
     seconds = time.process_time() - started
     return model.predict(x_test) * scale + mean, seconds
@@ -110,7 +113,8 @@ def tuned_cell(name: str, seed: int, lengths: Sequence[int]) -> Cell:
     mean, scale = y.mean(), y.std()
     rows, targets, new = (torch.from_numpy(part).float() for part in (x, (y - mean) / scale, x_test))
     started = time.process_time()
-    found = tuned.predictions(rows, targets, new, hidden(name), seed, lengths)
+    with threads(1):
+        found = tuned.predictions(rows, targets, new, hidden(name), seed, lengths)
     cell: Cell = {"seconds": time.process_time() - started}
     for start, (scores, (rate, steps)) in found.items():
         error = rmse(scores.double().numpy() * scale + mean, y_test)
@@ -190,22 +194,20 @@ def averages(store: Store, kind: str, sets: Sequence[str], whos: Sequence[str], 
     return rows
 
 
-def compute(store: Store, sets: Sequence[str], noisy: Sequence[str], seeds: int, quick: bool) -> None:
-    """Every cell that is missing."""
+def jobs(sets: Sequence[str], noisy: Sequence[str], seeds: int, quick: bool) -> Iterator[Job]:
+    """Every cell."""
     limits, lengths = ({"max_iter": 2}, (5, 10)) if quick else ({}, tuned.STEPS)
-    for name in noisy:
-        for seed in range(seeds):
-            for who in robust_regressors(seed):
-                store(partial(robust_cell, name, who, seed, limits), task="outliers", set=name, method=who, seed=seed)
-            for who in LEVELLED:
-                store(
-                    partial(quantile_cell, name, who, seed, limits), task="quantiles", set=name, method=who, seed=seed
-                )
-    for name in sets:
-        for seed in range(seeds):
-            for who in regressors(name, seed):
-                store(partial(clean_cell, name, who, seed, limits), task="clean", set=name, method=who, seed=seed)
-            store(partial(tuned_cell, name, seed, lengths), task="clean", set=name, method="torch", seed=seed)
+    kinds = {"outliers": (noisy, robust_regressors(0), robust_cell), "quantiles": (noisy, LEVELLED, quantile_cell)}
+    kinds["clean"] = (sets, regressors(sets[0], 0), clean_cell)
+    for task, (names, whos, cell) in kinds.items():
+        for name, seed, who in product(names, range(seeds), whos):
+            yield Job(partial(cell, name, who, seed, limits), _fields(task, name, who, seed))
+    for name, seed in product(sets, range(seeds)):
+        yield Job(partial(tuned_cell, name, seed, lengths), _fields("clean", name, "torch", seed))
+
+
+def _fields(task: str, name: str, who: str, seed: int) -> Cell:
+    return {"task": task, "set": name, "method": who, "seed": seed}
 
 
 def tables(store: Store, sets: Sequence[str] = SETS, noisy: Sequence[str] = NOISY, seeds: int = SEEDS) -> Cell:
@@ -223,8 +225,8 @@ def tables(store: Store, sets: Sequence[str] = SETS, noisy: Sequence[str] = NOIS
 def run(settings: Settings) -> None:
     store = settings.store("regression")
     sets, noisy, seeds = (("friedman",), ("friedman",), 1) if settings.quick else (SETS, NOISY, SEEDS)
-    with threads(1):
-        compute(store, sets, noisy, seeds, settings.quick)
+    with threads(1):  # as records say
+        fill(store, list(jobs(sets, noisy, seeds, settings.quick)), settings.workers or 1)
     found = tables(store, sets, noisy, seeds)
     table("root mean squared error", found["clean"])
     table("mean rank", [found["mean rank"]])
