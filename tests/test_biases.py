@@ -29,6 +29,13 @@ def test_the_error_is_that_of_an_explicit_ridge_regression() -> None:
     assert cross_validated(x, y, 80) == pytest.approx(min(errors), rel=1e-6)
 
 
+def test_the_error_is_not_rounding_in_float32() -> None:
+    """Of columns that are nearly the same, with ridges down to 1e-8."""
+    x = torch.randn(200, 1, generator=GENERATOR) + 1e-4 * torch.randn(200, 8, generator=GENERATOR)
+    y = torch.sin(3 * x[:, :1])
+    assert cross_validated(x, y, 200) == pytest.approx(cross_validated(x.double(), y.double(), 200), rel=1e-6)
+
+
 def biases(columns: int, function: str) -> torch.Tensor:
     x = torch.randn(1000, columns, generator=GENERATOR)
     y = torch.sin(4 * x[:, :1]) if function == "wave" else x.abs().sum(1, keepdim=True)

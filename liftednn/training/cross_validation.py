@@ -37,8 +37,9 @@ class LeftOut(NamedTuple):
 
 
 def cross_validated(x: Tensor, y: Tensor, rows: int, row_weights: Tensor | None = None) -> float:
-    """The GCV error of the best ridge regression of y (n, q) on x (n, p); `rows` of these n are different."""
-    moments = Moments.of(x, y, row_weights)
+    """The GCV error of the best ridge regression of y (n, q) on x (n, p); `rows` of these n are different. In float64: with weak ridges on
+    nearly collinear columns it would otherwise be rounding."""
+    moments = Moments.of(x.double(), y.double(), row_weights)
     values, vectors = torch.linalg.eigh(moments.gram)
     values, inner = values.clamp(min=0), (vectors.T @ moments.cross).square().sum(1)
     return error_of(values, inner, float(values.mean()), float(moments.zz / moments.weight), rows)
