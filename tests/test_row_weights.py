@@ -575,3 +575,13 @@ def test_a_memory_map_in_which_few_rows_count_is_prepared_from_these(tmp_path: P
     assert np.array_equal(np.sort(rows[:, 0]), np.sort(x[20_000:20_100, 0]))
     assert np.array_equal(found, rows[:, 0] > 0)
     assert counts.all()
+
+
+def test_weights_that_underflow_in_the_precision_of_the_rows_count_as_the_smallest() -> None:
+    """They are not 0, which leaves a row out: a batch of them would be refused."""
+    x, y, weights = X.float(), REAL.float(), torch.full((N,), 1e-60, dtype=torch.float64)
+    weights[0] = 1.0
+    fit = lnn.MiniBatch(passes=1, batch_size=10).run(
+        lnn.LiftedNetwork.mlp([P, 3, 2], "fenchel_relu", "squared"), x, y, sample_weight=weights
+    )
+    assert bool(fit.weights[0].w.isfinite().all())

@@ -48,7 +48,7 @@ class Feed:
         rows = rows.to(self.device) if self.device else rows
         rows = rows if like is None else rows.to(like)
         if row_weights is not None:
-            row_weights = as_tensor(row_weights, "sample_weight").to(rows)
+            row_weights = _without_underflow(as_tensor(row_weights, "sample_weight"), rows)
             check_weights(row_weights, len(rows))
         return rows, responses(self.network, y, rows), row_weights
 
@@ -130,6 +130,13 @@ class Feed:
     def load(self, named: dict[str, Tensor]) -> None:
         """Begin the next pass as the one that `state` is of."""
         self.resumed = _named(_DRAWN, named)
+
+
+def _without_underflow(row_weights: Tensor, rows: Tensor) -> Tensor:
+    """The weights in the precision of the rows; those that would become 0 there are the smallest number, since 0 leaves a row out."""
+    given = row_weights.to(rows)
+    least = torch.finfo(given.dtype).tiny
+    return torch.where((given == 0) & (row_weights.to(given.device) > 0), least, given)
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
