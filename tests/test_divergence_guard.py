@@ -45,6 +45,24 @@ def test_an_outlier_is_not_taken_for_divergence() -> None:
     assert guard.judge(Y, far) == "good"
 
 
+def test_batches_with_and_without_a_far_response_are_judged_by_their_own_variance() -> None:
+    far = Y.clone()
+    far[0] = 300.0
+    guard = begun(far + 0.5, far)
+    assert guard.beats_constant
+    assert guard.spread > 100 * float(
+        Y.var()
+    )  # with its threshold alone, good scores of other batches would have collapsed
+    assert guard.judge(Y, Y) == "good"
+    assert guard.judge(Y.mean() + 0.05 * (Y - Y.mean()), Y) == "collapsed"
+    same = torch.full_like(Y, 2.0)
+    assert guard.judge(same + 1e-3 * NOISE, same) == "doubtful"  # responses that do not vary show nothing
+    guard = begun(Y + 0.1)
+    assert float((far - Y).square().mean()) > 20 * guard.first
+    assert guard.judge(Y, far) == "good"
+    assert guard.judge(100 * far, far) == "exploded"
+
+
 def test_scores_no_better_than_a_constant_may_shrink_but_not_become_constant() -> None:
     guard = begun(0.1 * NOISE)
     assert not guard.beats_constant
@@ -69,7 +87,8 @@ def test_robust_training_may_lead_to_constant_scores() -> None:
 def test_what_is_stored_comes_back() -> None:
     guard, other = begun(Y + 0.1), DivergenceGuard(network())
     other.load(guard.metadata())
-    assert (other.first, other.spread, other.beats_constant) == (guard.first, guard.spread, True)
+    assert (other.first, other.spread, other.responses) == (guard.first, guard.spread, guard.responses)
+    assert other.beats_constant
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:

@@ -16,8 +16,11 @@ __all__ = ["DivergenceError", "DivergenceGuard", "Verdict"]
 # "good": keep these weights to roll back to. "exploded" is said of the loss, "collapsed" of the scores: both call for a roll-back.
 Verdict = Literal["good", "doubtful", "collapsed", "exploded"]
 
-# A loss above this many times the first one has exploded.
-_FAR = 20.0
+# A loss above this many times the first one has exploded. The largest ones of a batch, this fraction of its rows, are not counted: one far
+# response may have a larger loss than all others together.
+_FAR, _LEFT_OUT = 20.0, 0.05
+# The variance of responses, over that of the first ones, below which scores cannot be seen to be good.
+_TELLING = 1e-3
 # Scores beat the constant one if their loss is below this fraction of its loss.
 _BEATS = 0.5
 # Fractions of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
@@ -34,40 +37,54 @@ class DivergenceGuard:
 
     first            the first loss; where inputs are uncertain, at least that of a constant score, which robust training may lead to
     spread           the variance of the first scores; 0 where inputs are uncertain
+    responses        the variance of the first responses: a batch with a far response, or without those of the first, has another one
     beats_constant   whether the first scores were clearly better than a constant: then a stricter threshold for collapse applies
     """
 
     network: LiftedNetwork
     first: float = math.inf
     spread: float = 0.0
+    responses: float = 0.0
     beats_constant: bool = False
 
     def begin(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> None:
         mean = reduce.mean(scores, row_weights).to(scores).expand_as(scores)
         loss, constant = (self.loss(each, y, row_weights) for each in (scores, mean))
+        self.responses = _variance(y, row_weights)
         certain = all(layer.uncertainty is None for layer in self.network.layers)
         self.first = loss if certain else max(loss, constant)
         self.spread, self.beats_constant = _variance(scores, row_weights) if certain else 0.0, loss < _BEATS * constant
 
     def judge(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Verdict:
         """The verdict on the scores (n, outputs) of a batch."""
-        if not self.loss(scores, y, row_weights) <= _FAR * max(self.first, 1e-3):
+        if not self._typical_loss(scores, y, row_weights) <= _FAR * max(self.first, 1e-3):
             return "exploded"
-        variance, (lost, doubtful) = _variance(scores, row_weights), _FRACTIONS[self.beats_constant]
-        if variance < lost * self.spread:
+        ratio = _variance(y, row_weights) / self.responses if self.responses else 1.0
+        variance, spread = _variance(scores, row_weights), self.spread * min(1.0, ratio)
+        lost, doubtful = _FRACTIONS[self.beats_constant]
+        if variance < lost * spread:
             return "collapsed"
-        return "doubtful" if variance < doubtful * self.spread else "good"
+        return "good" if variance >= doubtful * spread and ratio >= _TELLING else "doubtful"
 
     def loss(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
         """The mean over the rows of a batch."""
         return float(reduce.mean(self.network.loss.value(scores, y), row_weights))
 
+    def _typical_loss(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
+        """Without the largest ones; all count where one is not finite."""
+        losses = self.network.loss.value(scores, y)
+        if not bool(losses.isfinite().all()):
+            return math.inf
+        kept = losses.argsort()[: len(losses) - int(_LEFT_OUT * len(losses))]
+        return float(reduce.mean(losses[kept], None if row_weights is None else row_weights[kept]))
+
     def metadata(self) -> dict[str, Any]:
-        return {"first_loss": self.first, "first_spread": self.spread, "beats_constant": self.beats_constant}
+        first = {"first_loss": self.first, "first_spread": self.spread, "first_responses": self.responses}
+        return first | {"beats_constant": self.beats_constant}
 
     def load(self, metadata: dict[str, Any]) -> None:
         self.first, self.spread = metadata["first_loss"], metadata["first_spread"]
-        self.beats_constant = metadata["beats_constant"]
+        self.responses, self.beats_constant = metadata["first_responses"], metadata["beats_constant"]
 
 
 def _variance(scores: Tensor, row_weights: Tensor | None) -> float:
