@@ -23,6 +23,7 @@ from liftednn.training import choices, run
 from liftednn.training.batch import recursion
 from liftednn.training.evidence import (
     _chances,
+    _temperature,
     adaptable,
     next_change,
     raised,
@@ -407,3 +408,14 @@ def test_balanced_classes_are_found_as_often_as_by_a_logistic_regression() -> No
     )
     ours, linear = (balanced_accuracy_score(y[600:], m.fit(x[:600], y[:600]).predict(x[600:])) for m in models)
     assert ours > linear
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute", "quantile"])
+def test_a_far_response_hardly_changes_the_noise_under_a_loss_of_bounded_slope(loss: str) -> None:
+    u = torch.randn(300, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, found = torch.zeros_like(u), list[float]()
+    for far in (0.0, 1e6):
+        y[3] += far
+        found.append(_temperature(lnn.losses.named(loss), u, y, None, 0.1))
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert found[0] == pytest.approx(float(lnn.losses.named(loss).value(u, torch.zeros_like(u)).mean()) / 0.9, rel=1e-6)

@@ -33,6 +33,8 @@ _RISE = 3.0
 _FEW_ROWS, _RISES, _FITS = 200, 12, 2
 # The most that one evaluation changes rho by.
 _CHANGE = 10.0
+# The loss of one row, over the median, that counts under a loss of bounded slope.
+_TYPICAL = 10.0
 # The factor on a change of log rho in the direction of the last one, and the factor on rho up to which it counts.
 _ONWARD, _SMALL = 1.5, 2.0
 
@@ -132,8 +134,10 @@ def next_change(factor: float, last: float) -> float:
 
 def _temperature(loss: Loss, u: Tensor, y: Tensor, row_weights: Tensor | None, used: float) -> float:
     """t, where loss / t is minus a log-likelihood: 1 for the cross-entropies, 2 variances for the squared error, estimated from residuals
-    of which a fraction `used` has been fitted away."""
+    of which a fraction `used` has been fitted away; with a loss of bounded slope no row counts as more than ten typical ones."""
     if not loss.invariant:
         return 1.0
-    degree = 1.0 if isinstance(loss, Bounded) else 2.0  # that of the loss as a power of the residual
-    return degree * float(reduce.mean(loss.value(u, y), row_weights)) / u.shape[1] / (1 - used)
+    losses, degree = loss.value(u, y), 2.0  # the loss as a power of the residual
+    if isinstance(loss, Bounded):
+        losses, degree = losses.clamp(max=_TYPICAL * float(losses.median())), 1.0
+    return degree * float(reduce.mean(losses, row_weights)) / u.shape[1] / (1 - used)
