@@ -131,11 +131,11 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         seen = self._rows_seen if resumes and passes else 0
         self._rows_seen: int = len(rows) + seen
-        single = passes is None and self._rounds(rows)
-        work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device, single), None
+        work, held = Work(rows, torch.from_numpy(y), row_weights, seed, None, passes, self.device), None
         if self.early_stopping and passes is None:
             work, held = self._hold_back(work)  # before anything is chosen but medians, categories and the units of y
         work = self._prepared(work, resumes)
+        work = replace(work, single=self._rounds(work))
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
             self.network_ = self._network(self._widths(resumes, work), resumes, work)

@@ -82,8 +82,8 @@ class LiftedRegressor(RegressorMixin, Lifted):  # type: ignore[misc]
     device : str or None, default=None
         Where to train and predict, such as "cuda"; None for the CPU.
     dtype : {"float32", "float64"} or None, default=None
-        The precision. None for that of X, but `fit` trains on 1,000 rows or more of float64 in float32, which is faster, unless the
-        penalty is another than "l2" or "none", or activations are learned; predictions have the precision of X.
+        The precision. None for that of X, but `fit` trains on 1,000 rows or more in float32, which is faster, where nothing needs more
+        digits (docs/defaults.md); predictions have the precision of X.
     learn_activation : {"layer", "unit"} or None, default=None
         Learn the activations' own parameters, one for a layer or one for each unit: the slope of "leaky_relu", a scale before "tanh",
         "logistic", "softplus", "hardtanh" or "hardsigmoid". `network_.hidden` has them.
