@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import io
 import itertools
@@ -29,8 +30,10 @@ def test_tables_that_judge_are_run_only_where_they_are_named() -> None:
     assert not set(tables.chosen(("MLP",), tables.PARTS)[0]) & set(tabular.JUDGING)
     assert tables.chosen(("judging", "MLP", "heart"), tables.PARTS) == (["heart", *tabular.JUDGING], ["MLP"])
     assert tables.chosen(("unseen",), tables.PARTS)[0] == list(unseen.NAMES)
-    assert not set(unseen.NAMES) & {*tabular.NAMES, *tables.PARTS["old"]}
-    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, old, a set .*, got nothing"):
+    assert tables.chosen(("once",), tables.PARTS)[0] == list(unseen.ONCE)
+    every = [name for names in tables.PARTS.values() for name in names]
+    assert len(set(every)) == len(every)
+    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, once, old, a set .*, got nothing"):
         tables.chosen(("nothing",), tables.PARTS)
 
 
@@ -174,10 +177,15 @@ def test_tables_of_other_packages_are_read_from_their_files(tmp_path: Path, monk
         "@attribute censor_d {0,1}\n@attribute sex {1,2}\n@data\n3,0,3,0,1\n4,1,4,0,2\n",
         "datasets/data/Covid3Month/Covid3Month_TRAIN.ts": "# about\n@data\n0,1:2,3:0.5\n",
         "datasets/data/Covid3Month/Covid3Month_TEST.ts": "@data\n4,5:6,7:1.5\n",
+        "datasets/meps/meps.csv.bz2": "drugexp,ldrugexp,age\n7,2.5,70\n1,0.5,80\n",
+        "datasets/collagen.csv": "type,1801.2,1797.4\nd,c,c\nclass,,\nDNA,0.5,1\nlipids,1.5,2\n",
+        "data/data/optima.dat": "ID\tage\tChoice\tReportedDuration\tWeight\n1\t30\t-1\t5\t1\n2\t40\t1\t6\t1\n3\t50\t0\t7\t1\n",
+        "Safety/IS IEC 60079-20-1 2010.tsv": "CAS\tNames\tT_flash\tT_autoignition\n1-1\ta, b; c\t300.5\t600.5\n2-1\td\t400.5\t\n",
+        "datasets/data/countries.csv": 'Country,Birthrate,GDP ($ per capita)\nA,"46,5",700\nB,"15,0",4500\n',
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(bz2.compress(text.encode()) if name.endswith("bz2") else text.encode())
     monkeypatch.setattr(unseen, "_folder", lambda package: tmp_path)
     expected = {
         "apartments": ([[20, 1, 0], [30, 0, 1], [40, 1, 0]], [5.5, 6.5, 7.0]),
@@ -187,6 +195,11 @@ def test_tables_of_other_packages_are_read_from_their_files(tmp_path: Path, monk
         "brown_selected": ([[3], [2], [4]], [0, 1, 0]),
         "actg320": ([[1, 0], [0, 1]], [0, 1]),
         "covid_3_months": ([[0, 1, 2, 3], [4, 5, 6, 7]], [0.5, 1.5]),
+        "meps": ([[70], [80]], [2.5, 0.5]),
+        "collagen": ([[0.5, 1], [1.5, 2]], [0, 1]),
+        "optima": ([[40], [50]], [1, 0]),  # a row without a response is left out
+        "autoignition": ([[300.5]], [600.5]),
+        "countries": ([[46.5], [15]], [700, 4500]),
     }
     for name, (x, y) in expected.items():
         found = unseen.load(name)
