@@ -252,7 +252,7 @@ class Run:
         """Roll back to the last good weights and activations if the run diverges, and update the geometry."""
         batch = self.descent.gradients(x, y, row_weights)
         if self.taken == 0:
-            self.guard.begin(batch.scores, y, row_weights)
+            self.guard.begin(batch.scores, y, row_weights, self.check_rows[2:])
         verdict = self.guard.judge(batch.scores, y, row_weights)
         if verdict == "exploded" or (verdict == "collapsed" and self.halved < _HALVINGS):
             self._roll_back(self.guard.loss(batch.scores, y, row_weights))
