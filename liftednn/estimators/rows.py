@@ -74,7 +74,10 @@ class Rows:
 
     def __getitem__(self, key: slice | Array) -> Array:
         rows = self._scaled(key) if self.basis is None else self._in_basis(key, self.basis)
-        return rows.astype(np.float32, copy=False) if self.single else rows
+        if not self.single:
+            return rows
+        with np.errstate(over="ignore"):  # what is infinite is refused later, in words
+            return rows.astype(np.float32, copy=False)
 
     def _in_basis(self, key: slice | Array, basis: Array) -> Array:
         numbers = np.arange(len(self))[key]
