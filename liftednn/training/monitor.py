@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from typing import Any
@@ -118,9 +118,13 @@ class Monitor:
         self.evaluations = [evaluation] if first else [*self.evaluations, evaluation]
         self.penalty = None
 
-    def record(self, weights: list[Affine], steps: int, rate: float, halved: int, seconds: float) -> Record:
-        """The record of a pass that ends at `weights`."""
-        evaluations = self.evaluations
+    def record(
+        self, weights_now: Callable[[], list[Affine]], steps: int, rate: float, halved: int, seconds: float
+    ) -> Record:
+        """The record of a pass; `weights_now` gives the weights that it ends at, where they are needed."""
+        evaluations, weights = self.evaluations, []
+        if self.penalty is None or self.validation is not None:
+            weights = weights_now()
         if self.penalty is None:
             self.penalty = float(sum(self.network.penalties(weights)))
         gaps = tuple(_mean(gap) for gap in zip(*(each.gaps for each in evaluations), strict=True))

@@ -211,7 +211,7 @@ class Run:
         if len(self.monitor.history) + 1 == self.planned and rate < _FALLEN * self.settings.step * 0.5**self.halved:
             self.descent.forget()
         self.seconds = time.perf_counter() - started
-        record = self.monitor.record(self.unwhitened_weights(), steps, rate, self.halved, self.seconds)
+        record = self.monitor.record(self.unwhitened_weights, steps, rate, self.halved, self.seconds)
         self._plan()
         self.save()
         return record
