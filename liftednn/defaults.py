@@ -34,6 +34,7 @@ from liftednn.losses import Huber
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 from liftednn.training import choices
+from liftednn.training.initial import Features
 from liftednn.training.minibatch import MiniBatch
 
 __all__ = ["Recipe", "named_loss", "numbers_of", "spread"]
@@ -86,12 +87,19 @@ class Recipe:
 
         y, row_weights   responses that the smoothing is chosen from, and their weights: all where they are in memory, or a sample
         """
-        network = _rounded(given, y, row_weights).with_penalty(self.penalty, self.rho)
+        return self.start(given, source, y, row_weights)[0]
+
+    def start(
+        self, given: LiftedNetwork, source: Source, y: Any, row_weights: Any = None
+    ) -> tuple[LiftedNetwork, Features | None]:
+        """`network`, and weights that a run starts from, where they were drawn for the choices: it draws the same otherwise."""
+        network, weights = _rounded(given, y, row_weights).with_penalty(self.penalty, self.rho), None
         if self.lam is None or self.rho is None:
-            network = choices.automatic(network, source, seed=self.seed)
+            network, weights = choices.automatic_start(network, source, self.seed)
         # The choice of lam replaces rho of L2, so that lam does not depend on it: it is set again.
-        network = network if self.rho is None else network.with_penalty(self.penalty, self.rho)
-        return self._with_lam_and_uncertainty(network, automatic=self.lam is None)
+        if self.rho is not None:
+            network, weights = network.with_penalty(self.penalty, self.rho), None  # another head has this penalty
+        return self._with_lam_and_uncertainty(network, automatic=self.lam is None), weights
 
     def unchosen(self, given: LiftedNetwork) -> LiftedNetwork:
         """For full passes: what is not given stays as in the network and the penalties, and a kink of the loss stays."""

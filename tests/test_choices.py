@@ -11,6 +11,7 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.base import Affine
+from liftednn.data.sources import source_of
 from liftednn.training import choices
 from liftednn.training.biases import best_biases
 from liftednn.training.initial import random_weights, unit_of
@@ -285,3 +286,26 @@ def test_a_head_on_convolutions_is_fitted_to_all_rows_or_to_none(rows: int | Non
     y = torch.nn.functional.one_hot((x[:, 0] > 0).long(), 2).float()
     weights = choices.random_features(network, 0, x, y, None, [(None, None)] * 2, rows)
     assert bool(weights[-1].w.any()) is fitted
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "outputs"), [("softmax", LABELS, 3), ("squared", REAL, 1)], ids=["softmax", "squared"]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_run_from_the_weights_of_the_choices_is_one_without(
+    loss: str, y: Tensor, outputs: int, weighted: bool
+) -> None:
+    source = source_of(X, y, draw(500, seed=2).abs() if weighted else None)
+    network, weights = choices.automatic_start(mlp("fenchel_relu", loss, outputs), source, 3)
+    assert weights is not None
+    runs = [lnn.MiniBatch(2, seed=3, learn_rho=True).run(network, source, weights=given) for given in (weights, None)]
+    for one, other in zip(*(run.weights for run in runs), strict=True):
+        assert torch.equal(one.w, other.w)
+        assert torch.equal(one.b, other.b)
+
+
+def test_a_run_draws_its_own_weights_where_the_choices_have_others() -> None:
+    conv = lnn.LiftedNetwork.cnn((1, 2, 2), [2, "avgpool"], 2, "fenchel_relu")
+    assert choices.automatic_start(conv, source_of(X, LABELS.clamp(max=1)), 0)[1] is None
+    many = X.repeat(9, 1)  # more rows than choices are made from
+    assert choices.automatic_start(mlp("fenchel_relu"), source_of(many, LABELS.repeat(9)), 0)[1] is None

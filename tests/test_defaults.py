@@ -306,3 +306,11 @@ def test_a_report_has_one_loss_before_and_after(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(init._Quality, "at", at)
     trained = by_lifted(torch.from_numpy(X), torch.from_numpy(REAL), loss="absolute", report=True)
     assert seen == [trained.network.loss]
+
+
+def test_weights_are_those_of_the_choices_unless_rho_is_given() -> None:
+    found = [Recipe(seed=SEED, **options).start(NETWORK, SOURCE, LABELS)[1] for options in ({}, {"lam": 2.0})]
+    for one, other in zip(*(each or [] for each in found), strict=True):
+        assert torch.equal(one.w, other.w)
+    assert found[0]
+    assert Recipe(seed=SEED, rho=0.5).start(NETWORK, SOURCE, LABELS)[1] is None

@@ -141,11 +141,11 @@ def _run(
     hidden = recipe.widths(None if classes else source.rows, activation) if hidden is None else hidden
     activation = activations.learnable(activation) if job.learn_activation and hidden else activation
     network = LiftedNetwork.mlp([rows.x.shape[1], *hidden, outputs], activation, loss)
-    network = recipe.network(network, source, rows.y, rows.row_weights)
+    network, drawn = recipe.start(network, source, rows.y, rows.row_weights)
     trainer = recipe.trainer(len(rows.x), outputs, len(hidden))
     validation = (held.x, held.y, held.row_weights) if len(held.x) else None
     with progress(trainer.passes, _measure(network)) as say:
-        fit = trainer.run(network, source, validation=validation, callback=say)
+        fit = trainer.run(network, source, weights=drawn, validation=validation, callback=say)
     if fit.status == "stopped":
         raise KeyboardInterrupt  # so that no partly trained model is saved
     if job.prune:

@@ -46,6 +46,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.training import choices
 from liftednn.training.bcd import BCD
 from liftednn.training.evidence import with_rho_factor
+from liftednn.training.initial import Features
 from liftednn.training.learning import snapshot
 from liftednn.training.minibatch import MiniBatch
 from liftednn.training.result import Fit
@@ -138,7 +139,8 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         work = replace(work, single=self._rounds(work))
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
-            self.network_ = self._network(self._widths(resumes, work), resumes, work)
+            self.network_, drawn = self._network(self._widths(resumes, work), resumes, work)
+            work = replace(work, drawn=drawn)
             self._remember_parameters()
         else:
             self._check_parameters_unchanged()
@@ -206,15 +208,15 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         check_parameters(self)
         check_categorical(self.categorical_features)
 
-    def _network(self, hidden: list[int], resumes: bool, work: Work) -> LiftedNetwork:
+    def _network(self, hidden: list[int], resumes: bool, work: Work) -> tuple[LiftedNetwork, Features | None]:
         """The network with hidden layers of these widths and all settings chosen, and with the activations of the last fit where this one
-        resumes from it."""
+        resumes from it; and the weights that it was chosen at."""
         sizes = [work.x.shape[1], *hidden, self.n_outputs_]
         network = LiftedNetwork.mlp(sizes, self._activations(hidden, resumes), self._loss())
         if self.divergence == "euclidean":
-            return self._recipe(work).unchosen(network)
-        chosen = self._recipe(work).network(network, work.source, work.y, work.row_weights)
-        return with_inputs(chosen, work.x.scaling.width)
+            return self._recipe(work).unchosen(network), None
+        chosen, drawn = self._recipe(work).start(network, work.source, work.y, work.row_weights)
+        return with_inputs(chosen, work.x.scaling.width), drawn
 
     def _widths(self, resumes: bool, work: Work) -> list[int]:
         """Of the hidden layers, as given; where that is "auto", those of the last fit if this one resumes, or those for the rows."""
@@ -268,15 +270,15 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         return self._recipe(work).trainer(rows, classes, len(self.network_.hidden))
 
     def _run(self, trainer: MiniBatch, network: LiftedNetwork, work: Work, **options: Any) -> Fit:
-        start = narrowed(work.start, work.x.basis)
+        start = work.drawn if work.start is None else narrowed(work.start, work.x.basis)
         fit = trainer.run(with_inputs(network, work.x.shape[1]), work.source, weights=start, **options)
         return replace(fit, weights=[Affine(*(part.to(work.x.like.dtype) for part in pair)) for pair in fit.weights])
 
     def _learned(self, trainer: MiniBatch, work: Work, chosen: Array, others: Array) -> Tensor:
         """What a network that is trained on the chosen rows gives on others, in as many passes."""
         part = replace(work.take(chosen), start=None)
-        network = self._network(self._widths(True, part), False, part)
-        fit = self._run(trainer, network, part)
+        network, drawn = self._network(self._widths(True, part), False, part)
+        fit = self._run(trainer, network, replace(part, drawn=drawn))
         if fit.status == "stopped":
             raise KeyboardInterrupt
         return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()

@@ -12,6 +12,7 @@ from liftednn.data.arrays import as_tensor
 from liftednn.data.sources import Source
 from liftednn.estimators.rows import Rows
 from liftednn.estimators.scaling import Array
+from liftednn.training.initial import Features
 
 __all__ = ["Work"]
 
@@ -19,7 +20,7 @@ __all__ = ["Work"]
 @dataclass(frozen=True)
 class Work:
     """Rows, encoded responses, row weights, a seed, initial weights, the number of passes, None for that of the parameters, the device of
-    training, and whether it is in float32 whatever the precision of the rows."""
+    training, whether it is in float32 whatever the precision of the rows, and the weights that a network for these rows was chosen at."""
 
     x: Rows
     y: Tensor
@@ -29,6 +30,7 @@ class Work:
     passes: int | None
     device: str | None
     single: bool = False
+    drawn: Features | None = None
 
     @cached_property
     def source(self) -> Source:
@@ -39,7 +41,7 @@ class Work:
     def take(self, chosen: Array) -> Work:
         """The same with some of the rows, by their numbers."""
         row_weights = None if self.row_weights is None else self.row_weights[chosen]
-        return replace(self, x=self.x.take(chosen), y=self.y[chosen], row_weights=row_weights)
+        return replace(self, x=self.x.take(chosen), y=self.y[chosen], row_weights=row_weights, drawn=None)
 
     def validation(self, trained: Rows) -> tuple[Tensor, ...]:
         """These rows in the coordinates of those trained on, their responses and, where there are some, weights."""

@@ -25,11 +25,12 @@ from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
 from liftednn.training.batch import curvatures, x_step
 from liftednn.training.biases import best_biases
-from liftednn.training.initial import given_weights, random_weights, unit_of, with_fixed
+from liftednn.training.initial import Features, given_weights, random_weights, unit_of, with_fixed
 
 __all__ = [
     "LITTLE_WORK",
     "automatic",
+    "automatic_start",
     "batch_size",
     "damping",
     "fitted_head",
@@ -141,12 +142,20 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
         raise ValueError(
             "an iterator can be read only once, and automatic would use up its first rows: give some rows and responses instead"
         )
+    return automatic_start(network, source, seed)[0]
+
+
+@plain_arithmetic
+def automatic_start(network: LiftedNetwork, source: Source, seed: int) -> tuple[LiftedNetwork, Features | None]:
+    """The network of `automatic`, and the weights that it was chosen at, which a run draws too; None where it draws others, since it sees
+    more rows, or since it has convolutions."""
     with one_thread(small(network, batch_size(source.rows))):
         return _chosen(network, source, seed)
 
 
-def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
-    raw_x, raw_y, raw_weights = source.sample(sample_rows(network, _ROWS, LITTLE_WORK), seed)
+def _chosen(network: LiftedNetwork, source: Source, seed: int) -> tuple[LiftedNetwork, Features | None]:
+    most = sample_rows(network, _ROWS, LITTLE_WORK)
+    raw_x, raw_y, raw_weights = source.sample(most, seed)
     x = inputs(network, raw_x)
     y, row_weights = responses(network, raw_y, x), checked_row_weights(raw_weights, x)
     network = with_loss(network, smoothed(network.loss, y, row_weights))
@@ -166,7 +175,9 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> LiftedNetwork:
     chosen = LiftedNetwork(layers)
     weights = fitted_head(chosen, weights, x, y, row_weights)
     lams = _lams(chosen, weights, x, y, row_weights, seed, units)
-    return LiftedNetwork([*(replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)), layers[-1]])
+    hidden = [replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)]
+    same = len(raw_x) < most and _multiplications(network) is None
+    return LiftedNetwork([*hidden, layers[-1]]), Features(weights) if same else None
 
 
 def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, row_weights: Tensor | None) -> list[float]:

@@ -16,13 +16,20 @@ from liftednn.data.validation import check_start
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
 
-__all__ = ["fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
+__all__ = ["Features", "fixed_together", "given_weights", "pairs_of", "random_weights", "unit_of", "with_fixed"]
 
 # A factor on the first layer's initial pre-activations where the activation is homogeneous: smaller ones learn better features. An
 # activation that saturates must start where it is curved.
 _SPREAD = 0.3
 # A mean response whose loss is this many times that of scores of 0 is no score to begin with.
 _FAR = 10.0
+
+
+class Features(list[Affine]):
+    """Random weights with a fitted head, as a run would draw them for the same network, rows and seed: it takes them for its own."""
+
+    def to(self, like: Tensor) -> list[Affine]:
+        return [Affine(w.to(like), b.to(like)) for w, b in self]
 
 
 def given_weights(

@@ -30,7 +30,7 @@ from liftednn.training.evidence import adaptable, next_change, raised, rho_facto
 from liftednn.training.feed import Feed
 from liftednn.training.geometry import geometries_of
 from liftednn.training.guard import DivergenceError, DivergenceGuard
-from liftednn.training.initial import fixed_together, given_weights, pairs_of, with_fixed
+from liftednn.training.initial import Features, fixed_together, given_weights, pairs_of, with_fixed
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
 from liftednn.training.result import Record
@@ -145,9 +145,10 @@ class Run:
         most = _SAMPLES[(self.rows or 0) > _MANY]
         self.rho_rows = sample_of(self.network.loss, x[:count], y[:count], few, self.rows, most)
         self.rho_factor = 1.0
+        drawn, given = (given, None) if isinstance(given, Features) and self.free else (None, given)
         if given is None:
             known = x, y, row_weights, self.fixed, self.rows
-            weights = choices.random_features(self.network, self.settings.seed, *known)
+            weights = drawn.to(x) if drawn else choices.random_features(self.network, self.settings.seed, *known)
             if self.learns_rho and self.free and not self.positions:
                 head = partial(choices.fitted_head, x=x[:count], y=y[:count], row_weights=few)
                 self.rho_factor, weights = raised(self.network, weights, head, self.rho_rows)
