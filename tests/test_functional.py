@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.special
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from liftednn.functional import (
     root,
     simplex_projection,
     soft_threshold,
+    softmax,
 )
 from liftednn.functional.tensors import quartiles
 
@@ -268,3 +270,13 @@ def test_quartiles_are_the_quantiles_at_their_levels(weighted: bool) -> None:
         for column, value in zip(y.T, found, strict=True):
             assert float(total[column <= value].sum() / total.sum()) >= level
             assert float(total[column < value].sum() / total.sum()) < level
+
+
+@pytest.mark.parametrize("columns", [1, 2, 15, 16, 40])
+@pytest.mark.parametrize("shape", [(), (1,), (70,), (3, 70)])
+def test_softmax_is_that_of_scipy(columns: int, shape: tuple[int, ...]) -> None:
+    """By another operation for few columns; a score far below all others has probability 0."""
+    u = 30 * torch.randn(*shape, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u[..., 0] = -1e300
+    np.testing.assert_allclose(softmax(u), scipy.special.softmax(u.numpy(), axis=-1), rtol=1e-12, atol=1e-300)
+    assert softmax(u).shape == u.shape

@@ -29,8 +29,8 @@ __all__ = [
     "softmax",
 ]
 
-# Entries up to which torch's own softmax is faster on a CPU: one operation in place of five.
-_SMALL = 1024
+# Columns from which on torch's softmax of rows is fast on a CPU: it takes so many entries of a row at a time.
+_AT_A_TIME = 16
 # The interquartile range of normal data, over its standard deviation.
 NORMAL_RANGE = 1.349
 
@@ -99,16 +99,14 @@ def box_barrier(z: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tens
 
 
 def softmax(u: Tensor) -> Tensor:
-    """softmax of each row of u (n, p); of many rows on a CPU in elementary operations, which are faster than torch's kernel for rows of
-    a few classes.
+    """softmax of each row of u (n, p); of few columns on a CPU as that of the columns of u', which takes a fraction of the time.
 
     >>> lnn.functional.softmax(torch.tensor([[1.0, 1.0]])).tolist()
     [[0.5, 0.5]]
     """
-    if u.numel() <= _SMALL or u.device.type != "cpu":
-        return torch.softmax(u, -1)
-    e = (u - u.amax(-1, keepdim=True)).exp_()
-    return e.div_(e.sum(-1, keepdim=True))
+    if u.device.type == "cpu" and u.ndim > 1 and u.shape[-1] < _AT_A_TIME:
+        return torch.softmax(u.mT, -2).mT
+    return torch.softmax(u, -1)
 
 
 def log_partition(u: Tensor) -> Tensor:
