@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 import liftednn as lnn
-from liftednn.training.guard import DivergenceGuard
+from liftednn.training.guard import DivergenceGuard, Verdict
+from liftednn.training.monitor import Tally
 from liftednn.training.run import Run
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -133,3 +135,46 @@ def test_a_run_that_keeps_collapsing_still_ends(monkeypatch: pytest.MonkeyPatch)
     fit = lnn.MiniBatch(passes=100).run(lnn.automatic(network(), X, Y), X, Y)
     assert fit.history[-1].halved == 8
     assert fit.status == "finished"
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict) -> None:
+    """These verdicts at the first refreshes, and good ones after them."""
+    given: Iterator[Verdict] = iter(verdicts)
+    monkeypatch.setattr(DivergenceGuard, "judge", lambda *_: next(given, "good"))
+
+
+def halvings(net: lnn.LiftedNetwork, y: Tensor, **settings: Any) -> list[int]:
+    fit = lnn.MiniBatch(**settings).run(lnn.automatic(net, X, y), X, y)
+    return [record.halved for record in fit.history]
+
+
+@pytest.mark.parametrize("bad", ["exploded", "collapsed"])
+def test_halvings_of_the_first_steps_are_taken_back_one_by_one(bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refreshes are before steps 0, 2, 5, 10, 20, 30, ...; a pass has 8 steps."""
+    judged(monkeypatch, "good", bad, bad)
+    assert halvings(network(), Y, passes=6, refresh=10) == [2, 2, 2, 1, 1, 0]
+
+
+def test_later_halvings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, *["good"] * 5, "exploded")
+    assert halvings(network(), Y, passes=10, refresh=10)[3:] == [1] * 7
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "size", "expected"),
+    [
+        ("squared", Y, 5, [0, 0, 0, 1, 1, 2, 2]),
+        ("squared", Y, 50, [0] * 7),  # 8 steps in a pass
+        ("softmax", (Y[:, 0] > 0).long(), 5, [0] * 7),
+    ],
+)
+def test_the_rate_is_halved_where_the_loss_of_passes_rises(
+    loss: str, y: Tensor, size: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a twentieth of the loss of a constant, over the least one since the last halving."""
+    constant = float(Y.var(correction=0))
+    given = iter([0.5, 0.2, 0.24, 0.26, 0.3, 0.35, 0.35])
+    monkeypatch.setattr(Tally, "close", lambda self: (constant * next(given), 0.0))
+    net = network() if loss == "squared" else lnn.LiftedNetwork.mlp([5, 20, 2], activation="fenchel_relu")
+    # A record is written before its own rise counts.
+    assert halvings(net, y, passes=7, batch_size=size) == [0, *expected[:-1]]

@@ -48,8 +48,8 @@ def problems_of(
     found = []
     if halved > _HALVINGS:
         found.append(
-            f"the rate was halved {halved} times, since training diverged or all predictions became the same: try another seed, "
-            "larger batches or a larger penalty"
+            f"the rate was halved {halved} times, since training diverged, its loss rose or all predictions became the same: try "
+            "another seed, larger batches or a larger penalty"
         )
     if len(x) >= _FEWEST and bool((x != x[0]).any()):
         found += [*_constant_units(network, weights, x), *_comparisons(network, weights, x, white, y, row_weights)]

@@ -32,7 +32,8 @@ class Record:
     loss, score                         of the feed-forward predictions
     seconds                             of training so far, preparation included and validation not
     kkt                                 of full passes, the residual of each block
-    steps, rate, halved                 of mini-batches: steps in the pass, the rate at its end, how often it was halved so far
+    steps, rate, halved                 of mini-batches: steps in the pass, the rate at its end, how often it was halved (those of the
+                                        first steps are taken back)
     validation_loss, validation_score   None without validation data
 
     >>> network = lnn.LiftedNetwork.mlp([3, 4, 1], loss="squared")

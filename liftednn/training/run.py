@@ -57,7 +57,13 @@ _EVALUATED = 60
 _UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7), (192, 384), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
-_COUNTERS = ("taken", "per_pass", "halved", "seconds", "rho_factor", "rho_change", "updates", "refreshed")
+# The rise of the loss from one pass to a later one, over the loss of a constant, for which steps are too long; and the steps that a pass
+# must have, since the mean over fewer depends on which they are.
+_RISE, _STEPS = 0.05, 60
+_COUNTERS = (
+    *("taken", "per_pass", "seconds", "updates", "refreshed"),
+    *("halved", "early", "slowed", "rho_factor", "rho_change"),
+)
 
 
 class Run:
@@ -111,6 +117,8 @@ class Run:
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.guard = DivergenceGuard(self.descent.network)
         self.taken, self.halved, self.updates, self.refreshed = 0, 0, 0, 0
+        # Halvings in the first steps, which are taken back; the passes before the one whose loss rose last.
+        self.early, self.slowed = 0, 0
         self.rho_change = 0.0  # of log rho, in the last update
         self._set_rho_factor(self.rho_factor)
         negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
@@ -213,9 +221,18 @@ class Run:
             self.descent.forget()
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights, steps, rate, self.halved, self.seconds)
+        self._slow_down(record)
         self._plan()
         self.save()
         return record
+
+    def _slow_down(self, record: Record) -> None:
+        """Halve the rate where the loss of real responses rises clearly, though training does not diverge; not more than four times."""
+        before = [each.loss for each in self.monitor.history[self.slowed : -1]]
+        constant = self.guard.constant  # 0 for classes
+        known = constant > 0 and record.steps >= _STEPS and bool(before) and self.halved < _HALVINGS // 2
+        if known and record.loss > min(before) + _RISE * constant:
+            self.halved, self.slowed = self.halved + 1, record.number - 1
 
     def _plan(self) -> None:
         """The number of passes, from the records so far; where there are fewer now, updates of the model that lie behind are left out."""
@@ -261,6 +278,8 @@ class Run:
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
+            if self.early and self.taken > EARLY[-1]:  # the curvature is known better now
+                self.early, self.halved = self.early - 1, self.halved - 1
         self.descent.refresh(batch, y, choices.probes(y, self.taken), row_weights, early=self.taken <= EARLY[-1])
         self.refreshed = self.taken
 
@@ -288,7 +307,7 @@ class Run:
 
     def _roll_back(self, loss: float) -> None:
         self._restore()
-        self.halved += 1
+        self.halved, self.early = self.halved + 1, self.early + (self.taken <= EARLY[-1])
         if self.halved > _HALVINGS:
             raise DivergenceError(
                 f"training diverged: the loss was {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did not help; "
