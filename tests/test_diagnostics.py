@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +141,8 @@ def test_row_weights_enter_the_comparison() -> None:
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.thin(2)
 def test_a_run_counts_its_halvings(times: int, bad: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts: Iterator[Verdict] = iter([*["good"] * 5, *[bad] * times])  # those of the first steps are taken back
+    good: Verdict = "good"
+    verdicts = iter([*[good] * 5, *[bad] * times])  # halvings of the first steps are taken back
     monkeypatch.setattr(DivergenceGuard, "judge", lambda *_: next(verdicts, "good"))
     fit = lnn.MiniBatch(passes=20, refresh=10).run(lnn.automatic(network(), X, BENT), X, BENT)
     assert fit.history[-1].halved == times
