@@ -164,7 +164,7 @@ def try_variant(split: Split, name: str, hidden: int, passes: int) -> dict[str, 
         "pass 1": scores[0],
         f"pass {passes}": scores[-1],
         "seconds": time.perf_counter() - started,
-        "halved": run.halved,
+        "halved": run.rate.halved,
     }
 
 

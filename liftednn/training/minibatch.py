@@ -164,6 +164,6 @@ class MiniBatch:
         final = snapshot(run.monitor.best_network or run.network)
         if run.learns_rho and run.free and not (run.positions or interrupted or diverged):
             weights = calibrated(final, weights, run.rho_rows)
-        result = run.monitor.sentence(status, run.halved, self.patience, run.planned < self.passes)
-        wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.halved)
+        result = run.monitor.sentence(status, run.rate.halved, self.patience, run.planned < self.passes)
+        wrong = () if interrupted else problems_of(final, weights, *run.check_rows, 0 if diverged else run.rate.halved)
         return Fit(weights, run.monitor.history, status, result, final, warnings=diverged + wrong)

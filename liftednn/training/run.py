@@ -33,6 +33,7 @@ from liftednn.training.guard import DivergenceError, DivergenceGuard
 from liftednn.training.initial import Features, fixed_together, given_weights, pairs_of, with_fixed
 from liftednn.training.learning import Learner, as_tensors
 from liftednn.training.monitor import Monitor, Tally
+from liftednn.training.rate import HALVINGS, Rate
 from liftednn.training.result import Record
 from liftednn.training.schedule import Schedule, negligible_loss
 from liftednn.training.spectral import spectral_trust
@@ -45,7 +46,6 @@ __all__ = ["Run"]
 
 # Rows for the Gram matrix of the inputs, and for the first ones of the hidden layers.
 _ROWS, _FEW = 8192, 4096
-_HALVINGS = 8
 # The fraction of all steps up to which units are drawn anew.
 _HALF = 0.5
 # The fraction of the first rate below which weights at the end of a run are steady.
@@ -57,13 +57,7 @@ _EVALUATED = 60
 _UPDATES, _SAMPLES, _MANY = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7), (192, 384), 2000
 # The fewest steps from one of these to the next, on average.
 _APART = 10
-# The rise of the loss from one pass to a later one, over the loss of a constant, for which steps are too long; and the steps that a pass
-# must have, since the mean over fewer depends on which they are.
-_RISE, _STEPS = 0.05, 60
-_COUNTERS = (
-    *("taken", "per_pass", "seconds", "updates", "refreshed"),
-    *("halved", "early", "slowed", "rho_factor", "rho_change"),
-)
+_COUNTERS = ("taken", "per_pass", "seconds", "rho_factor", "rho_change", "updates", "refreshed")
 
 
 class Run:
@@ -116,9 +110,8 @@ class Run:
         if isinstance(self.feed.source, Memory):
             self.descent.drop_outlier_weights(self.feed.source.x)
         self.guard = DivergenceGuard(self.descent.network)
-        self.taken, self.halved, self.updates, self.refreshed = 0, 0, 0, 0
-        # Halvings in the first steps, which are taken back; the passes before the one whose loss rose last.
-        self.early, self.slowed = 0, 0
+        self.rate = Rate(settings.step)
+        self.taken, self.updates, self.refreshed = 0, 0, 0
         self.rho_change = 0.0  # of log rho, in the last update
         self._set_rho_factor(self.rho_factor)
         negligible = negligible_loss(network, y, row_weights, self.rows) if settings.shorten else 0.0
@@ -217,22 +210,14 @@ class Run:
         if not self.descent.finite:
             self._roll_back(math.nan)
         self.per_pass, rate = steps, float(self.descent.rate)
-        if len(self.monitor.history) + 1 == self.planned and rate < _FALLEN * self.settings.step * 0.5**self.halved:
+        if len(self.monitor.history) + 1 == self.planned and rate < _FALLEN * self.rate.largest:
             self.descent.forget()
         self.seconds = time.perf_counter() - started
-        record = self.monitor.record(self.unwhitened_weights, steps, rate, self.halved, self.seconds)
-        self._slow_down(record)
+        record = self.monitor.record(self.unwhitened_weights, steps, rate, self.rate.halved, self.seconds)
+        self.rate.compare(self.monitor.history, self.guard.constant)
         self._plan()
         self.save()
         return record
-
-    def _slow_down(self, record: Record) -> None:
-        """Halve the rate where the loss of real responses rises clearly, though training does not diverge; not more than four times."""
-        before = [each.loss for each in self.monitor.history[self.slowed : -1]]
-        constant = self.guard.constant  # 0 for classes
-        known = constant > 0 and record.steps >= _STEPS and bool(before) and self.halved < _HALVINGS // 2
-        if known and record.loss > min(before) + _RISE * constant:
-            self.halved, self.slowed = self.halved + 1, record.number - 1
 
     def _plan(self) -> None:
         """The number of passes, from the records so far; where there are fewer now, updates of the model that lie behind are left out."""
@@ -254,8 +239,7 @@ class Run:
         first = within == 0 and -self.taken % _EVALUATED < expected
         if first or within * number >= len(self.monitor.evaluations) * expected:
             self.monitor.add_evaluation(self._evaluation(x, y, row_weights), first)
-        rate = self.settings.step * 0.5**self.halved * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-        self.descent.begin_step(rate, self.taken)
+        self.descent.begin_step(self.rate.at(progress), self.taken)
         self.learner.step(x, y, row_weights, self.taken)
         self.monitor.tally.add(self.step(x, y, row_weights), y, row_weights)
         self.taken += 1
@@ -272,14 +256,13 @@ class Run:
         if self.taken == 0:
             self.guard.begin(batch.scores, y, row_weights, self.check_rows[2:])
         verdict = self.guard.judge(batch.scores, y, row_weights)
-        if verdict == "exploded" or (verdict == "collapsed" and self.halved < _HALVINGS):
+        if verdict == "exploded" or (verdict == "collapsed" and self.rate.halved < HALVINGS):
             self._roll_back(self.guard.loss(batch.scores, y, row_weights))
             batch = self.descent.gradients(x, y, row_weights)
         elif verdict == "good":
             self.good = self.descent.values.clone()
             self.learner.keep()
-            if self.early and self.taken > EARLY[-1]:  # the curvature is known better now
-                self.early, self.halved = self.early - 1, self.halved - 1
+            self.rate.take_back(self.taken)
         self.descent.refresh(batch, y, choices.probes(y, self.taken), row_weights, early=self.taken <= EARLY[-1])
         self.refreshed = self.taken
 
@@ -307,10 +290,10 @@ class Run:
 
     def _roll_back(self, loss: float) -> None:
         self._restore()
-        self.halved, self.early = self.halved + 1, self.early + (self.taken <= EARLY[-1])
-        if self.halved > _HALVINGS:
+        self.rate.roll_back(self.taken)
+        if self.rate.halved > HALVINGS:
             raise DivergenceError(
-                f"training diverged: the loss was {loss:g} after {self.taken} steps, and halving the step {_HALVINGS} times did not help; "
+                f"training diverged: the loss was {loss:g} after {self.taken} steps, and halving the step {HALVINGS} times did not help; "
                 "the weights are the last good ones: standardise the inputs, or give a smaller step or a larger damping"
             )
 
@@ -334,7 +317,7 @@ class Run:
         tensors = self.descent.state() | {"good": self.good} | self.learner.state() | self.monitor.state()
         tensors |= self.coordinates.state() | self.feed.state()
         metadata = {name: getattr(self, name) for name in _COUNTERS}
-        metadata |= self.guard.metadata() | self.monitor.metadata()
+        metadata |= self.rate.metadata() | self.guard.metadata() | self.monitor.metadata()
         self.checkpoint.save(tensors, metadata | {"identity": self.identity})
 
     def _resume(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -343,6 +326,7 @@ class Run:
         self._set_rho_factor(metadata["rho_factor"])
         self.good.copy_(tensors["good"])
         self.monitor.load(metadata, tensors, self.good)
+        self.rate.load(metadata)
         self.guard.load(metadata)
         for name in _COUNTERS:
             setattr(self, name, metadata[name])
