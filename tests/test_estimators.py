@@ -27,8 +27,7 @@ import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn import activations as act
 from liftednn.estimators import stopping
-from liftednn.estimators.rows import Rows
-from liftednn.estimators.structure import _loses
+from liftednn.estimators.rows import Rows, needs_float64
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((240, 5))
@@ -198,8 +197,8 @@ def test_columns_that_nearly_agree_are_not_rounded(noise: float, loses: bool) ->
     """The direction in which they differ would have no variance in float32; copies have none at all."""
     draws = np.random.default_rng(0).normal(size=(1500, 2))
     x = draws[:, :1] + np.array([0, noise]) * draws[:, 1:]
-    assert _loses(Rows.of(x, None)) == loses
-    assert not _loses(Rows.of(draws, None))
+    assert needs_float64(Rows.of(x, None)) == loses
+    assert not needs_float64(Rows.of(draws, None))
 
 
 def test_numbers_that_float32_has_not_are_no_error() -> None:

@@ -136,7 +136,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         if self.early_stopping and passes is None:
             work, held = self._hold_back(work)  # before anything is chosen but medians, categories and the units of y
         work = self._prepared(work, resumes)
-        work = replace(work, single=self._rounds(work))
+        work = replace(work, single=self._in_float32(work))
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
             self.network_, drawn = self._network(self._widths(resumes, work), resumes, work)

@@ -18,12 +18,14 @@ from liftednn.estimators.scaling import Array, Scaling
 from liftednn.estimators.tails import Tails
 from liftednn.moments import Moments
 
-__all__ = ["Rows", "blocks", "is_sparse"]
+__all__ = ["Rows", "blocks", "is_sparse", "needs_float64"]
 
 # Rows that are read at a time, and their entries where there are many columns.
 _ROWS, _ENTRIES = 8192, 8192 * 1024
 # A copy for training may take this many bytes, or this fraction of X if that is more.
 _SMALL, _FRACTION = 64 << 20, 0.4
+# The rows that directions of little variance are looked for in, and the most columns.
+_LOOKED_AT, _NARROW = 1024, 512
 
 
 def blocks(count: int, width: int = 1) -> Iterator[slice]:
@@ -76,7 +78,7 @@ class Rows:
         rows = self._scaled(key) if self.basis is None else self._in_basis(key, self.basis)
         if not self.single:
             return rows
-        with np.errstate(over="ignore"):  # what is infinite is refused later, in words
+        with np.errstate(over="ignore"):  # infinite entries are refused later, with an error that says so
             return rows.astype(np.float32, copy=False)
 
     def _in_basis(self, key: slice | Array, basis: Array) -> Array:
@@ -125,6 +127,17 @@ class Rows:
             return weighted(Mapped(self, y.numpy()), each)
         spare = math.inf if str(device).startswith("cuda") else max(_SMALL, _FRACTION * size)
         return weighted(Gathered(self, y, spare=spare / 2 if self.single else spare), each)
+
+
+def needs_float64(rows: Rows) -> bool:
+    """Whether some direction of the rows has variance to the precision of float64, and none to that of float32."""
+    width = rows.shape[1]
+    if width > _NARROW:
+        return False
+    x = rows.take(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(int)).tensor()
+    values = torch.linalg.eigvalsh(torch.cov(x.T, correction=0).reshape(width, width))
+    least = [width * torch.finfo(dtype).eps * float(values[-1]) for dtype in (torch.float32, torch.float64)]
+    return bool(((values <= least[0]) & (values > least[1])).any())
 
 
 def _is_mapped(x: object) -> bool:

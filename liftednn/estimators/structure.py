@@ -21,7 +21,7 @@ from liftednn.estimators.first_rows import FirstRows
 from liftednn.estimators.linear import Learned, as_good, nearly_exact
 from liftednn.estimators.reduction import WIDE
 from liftednn.estimators.rescaling import rescaled, shrunk
-from liftednn.estimators.rows import Rows
+from liftednn.estimators.rows import Rows, needs_float64
 from liftednn.estimators.scaling import Array, ColumnStatistics, Scaling
 from liftednn.estimators.tails import Tails, helps
 from liftednn.estimators.work import Work
@@ -39,8 +39,8 @@ __all__ = ["Structured"]
 # The most rows for which a network is compared with a linear regression: among more, it fits little of the noise. And the most numbers in
 # these rows and their responses.
 _FEW, _NUMBERS = 8192, 1 << 22
-# Rows from which on training is in float32, the largest response there, and the rows and the most columns of which directions are found.
-_SINGLE, _LARGE, _LOOKED_AT, _NARROW = 1000, 1e15, 1024, 512
+# Rows from which on training is in float32, and the largest response there.
+_SINGLE, _LARGE = 1000, 1e15
 # The parameters that a network is built from.
 _BUILT_FROM = (
     "hidden_layer_sizes",
@@ -226,14 +226,14 @@ class Structured:
         automatic = numbers_of(self.lam) is None
         self.network_ = with_input_uncertainty(self.network_, self._uncertainty(), automatic)
 
-    def _rounds(self, work: Work) -> bool:
+    def _in_float32(self, work: Work) -> bool:
         """Whether rows in float64 are trained on in float32, which takes less time where there are many and predicts as well. Not where
         weights must obey a constraint, which they would do to fewer digits, where a response is so far that its square overflows, or where
         columns differ by so little that rounding them hides how."""
         free = all(penalty.ridge is not None for penalty in self._penalties()) and self.learn_activation is None
         if self.dtype is not None or work.passes is not None or not free or len(work.x) < _SINGLE:
             return False
-        return float(work.y.abs().max()) < _LARGE and work.x.like.dtype == torch.float64 and not _loses(work.x)
+        return float(work.y.abs().max()) < _LARGE and work.x.like.dtype == torch.float64 and not needs_float64(work.x)
 
     def _moments_so_far(self, work: Work) -> Moments | None:
         """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""
@@ -292,14 +292,3 @@ class Structured:
             smaller.penalty = [layer.penalty for layer in smaller.network_.layers]
         smaller._remember_parameters()
         return smaller
-
-
-def _loses(rows: Rows) -> bool:
-    """Whether some direction of the rows has variance to the precision of float64, and none to that of float32."""
-    width = rows.shape[1]
-    if width > _NARROW:
-        return False
-    x = rows.take(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(int)).tensor()
-    values = torch.linalg.eigvalsh(torch.cov(x.T, correction=0).reshape(width, width))
-    least = [width * torch.finfo(dtype).eps * float(values[-1]) for dtype in (torch.float32, torch.float64)]
-    return bool(((values <= least[0]) & (values > least[1])).any())

@@ -66,11 +66,12 @@ def _factor_by_regression(loss: Loss, u: Tensor, sample: Sample) -> float:
     ridge = BestRidge.of(sample.x.double(), y, given)
     residual = ridge.residual / ridge.weights.sqrt()[:, None]
     fitted = _without_mean(y - residual)
-    like = float(reduce.mean((u * fitted).sum(1), given)) / max(
-        float(reduce.mean(fitted.square().sum(1), given)), 1e-12
-    )
+    squares = float(reduce.mean(fitted.square().sum(1), given))
+    size = float(reduce.mean((u * fitted).sum(1), given)) / max(squares, 1e-12)
+    if not size > 0:  # or NaN
+        return 0.0
     left_out = y - residual / ridge.unused.clamp(min=1e-6)[:, None]
-    return _best_factor(loss, left_out, _with_errors(y), sample.row_weights, most=_STEEPEST) / like if like > 0 else 0.0
+    return _best_factor(loss, left_out, _with_errors(y), sample.row_weights, most=_STEEPEST) / size
 
 
 def _without_mean(scores: Tensor) -> Tensor:
