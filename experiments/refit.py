@@ -62,7 +62,7 @@ def summary(store: Store, sets: tuple[str, ...] = SETS, seeds: int = SEEDS) -> l
     """One row per set: mean errors, and for learned slopes how the error changes, in per cent, with its deviation over the splits."""
     rows = []
     for name in sets:
-        runs = {kind: _by_split(store, name, kind) for kind in KINDS}
+        runs = {kind: [run.value for run in store.in_order("seed", set=name, method=kind)] for kind in KINDS}
         if any(len(found) < seeds for found in runs.values()):
             continue
         row: dict[str, Any] = {"set": name}
@@ -74,11 +74,6 @@ def summary(store: Store, sets: tuple[str, ...] = SETS, seeds: int = SEEDS) -> l
             row[f"{kind}: median slope"] = statistics.mean(cell["slopes"][1] for cell in runs[kind])
         rows.append(row | {f"{kind} s": statistics.mean(cell["seconds"] for cell in runs[kind]) for kind in KINDS})
     return rows
-
-
-def _by_split(store: Store, name: str, kind: str) -> list[dict[str, Any]]:
-    """In the order of the splits: several processes store them as they end."""
-    return [run.value for run in sorted(store.find(set=name, method=kind), key=lambda run: int(run.fields["seed"]))]
 
 
 def _change(learned: list[dict[str, Any]], fixed: list[dict[str, Any]]) -> list[float]:

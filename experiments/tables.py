@@ -106,8 +106,7 @@ def beside_deep(store: Store) -> Means:
 
 def _runs(store: Store, name: str, who: str, splits: int) -> list[Record]:
     """Of the first so many splits, in their order."""
-    found = [each for each in store.find(set=name, method=who) if each.fields["split"] < splits]
-    return sorted(found, key=lambda each: int(each.fields["split"]))
+    return [each for each in store.in_order("split", set=name, method=who) if each.fields["split"] < splits]
 
 
 def _mean(runs: Sequence[Row]) -> dict[str, float]:
