@@ -22,7 +22,7 @@ from scipy.io import arff
 
 from experiments.tabular import Table
 
-__all__ = ["NAMES", "LATER", "load"]
+__all__ = ["LATER", "NAMES", "load"]
 
 
 class _Set(NamedTuple):
