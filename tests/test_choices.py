@@ -304,8 +304,25 @@ def test_a_run_from_the_weights_of_the_choices_is_one_without(
         assert torch.equal(one.b, other.b)
 
 
-def test_a_run_draws_its_own_weights_where_the_choices_have_others() -> None:
+def test_a_run_of_a_network_with_convolutions_draws_its_own_weights() -> None:
     conv = lnn.LiftedNetwork.cnn((1, 2, 2), [2, "avgpool"], 2, "fenchel_relu")
     assert choices.automatic_start(conv, source_of(X, LABELS.clamp(max=1)), 0)[1] is None
-    many = X.repeat(9, 1)  # more rows than choices are made from
-    assert choices.automatic_start(mlp("fenchel_relu"), source_of(many, LABELS.repeat(9)), 0)[1] is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_lam_of_the_first_rows_is_that_of_all(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw(4000, 4, seed=1)
+    counts = draw(4000, seed=2).abs() if weighted else None
+    source, found = source_of(x, x[:, 0] * x[:, 1], counts), []
+    for rows in (512, 4096):
+        monkeypatch.setattr(choices, "_FIRST", rows)
+        found.append(choices.automatic_start(mlp("fenchel_relu", "squared", 1), source, 0)[0].layers[0].lam)
+    assert found[0] == pytest.approx(found[1], rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lam_is_chosen_where_none_of_the_first_rows_counts(seed: int) -> None:
+    x = draw(4000, 4, seed=1)
+    source = source_of(x, x[:, 0] * x[:, 1], (torch.arange(4000) == 7).double() + (torch.arange(4000) == 8).double())
+    network, _ = choices.automatic_start(mlp("fenchel_relu", "squared", 1), source, seed)
+    assert 0 < network.layers[0].lam < float("inf")

@@ -45,8 +45,8 @@ __all__ = [
     "with_loss",
 ]
 
-# Rows that choices are made from, and that a head is fitted to.
-_ROWS = 4096
+# Rows that choices are made from, and that a head is fitted to; and the first of these, which lam is chosen from.
+_ROWS, _FIRST = 4096, 512
 # The number of rows that is assumed where it is unknown.
 _MANY = 50_000
 # The most passes, and the number of rows that all passes together should read at least; those of an initialisation are cheap beside the
@@ -147,8 +147,8 @@ def automatic(network: LiftedNetwork, x: Any, y: Any = None, seed: int = 0, samp
 
 @plain_arithmetic
 def automatic_start(network: LiftedNetwork, source: Source, seed: int) -> tuple[LiftedNetwork, Features | None]:
-    """The network of `automatic`, and the weights that it was chosen at, which a run draws too; None where it draws others, since it sees
-    more rows, or since it has convolutions."""
+    """The network of `automatic`, and the weights that it was chosen at, which a run may start from as if it had drawn them; None where
+    the network has convolutions, which start otherwise."""
     with one_thread(small(network, batch_size(source.rows))):
         return _chosen(network, source, seed)
 
@@ -176,8 +176,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> tuple[LiftedNe
     weights = fitted_head(chosen, weights, x, y, row_weights)
     lams = _lams(chosen, weights, x, y, row_weights, seed, units)
     hidden = [replace(layer, lam=lam) for layer, lam in zip(layers, lams, strict=False)]
-    same = len(raw_x) < most and _multiplications(network) is None
-    return LiftedNetwork([*hidden, layers[-1]]), Features(weights) if same else None
+    return LiftedNetwork([*hidden, layers[-1]]), Features(weights) if _multiplications(network) is None else None
 
 
 def _scales(network: LiftedNetwork, weights: list[Affine], x: Tensor, row_weights: Tensor | None) -> list[float]:
@@ -331,12 +330,13 @@ def _lams(
     seed: int,
     units: float,
 ) -> list[float]:
-    """lam of every hidden layer; in float64, since in the limit of large lam, where gradients and probes act linearly, they are
-    differences of nearly equal numbers."""
+    """lam of every hidden layer, from the first rows; in float64, since in the limit of large lam, where gradients and probes act linearly,
+    they are differences of nearly equal numbers."""
     hidden = [replace(layer, lam=_LARGE_LAM * units) for layer in network.layers[:-1]]
     limit = LiftedNetwork([*hidden, network.layers[-1]])
-    precise, x, y = [Affine(w.double(), b.double()) for w, b in weights], x.double(), y.double()
-    row_weights = None if row_weights is None else row_weights.double()
+    count = _FIRST if row_weights is None or bool(row_weights[:_FIRST].any()) else len(x)
+    precise, x, y = [Affine(w.double(), b.double()) for w, b in weights], x[:count].double(), y[:count].double()
+    row_weights = None if row_weights is None else row_weights[:count].double()
     step = x_step(limit, precise, x, y)
     u, g = step.preactivations, step.u_gradients
     found = curvatures(limit, precise, u, probes(u[-1], seed), row_weights, y)

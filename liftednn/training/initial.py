@@ -26,7 +26,7 @@ _FAR = 10.0
 
 
 class Features(list[Affine]):
-    """Random weights with a fitted head, those that a run draws for the same network, rows and seed: it treats them as its own draw."""
+    """Random weights with a fitted head, as a run draws them: it treats them as its own draw."""
 
     def to(self, like: Tensor) -> list[Affine]:
         return [Affine(w.to(like), b.to(like)) for w, b in self]

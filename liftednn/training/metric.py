@@ -172,10 +172,10 @@ class Metric:
             return [torch.zeros_like(w), shift], 1 / rows
         g.addcmul_(self.shrinkage, w, value=rows)
         if not self.white:
-            g = torch.addr(g, b, self.mean, alpha=-1)
+            g.addr_(b, self.mean, alpha=-1)
         move = g.mm(self.inverse) if self.inverse.ndim == 2 else g * self.inverse
         # The square of the motion of the outputs is that of the move in gram, where move = gradient (c gram)^-1.
-        length = _length(self.allowed, (move * g).sum(), torch.dot(shift, b), 1 / rows)
+        length = _length(self.allowed, torch.dot(move.reshape(-1), g.reshape(-1)), torch.dot(shift, b), 1 / rows)
         return [move, shift if self.white or not self.free[1] else shift.addmv_(move, self.mean, alpha=-1)], length
 
 
