@@ -23,13 +23,12 @@ IGNORED = pytest.mark.filterwarnings(
 )
 # One that trains for 1000 passes, and those that repeat another check with the same rows held in another way.
 LONG = ("check_class_weight_classifiers", "check_estimator_sparse_matrix", "readonly_memmap")
-DRAWN = "which rows are drawn depends on how many there are"
 ROUNDING = "float32 has rounding errors beyond 1e-7"
 
 
 def not_exact(model: Any) -> dict[str, str]:
     """Checks that a weight of 2 is a repeated row to 1e-7. Over one batch in float64 they hold, see also test_row_weights.py."""
-    reason = DRAWN if model.early_stopping else ROUNDING if model.dtype == "float32" else ""
+    reason = ROUNDING if model.dtype == "float32" else ""
     kinds = ("dense", "sparse") if reason else ()
     return {f"check_sample_weight_equivalence_on_{kind}_data": reason for kind in kinds}
 

@@ -4,6 +4,7 @@ import builtins
 import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn import activations as act
 from liftednn.estimators import stopping
 from liftednn.estimators.rows import Rows, needs_float64
+from liftednn.estimators.work import Work
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((240, 5))
@@ -499,6 +501,26 @@ def test_columns_are_scaled_by_the_rows_that_are_trained_on() -> None:
     far[back[0], 0] = 1e9
     plain, other = (small(early_stopping=True, max_iter=2, random_state=0).fit(x, Y) for x in (X, far))
     assert all(np.array_equal(a, b) for a, b in zip(plain.coefs_, other.coefs_, strict=True))
+
+
+def test_no_row_that_is_held_back_has_a_copy_among_those_trained_on() -> None:
+    rows = np.repeat(np.arange(80), 3)
+    work = Work(Rows.of(X[rows], None), torch.from_numpy(Y[rows]), None, 0, None, None, None)
+    kept, back = stopping.hold_back(Y[rows], 240, 0.1, 0, work.groups())
+    assert len(back) == 24  # a tenth of the different rows, with all their copies
+    assert not set(rows[kept]) & set(rows[back])
+    assert work.take(np.arange(0, 240, 3)).groups() is None  # no copies, so nothing to keep together
+    assert replace(work, y=torch.arange(240)).groups() is None  # equal inputs with different responses are no copies
+
+
+def test_a_weight_is_a_repeated_row_for_early_stopping_too() -> None:
+    options = {"early_stopping": True, "max_iter": 8, "n_iter_no_change": 8, "random_state": 0, "batch_size": 500}
+    counts = np.random.RandomState(0).randint(0, 4, 120)
+    order = np.random.RandomState(1).permutation(np.repeat(np.arange(120), counts))
+    weighted = small_regressor(**options).fit(X[:120], REAL[:120], sample_weight=counts)
+    repeated = small_regressor(**options).fit(X[order], REAL[order])
+    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(weighted.validation_scores_, repeated.validation_scores_, rtol=1e-6)
 
 
 def holding(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

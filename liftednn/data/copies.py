@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["different_rows", "distinct_columns", "independent_rows", "without_copies"]
+__all__ = ["different_rows", "distinct_columns", "groups_of_copies", "independent_rows", "without_copies"]
 
 _MOST = 100_000
 # Columns that tell most rows apart.
@@ -34,6 +34,17 @@ def independent_rows(parts: Callable[[], Iterable[tuple[Tensor, Tensor]]], rows:
     y = torch.cat([_hashes(y, 1) for _, y in parts()])
     _, copies = torch.unique(x + 3 * y, return_counts=True)  # as good a hash of both
     return inputs if len(copies) == inputs else len(x) // math.gcd(*copies.tolist())
+
+
+def groups_of_copies(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """For each row the number of its group, of which all rows are copies. The order of groups does not depend on that of the rows, nor on
+    how many copies there are. None where equal inputs have different responses, so that every row counts.
+
+    parts   the rows (n, p) and responses, (n,) or (n, q), part by part
+    """
+    x, y = (torch.cat(each) for each in zip(*((_hashes(x, 0), _hashes(y, 1)) for x, y in parts), strict=True))
+    different, group = torch.unique(x + 3 * y, return_inverse=True)
+    return group if len(torch.unique(x)) == len(different) else None
 
 
 def without_copies(x: Tensor, y: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

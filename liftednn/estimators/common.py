@@ -312,7 +312,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
     def _hold_back(self, work: Work) -> tuple[Work, Work]:
         """Rows to train on, and rows for validation."""
         labels = work.y.numpy() if self._stratifies() else None
-        kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed)
+        kept, back = hold_back(labels, len(work.x), self.validation_fraction, work.seed, work.groups())
         return work.take(kept), work.take(back)
 
     def _keep(self, weights: list[Affine], history: list[Any], n_iter: int) -> None:

@@ -46,11 +46,22 @@ class EarlyStopping:
         return self.out_of_patience
 
 
-def hold_back(labels: Array | None, rows: int, fraction: float, seed: int) -> tuple[Array, Array]:
+def hold_back(
+    labels: Array | None, rows: int, fraction: float, seed: int, groups: Array | None = None
+) -> tuple[Array, Array]:
     """The numbers of the rows to train on and of those to hold back, stratified by `labels` if given.
 
-    Where there are too few rows for that, one row of every class is trained on, and the others are split at random.
+    groups   for each row the number of its group; all rows of a group stay together, and each group counts once
     """
+    if groups is None:
+        return _split(labels, rows, fraction, seed)
+    first = np.unique(groups, return_index=True)[1]
+    held = np.isin(groups, _split(None if labels is None else labels[first], len(first), fraction, seed)[1])
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _split(labels: Array | None, rows: int, fraction: float, seed: int) -> tuple[Array, Array]:
+    """Where there are too few rows to stratify, one row of every class is trained on, and the others are split at random."""
     count = math.ceil(fraction * rows)
     if labels is None or _can_stratify(labels, count):
         if count >= rows:
@@ -65,7 +76,7 @@ def hold_back(labels: Array | None, rows: int, fraction: float, seed: int) -> tu
     warnings.warn(
         f"early_stopping holds back {len(back)} of {rows} rows drawn without regard to their class, since some class has too few rows "
         "to stratify",
-        stacklevel=6,
+        stacklevel=7,
     )
     return np.setdiff1d(order, back), back
 

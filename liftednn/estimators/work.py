@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from liftednn.base import Affine
 from liftednn.data.arrays import as_tensor
+from liftednn.data.copies import groups_of_copies
 from liftednn.data.sources import Source
-from liftednn.estimators.rows import Rows
+from liftednn.estimators.rows import Rows, blocks
 from liftednn.estimators.scaling import Array
 from liftednn.training.initial import Features
 
@@ -42,6 +44,14 @@ class Work:
         """The same with some of the rows, by their numbers."""
         row_weights = None if self.row_weights is None else self.row_weights[chosen]
         return replace(self, x=self.x.take(chosen), y=self.y[chosen], row_weights=row_weights, drawn=None)
+
+    def groups(self) -> Array | None:
+        """For each row the number of its group of copies, which belong together, and among which a row with a weight may stand for several;
+        None where no row is a copy and weights are equal, or where every row counts (data/copies.py)."""
+        parts = ((as_tensor(self.x[part], "X"), self.y[part]) for part in blocks(*self.x.shape))
+        found = groups_of_copies(parts)
+        alike = self.row_weights is None or bool((self.row_weights == self.row_weights[0]).all())
+        return None if found is None or (alike and len(torch.unique(found)) == len(found)) else found.numpy()
 
     def validation(self, trained: Rows) -> tuple[Tensor, ...]:
         """These rows in the coordinates of those trained on, their responses and, where there are some, weights."""
