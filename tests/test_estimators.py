@@ -199,8 +199,12 @@ def test_columns_that_nearly_agree_are_not_rounded(noise: float, loses: bool) ->
     """The direction in which they differ would have no variance in float32; copies have none at all."""
     draws = np.random.default_rng(0).normal(size=(1500, 2))
     x = draws[:, :1] + np.array([0, noise]) * draws[:, 1:]
-    assert needs_float64(Rows.of(x, None)) == loses
-    assert not needs_float64(Rows.of(draws, None))
+    first, second = (torch.from_numpy(draws[:, column]) for column in (0, 1))
+    assert needs_float64(Rows.of(x, None), second) == loses
+    assert needs_float64(Rows.of(x, None), (second > 0).long()) == loses
+    assert needs_float64(Rows.of(x, None), second, np.ones(1500)) == loses
+    assert not needs_float64(Rows.of(x, None), first)  # the responses do not depend on it
+    assert not needs_float64(Rows.of(draws, None), second)
 
 
 def test_numbers_that_float32_has_not_are_no_error() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from liftednn.data.arrays import as_tensor
 from liftednn.data.columns import Columns
@@ -17,6 +18,7 @@ from liftednn.data.sources import Gathered, Mapped, Source, weighted
 from liftednn.estimators.scaling import Array, Scaling
 from liftednn.estimators.tails import Tails
 from liftednn.moments import Moments
+from liftednn.training.whitening import Spectrum
 
 __all__ = ["Rows", "blocks", "is_sparse", "needs_float64"]
 
@@ -26,6 +28,8 @@ _ROWS, _ENTRIES = 8192, 8192 * 1024
 _SMALL, _FRACTION = 64 << 20, 0.4
 # The rows that directions of little variance are looked for in, and the most columns.
 _LOOKED_AT, _NARROW = 1024, 512
+# The fraction of the variance of responses that float32 cannot tell from none.
+_EXACT = 1e-5
 
 
 def blocks(count: int, width: int = 1) -> Iterator[slice]:
@@ -129,15 +133,20 @@ class Rows:
         return weighted(Gathered(self, y, spare=spare / 2 if self.single else spare), each)
 
 
-def needs_float64(rows: Rows) -> bool:
-    """Whether some direction of the rows has variance to the precision of float64, and none to that of float32."""
+def needs_float64(rows: Rows, y: Tensor, row_weights: Array | None = None) -> bool:
+    """Whether a linear regression of encoded responses y, (n,) or (n, q), on some of the rows needs directions that have variance to the
+    precision of float64, and none to that of float32."""
     width = rows.shape[1]
     if width > _NARROW:
         return False
-    x = rows.take(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(int)).tensor()
-    values = torch.linalg.eigvalsh(torch.cov(x.T, correction=0).reshape(width, width))
-    least = [width * torch.finfo(dtype).eps * float(values[-1]) for dtype in (torch.float32, torch.float64)]
-    return bool(((values <= least[0]) & (values > least[1])).any())
+    chosen = np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(int)
+    if row_weights is not None and not row_weights[chosen].any():
+        return False
+    x, some = rows.take(chosen).tensor(), y[torch.from_numpy(chosen)]
+    some = some.reshape(len(x), -1).to(x) if some.is_floating_point() else one_hot(some.long()).to(x)
+    counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).to(x)
+    spectrum = Spectrum.of_rows(x, counts)
+    return spectrum.all_needed(spectrum.varying_to(torch.finfo(torch.float32).eps), x, some, counts, _EXACT)
 
 
 def _is_mapped(x: object) -> bool:

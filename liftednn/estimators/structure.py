@@ -229,11 +229,13 @@ class Structured:
     def _in_float32(self, work: Work) -> bool:
         """Whether rows in float64 are trained on in float32, which takes less time where there are many and predicts as well. Not where
         weights must obey a constraint, which they would do to fewer digits, where a response is so far that its square overflows, or where
-        columns differ by so little that rounding them hides how."""
+        the responses depend on how columns differ that are alike but for so little that rounding hides it."""
         free = all(penalty.ridge is not None for penalty in self._penalties()) and self.learn_activation is None
         if self.dtype is not None or work.passes is not None or not free or len(work.x) < _SINGLE:
             return False
-        return float(work.y.abs().max()) < _LARGE and work.x.like.dtype == torch.float64 and not needs_float64(work.x)
+        if float(work.y.abs().max()) >= _LARGE or work.x.like.dtype != torch.float64:
+            return False
+        return not needs_float64(work.x, work.y, work.row_weights)
 
     def _moments_so_far(self, work: Work) -> Moments | None:
         """The moments of all rows of a stream, whose weight is their number, as the trainer takes it."""

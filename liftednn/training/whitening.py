@@ -24,7 +24,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.penalties import NoPenalty
 from liftednn.training.cross_validation import CLEARLY, error_of
 
-__all__ = ["Coordinates", "Whitening"]
+__all__ = ["Coordinates", "Spectrum", "Whitening"]
 
 # The fraction of the variance that is kept where the rest is not needed, and the fewest directions.
 _KEEP, _FEWEST = 0.95, 128
@@ -61,7 +61,11 @@ class Spectrum(NamedTuple):
     @property
     def varying(self) -> int:
         """How many directions have variance, to the precision of the data."""
-        return int((self.values > len(self.mean) * self.eps * self.values[0]).sum())
+        return self.varying_to(self.eps)
+
+    def varying_to(self, eps: float) -> int:
+        """How many have variance to another precision."""
+        return int((self.values > len(self.mean) * eps * self.values[0]).sum())
 
     def number(self, keep: float) -> int:
         """How many directions hold this fraction of the variance, but at least 128, where there are so many: a few decisive ones may vary
@@ -71,11 +75,15 @@ class Spectrum(NamedTuple):
         return max(1, min(max(enough, _FEWEST), self.varying))
 
     def fraction_needed(self, x: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
-        """The fraction of the variance to keep, by a linear regression of responses y (n, q) on rows x, those that this is the spectrum of
-        or some of them."""
-        few, every = self.number(_KEEP), self.varying
+        """The fraction of the variance to keep."""
+        return 1.0 if self.all_needed(self.number(_KEEP), x, y, row_weights) else _KEEP
+
+    def all_needed(self, few: int, x: Tensor, y: Tensor, row_weights: Tensor | None, negligible: float = 0.0) -> bool:
+        """Whether a linear regression of responses y (n, q) on rows x, those that this is the spectrum of or some of them, needs more than
+        the first few directions; not where these leave no more than a negligible fraction of the variance."""
+        every = self.varying
         if few >= every:
-            return 1.0
+            return False
         mean_y, spread = reduce.mean_and_variance(y, row_weights)
         weights = y.new_ones(len(y)).double() if row_weights is None else row_weights.double()
         centred = ((y.double() - mean_y) * (weights / weights.sum())[:, None]).to(x)
@@ -88,7 +96,8 @@ class Spectrum(NamedTuple):
         def error(number: int) -> float:
             return error_of(self.values[:number], inner[:number], unit, float(spread.sum()), different)
 
-        return 1.0 if error(every) < CLEARLY * error(few) else _KEEP
+        least = negligible * float(spread.sum())
+        return max(error(every), least) < CLEARLY * error(few)
 
 
 def _signed(vectors: Tensor) -> Tensor:
