@@ -33,7 +33,7 @@ from liftednn.functional import median_and_spread
 from liftednn.losses import Huber
 from liftednn.losses.regression import Bounded
 from liftednn.network import LiftedNetwork
-from liftednn.training import choices
+from liftednn.training import choices, plan
 from liftednn.training.initial import Features
 from liftednn.training.minibatch import MiniBatch
 
@@ -123,14 +123,16 @@ class Recipe:
         )
         if self.batch_size is not None or rows is None or self.initial:
             return trainer
-        size = choices.larger_batch_size(rows, classes, hidden)
-        return replace(trainer, batch_size=size, step=trainer.step * max(1.0, size / choices.batch_size(rows)))
+        size = plan.larger_batch_size(rows, classes, hidden)
+        return replace(
+            trainer, batch_size=size, step=trainer.step * plan.larger_step(rows, size, trainer.passes, hidden)
+        )
 
     def _passes(self, rows: int | None, classes: int) -> int:
         if not self.initial:
-            return choices.passes(rows, classes)
+            return plan.passes(rows, classes)
         # With a given lam, which may be too small, many passes could make the weights worse.
-        return choices.initialisation_passes(rows if self.lam is None else None)
+        return plan.initialisation_passes(rows if self.lam is None else None)
 
 
 def named_loss(name: str, y: Any, row_weights: Any = None) -> Loss:

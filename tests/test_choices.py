@@ -12,7 +12,7 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.base import Affine
 from liftednn.data.sources import source_of
-from liftednn.training import choices
+from liftednn.training import choices, plan
 from liftednn.training.biases import best_biases
 from liftednn.training.initial import random_weights, unit_of
 
@@ -224,7 +224,7 @@ def test_no_graph_is_kept() -> None:
     [(1, 50), (5000, 50), (5100, 51), (12_345, 123), (50_000, 500), (10**9, 500), (None, 500)],
 )
 def test_a_batch_is_a_hundredth_of_the_rows_within_bounds(rows: int | None, size: int) -> None:
-    assert choices.batch_size(rows) == size
+    assert plan.batch_size(rows) == size
 
 
 @pytest.mark.parametrize(
@@ -232,19 +232,37 @@ def test_a_batch_is_a_hundredth_of_the_rows_within_bounds(rows: int | None, size
     [(1, 1, 1), (80, 1, 40), (202, 2, 68), (202, 1, 41), (300, 1, 50), (1200, 2, 150), (8000, 1, 80), (50_000, 2, 500)],
 )
 def test_batches_are_larger_where_rows_are_few(rows: int, classes: int, size: int) -> None:
-    assert choices.larger_batch_size(rows, classes) == size
+    assert plan.larger_batch_size(rows, classes) == size
 
 
 @pytest.mark.parametrize(("rows", "size"), [(80, 40), (300, 60), (500, 100), (1250, 97), (8000, 100), (20_000, 200)])
 def test_batches_of_real_responses_are_larger_where_hidden_layers_are_several(rows: int, size: int) -> None:
-    assert choices.larger_batch_size(rows, hidden=2) == size
-    assert choices.larger_batch_size(rows, classes=2, hidden=2) == choices.larger_batch_size(rows, classes=2)
+    assert plan.larger_batch_size(rows, hidden=2) == size
+    assert plan.larger_batch_size(rows, classes=2, hidden=2) == plan.larger_batch_size(rows, classes=2)
+
+
+def test_several_hidden_layers_take_longer_steps_only_in_short_runs() -> None:
+    assert plan.larger_step(4500, 150, 30) == 3.0
+    assert plan.larger_step(4500, 100, 30, hidden=2) == 1.0
+    assert plan.larger_step(1237, 96, 30, hidden=2) == pytest.approx(600 / (30 * 13))
+    assert plan.larger_step(750, 94, 33, hidden=2) == pytest.approx(94 / 50)
+    assert plan.larger_step(20_000, 200, 30, hidden=2) == 1.0
+
+
+def test_training_of_two_hidden_layers_is_stable_on_heavy_tailed_inputs() -> None:
+    random = np.random.RandomState(3)
+    x = random.standard_t(3, (6000, 10))
+    y = x[:, 0] * x[:, 1] + x[:, 2]
+    model = lnn.LiftedRegressor(random_state=3).fit(x[:4500], y[:4500])
+    assert len(model.coefs_) == 3
+    assert max(model.loss_curve_[1:]) < 1.0  # the loss of a constant
+    assert model.score(x[4500:], y[4500:]) > 0.95
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_the_last_larger_batch_is_about_as_large_as_the_others(classes: int) -> None:
     for rows in range(100, 20_000, 37):
-        size = choices.larger_batch_size(rows, classes)
+        size = plan.larger_batch_size(rows, classes)
         steps = -(-rows // size)
         assert size - (rows - (steps - 1) * size) < steps
 

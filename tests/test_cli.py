@@ -24,7 +24,7 @@ from liftednn.cli import commands as cli
 from liftednn.cli import jobs
 from liftednn.data import tables
 from liftednn.defaults import Recipe
-from liftednn.training.choices import passes
+from liftednn.training.plan import passes
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ from experiments.image_lifted import automatic, lifted_network
 from experiments.image_models import NETWORKS, STARTS
 from experiments.image_training import Images, Task, generated, noisy
 from experiments.store import Fields, Store
-from liftednn.training import choices
+from liftednn.training import choices, plan
 from liftednn.training.batch import x_step
 
 DATA = generated("mnist", 60, "cpu")
@@ -71,7 +71,7 @@ def test_blocks_are_solved_and_never_raise_the_objective(activation: str, monkey
 
 @pytest.mark.parametrize("start", STARTS)
 def test_starts_fill_lenet_and_follow_their_seed(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_MOST_INITIAL", 3)
+    monkeypatch.setattr(plan, "_MOST_INITIAL", 3)
 
     def weights(seed: int) -> list[Tensor]:
         module = NETWORKS["LeNet"](20)

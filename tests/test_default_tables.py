@@ -33,7 +33,9 @@ def test_tables_that_judge_are_run_only_where_they_are_named() -> None:
     assert tables.chosen(("later",), tables.PARTS)[0] == list(unseen.LATER)
     every = [name for names in tables.PARTS.values() for name in names]
     assert len(set(every)) == len(every)
-    with pytest.raises(ValueError, match=r"--only takes choosing, judging, unseen, later, last, old, a set .*, got nothing"):
+    with pytest.raises(
+        ValueError, match=r"--only takes choosing, judging, unseen, later, last, old, a set .*, got nothing"
+    ):
         tables.chosen(("nothing",), tables.PARTS)
 
 

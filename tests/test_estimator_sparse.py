@@ -14,7 +14,7 @@ import liftednn as lnn
 from liftednn import LiftedClassifier, LiftedRegressor
 from liftednn.estimators import first_rows, reduction, rows, scaling, structure
 from liftednn.estimators.rows import Rows
-from liftednn.training import choices
+from liftednn.training import plan
 
 RNG = np.random.default_rng(0)
 X = np.where(RNG.random((300, 12)) < 0.3, np.round(RNG.standard_normal((300, 12)), 1), 0.0)
@@ -132,7 +132,7 @@ def test_a_stream_of_many_columns_keeps_what_it_has_learned(monkeypatch: pytest.
     monkeypatch.setattr(first_rows, "_ENOUGH", 6)
     model = classifier(hidden_layer_sizes=(3,), alpha=0.0).partial_fit(X[:6], Y[:6], classes=[0, 1])
     before = model.coefs_[0]
-    monkeypatch.setattr(choices, "batch_size", lambda rows: 6)  # so that six rows take a step of full length
+    monkeypatch.setattr(plan, "batch_size", lambda rows: 6)  # so that six rows take a step of full length
     after = model.partial_fit(X[6:12], 1 - Y[6:12]).coefs_[0]  # labels that it must change for
     scale, mean = model._inputs.scale, model._inputs.mean
     span = np.linalg.qr(((X[6:12] - mean) / scale).T)[0]

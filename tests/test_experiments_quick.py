@@ -12,7 +12,7 @@ from experiments import __main__ as program
 from experiments import datasets, image_blocks
 from experiments.datasets import Dataset
 from experiments.settings import Settings
-from liftednn.training import choices
+from liftednn.training import plan
 
 # The slowest of them.
 SLOW = (
@@ -33,7 +33,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few passes of initial weights, of which few rows have many, and one iteration of the lifted rule for LeNet."""
-    monkeypatch.setattr(choices, "_MOST_INITIAL", 3)
+    monkeypatch.setattr(plan, "_MOST_INITIAL", 3)
     monkeypatch.setattr(image_blocks, "LIFTED_MOST", 1)
 
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import liftednn as lnn
 from liftednn.init import lifted_
 from liftednn.losses import Matching
-from liftednn.training.choices import initialisation_passes
 from liftednn.training.monitor import Monitor
+from liftednn.training.plan import initialisation_passes
 from liftednn.training.result import Record
 
 # Few passes, given lam and frozen layers end worse than a linear model, and lifted_ says so; it is looked at below.

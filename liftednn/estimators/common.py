@@ -43,7 +43,7 @@ from liftednn.estimators.structure import Structured
 from liftednn.estimators.tails import Tails
 from liftednn.estimators.work import Work
 from liftednn.network import LiftedNetwork
-from liftednn.training import choices
+from liftednn.training import plan
 from liftednn.training.bcd import BCD
 from liftednn.training.evidence import with_rho_factor
 from liftednn.training.initial import Features
@@ -252,7 +252,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         if work.passes:
             decay = math.sqrt(max(_DECAYS, len(work.x)) / self._rows_seen)
             # Going on from weights, the step is in proportion to the rows, where they are fewer than a batch.
-            part = 1.0 if work.start is None else len(work.x) / choices.batch_size(len(work.x))
+            part = 1.0 if work.start is None else len(work.x) / plan.batch_size(len(work.x))
             trainer = replace(trainer, step=trainer.step * min(1.0, decay) * min(1.0, part))
         stopping = EarlyStopping(self.tol, self.n_iter_no_change, self.verbose, trainer.passes // 2)
         options = {"validation": validation, "callback": stopping, "moments": self._moments_so_far(work)}

@@ -1,5 +1,5 @@
-"""Hyperparameters chosen from the data: how closely the states obey the recursion (lam), how small the weights stay (rho), the
-damping of the Gram matrices, the batch size and the number of passes."""
+"""Hyperparameters chosen from the data: how closely the states obey the recursion (lam), how small the weights stay (rho), and the damping
+of the Gram matrices."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ from liftednn.runtime.threads import one_thread
 from liftednn.training.batch import curvatures, x_step
 from liftednn.training.biases import best_biases
 from liftednn.training.initial import Features, given_weights, random_weights, unit_of, with_fixed
+from liftednn.training.plan import MANY, batch_size
 
 __all__ = [
     "LITTLE_WORK",
     "automatic",
     "automatic_start",
-    "batch_size",
     "damping",
     "fitted_head",
-    "initialisation_passes",
-    "larger_batch_size",
-    "passes",
     "probes",
     "random_features",
     "small",
@@ -47,14 +44,6 @@ __all__ = [
 
 # Rows that choices are made from, and that a head is fitted to; and the first of these, which lam is chosen from.
 _ROWS, _FIRST = 4096, 512
-# The number of rows that is assumed where it is unknown.
-_MANY = 50_000
-# The most passes, and the number of rows that all passes together should read at least; those of an initialisation are cheap beside the
-# training that follows.
-_MOST, _ROWS_IN_ALL = 100, 25_000
-_MOST_INITIAL, _ROWS_INITIAL = 200, 60_000
-# The most rows of the larger batches for classes, and for real responses where there are several hidden layers.
-_CLASSES, _REAL = 150, 100
 # Operations in the forward pass of a batch up to which one thread is as fast as two (measured on 16 cores).
 _SMALL = 1e7
 # lam over the curvature of what follows: the X-step moves states by about 1 / sqrt(this) of what would remove the residual.
@@ -75,20 +64,6 @@ _LOOSE = 0.5
 _EXACT = 256
 
 
-def batch_size(rows: int | None) -> int:
-    """A hundredth of the rows, from 50 to 500."""
-    return max(50, min(500, (rows or _MANY) // 100))
-
-
-def larger_batch_size(rows: int, classes: int = 1, hidden: int = 1) -> int:
-    """For classes about a third of the rows, up to 150, or `batch_size`, if that is more. There are fewer steps then, and where their
-    rate is in proportion to the rows of a batch, the result is as good. Real responses may be fitted closely, and need the steps: one
-    hidden layer takes `batch_size`, several take a fifth of the rows, up to 100, since they learn more from each step.
-    Batches are of nearly equal sizes: among few, a last one of a few rows would be a step as long as the others."""
-    larger = min(-(-rows // 3), _CLASSES) if classes > 1 else min(-(-rows // 5), _REAL) if hidden > 1 else 0
-    return -(-rows // -(-rows // max(batch_size(rows), larger)))
-
-
 def small(network: LiftedNetwork, size: int) -> bool:
     """Whether a step on batches of `size` rows is so little work that a second thread does not make it faster."""
     check_network(network)
@@ -97,21 +72,10 @@ def small(network: LiftedNetwork, size: int) -> bool:
     return 2 * size * weights <= _SMALL
 
 
-def passes(rows: int | None, classes: int = 1) -> int:
-    """The number of passes over the data: more where there are fewer rows, or more than ten classes, each of which has few of them."""
-    least = round(30 * min(2.0, max(1.0, math.sqrt(classes / 10))))
-    return max(least, min(_MOST, _ROWS_IN_ALL // (rows or _MANY)))
-
-
-def initialisation_passes(rows: int | None) -> int:
-    """The number of initialisation passes, for a network that is then trained otherwise: three, more where there are few rows."""
-    return max(3, min(_MOST_INITIAL, _ROWS_INITIAL // (rows or _MANY)))
-
-
 def damping(rows: int | None, width: int, positions: bool = False) -> float:
     """d as a fraction of the mean diagonal of a Gram matrix: larger for few samples and many columns of the first layer's regression. At
     least 3 where layers have several positions: those of one sample are alike, so that they measure less than as many samples would."""
-    return min(10.0, max(3.0 if positions else 0.01, 100.0 * width / (rows or _MANY)))
+    return min(10.0, max(3.0 if positions else 0.01, 100.0 * width / (rows or MANY)))
 
 
 @plain_arithmetic
@@ -167,7 +131,7 @@ def _chosen(network: LiftedNetwork, source: Source, seed: int) -> tuple[LiftedNe
     )
     units, head = _units(network.loss, y, row_weights)
     sizes = zip(scales, [*[units] * (len(scales) - 1), head], strict=True)
-    rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or _MANY) * unit for scale, unit in sizes]
+    rhos = [_SHRINKAGE / loss_curvature * scale / math.sqrt(source.rows or MANY) * unit for scale, unit in sizes]
     layers = [
         replace(layer, penalty=L2(rhos[owner])) if isinstance(layer.penalty, L2) else layer
         for layer, owner in zip(network.layers, network.connections.owners, strict=True)

@@ -25,7 +25,7 @@ from liftednn.network import LiftedNetwork
 from liftednn.runtime.interrupt import Interruption, between_steps
 from liftednn.runtime.precision import plain_arithmetic
 from liftednn.runtime.threads import one_thread
-from liftednn.training import choices
+from liftednn.training import choices, plan
 from liftednn.training.calibration import calibrated
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.diagnostics import problems_of
@@ -136,7 +136,7 @@ class MiniBatch:
         check_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         check_kind("moments", moments, Moments, "Moments of the inputs")
         source = source_of(x, y, sample_weight)
-        with one_thread(choices.small(network, self.batch_size or choices.batch_size(source.rows))):
+        with one_thread(choices.small(network, self.batch_size or plan.batch_size(source.rows))):
             return self._finish(Run(self, network, source, weights, validation, checkpoint, fixed, moments), callback)
 
     def _finish(self, run: Run, callback: Callable[[Record], object] | None) -> Fit:

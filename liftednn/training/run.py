@@ -20,7 +20,7 @@ from liftednn.data.validation import check_trainable
 from liftednn.moments import Moments
 from liftednn.network import Evaluation, LiftedNetwork
 from liftednn.runtime.graphs import recorded
-from liftednn.training import choices
+from liftednn.training import choices, plan
 from liftednn.training.batch import why_not_minibatch, x_step
 from liftednn.training.checkpoint import Checkpoint
 from liftednn.training.constant_units import redraw_constant_units
@@ -86,7 +86,7 @@ class Run:
                 "can be read again, such as a DataLoader or a list"
             )
         self.rows = source.rows  # before whitening, after which copies of rows may differ by rounding
-        self.size = settings.batch_size or choices.batch_size(self.rows)
+        self.size = settings.batch_size or plan.batch_size(self.rows)
         self.per_pass = source.steps(self.size)
         self.feed.begin(checkpoint)
         x, y, row_weights = self.feed.sample(self._sample_rows(), settings.seed)
