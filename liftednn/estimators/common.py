@@ -140,7 +140,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         validation = None if held is None else held.validation(work.x)
         if passes is None or not resumes:
             self.network_, drawn = self._network(self._widths(resumes, work), resumes, work)
-            work = replace(work, drawn=drawn)
+            work = work.starting_from(drawn)
             self._remember_parameters()
         else:
             self._check_parameters_unchanged()
@@ -278,7 +278,7 @@ class Lifted(Structured, Predicting, ClassNamePrefixFeaturesOutMixin, Transforme
         """What a network that is trained on the chosen rows gives on others, in as many passes."""
         part = replace(work.take(chosen), start=None)
         network, drawn = self._network(self._widths(True, part), False, part)
-        fit = self._run(trainer, network, replace(part, drawn=drawn))
+        fit = self._run(trainer, network, part.starting_from(drawn))
         if fit.status == "stopped":
             raise KeyboardInterrupt
         return predict.feedforward(fit.network, fit.weights, work.x.take(others).tensor(self.device)).cpu()

@@ -40,6 +40,12 @@ class Work:
         rows = replace(self.x, single=True) if self.single else self.x
         return rows.source(self.y, self.row_weights, self.device)
 
+    def starting_from(self, drawn: Features | None) -> Work:
+        """The same with the weights that a network for these rows was chosen at, and the same source."""
+        found = replace(self, drawn=drawn)
+        found.__dict__["source"] = self.source
+        return found
+
     def take(self, chosen: Array) -> Work:
         """The same with some of the rows, by their numbers."""
         row_weights = None if self.row_weights is None else self.row_weights[chosen]
