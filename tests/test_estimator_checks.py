@@ -83,9 +83,16 @@ def test_estimators_pass_with_early_stopping_on_few_rows(
 
 @pytest.mark.slow
 @IGNORED
+@with_checks(LiftedClassifier((), max_iter=15, penalty="elastic_net", dtype="float32"))
+def test_estimators_pass_in_float32(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@IGNORED
 @with_checks(
     LiftedRegressor((6, 5), max_iter=8, activation="tanh", penalty="l1", loss="huber"),
-    LiftedClassifier((), max_iter=15, penalty="elastic_net", dtype="float32"),
+    LiftedClassifier((), max_iter=15, penalty="elastic_net", compress_tails=False),
     LiftedRegressor((6,), max_iter=15, activation="leaky_relu", learn_activation="unit", early_stopping=True),
     LiftedClassifier((6,), max_iter=15, activation="softplus", batch_size=30),
     LiftedRegressor((6,), max_iter=4, divergence="euclidean", activation="hardtanh", penalty="l1"),
