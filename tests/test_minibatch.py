@@ -589,7 +589,7 @@ def test_a_memory_map_larger_than_the_memory_allowed_trains(tmp_path: Path) -> N
         peaks.append(peak)
         assert steps == pytest.approx(rows / 500, abs=20)
     assert peaks[1] < 120
-    assert peaks[1] < peaks[0] + 30
+    assert peaks[1] < peaks[0] + 60  # for 192 MiB more of rows; what the allocator keeps varies by some 20
 
 
 @pytest.mark.gpu
