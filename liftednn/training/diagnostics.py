@@ -14,6 +14,7 @@ from liftednn.network import Layer, LiftedNetwork
 from liftednn.operators import Dense
 from liftednn.penalties import L2
 from liftednn.training.choices import fitted_head
+from liftednn.training.schedule import NEGLIGIBLE
 
 __all__ = ["problems_of"]
 
@@ -21,8 +22,7 @@ __all__ = ["problems_of"]
 _HALVINGS, _CONSTANT = 2, 1 / 3
 # With fewer rows there are no warnings about predictions.
 _FEWEST = 40
-# The fraction by which losses must differ, of the other model's and of a constant's, and the standard errors by which the mean difference
-# must exceed 0.
+# The fraction by which losses must differ, and the standard errors by which the mean difference must exceed 0.
 _MARGIN, _ERRORS = 0.01, 2.0
 # The size of a row, over the median one, from which on it is named as a cause.
 _OUTLIER = 100.0
@@ -76,7 +76,7 @@ def _comparisons(
     constant = _constants_loss(network, x, y, row_weights)
     ours, constant = (_weighted(part, row_weights) for part in (ours, constant))
     own, theirs = (float(reduce.mean(part)) for part in (ours, constant))
-    least = _MARGIN * theirs  # two models that explain all but this are alike
+    least = NEGLIGIBLE * theirs  # two models that explain all but this are alike
     if theirs <= torch.finfo(x.dtype).eps:
         return  # there is nothing to explain
     if not theirs - own > _MARGIN * theirs:

@@ -13,10 +13,10 @@ from liftednn.losses import SoftmaxCrossEntropy
 from liftednn.network import LiftedNetwork
 from liftednn.training.result import Record
 
-__all__ = ["Schedule", "negligible_loss"]
+__all__ = ["NEGLIGIBLE", "Schedule", "negligible_loss"]
 
-# The fraction of the loss of the best constant below which a loss is negligible.
-_NEGLIGIBLE = 1e-3
+# The fraction of the loss of the best constant below which a loss, or a difference of losses, is negligible.
+NEGLIGIBLE = 1e-3
 # Rows for each input of a layer, from which on a small loss is not due to chance: up to half a row for each, any labels can be separated
 # (Cover 1965).
 _ROWS_PER_INPUT = 10
@@ -52,4 +52,4 @@ def negligible_loss(network: LiftedNetwork, y: Tensor, row_weights: Tensor | Non
     ):
         return 0.0
     fractions = reduce.mean(y, row_weights)
-    return -_NEGLIGIBLE * float(torch.xlogy(fractions, fractions).sum())
+    return -NEGLIGIBLE * float(torch.xlogy(fractions, fractions).sum())
