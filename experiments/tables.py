@@ -54,13 +54,9 @@ def has_classes(name: str) -> bool:
 
 def _loader(name: str) -> Callable[[str], tabular.Table] | None:
     """What reads a table; None for the sets of `estimators`."""
-    return (
-        tabular.load
-        if name in tabular.NAMES
-        else unseen.load
-        if name in (*unseen.NAMES, *unseen.LATER, *unseen.LAST)
-        else None
-    )
+    if name in tabular.NAMES:
+        return tabular.load
+    return unseen.load if name in (*unseen.NAMES, *unseen.LATER, *unseen.LAST) else None
 
 
 def split(name: str, number: int) -> Split:

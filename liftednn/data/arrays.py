@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-__all__ = ["as_tensor"]
+__all__ = ["as_columns", "as_tensor"]
 
 
 def as_tensor(given: Any, name: str) -> Tensor:
@@ -28,6 +29,11 @@ def as_tensor(given: Any, name: str) -> Tensor:
         ) from error
     _check_plain(found, name)
     return found
+
+
+def as_columns(y: Tensor) -> Tensor:
+    """Encoded responses, (n,) of labels or (n,) or (n, q) of numbers, as columns: of labels an indicator for each."""
+    return y.reshape(len(y), -1) if y.is_floating_point() else one_hot(y.long())
 
 
 def _native(given: NDArray[Any]) -> NDArray[Any]:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from liftednn.data.arrays import as_tensor
+from liftednn.data.arrays import as_columns, as_tensor
 from liftednn.data.columns import Columns
 from liftednn.data.sources import Gathered, Mapped, Source, weighted
 from liftednn.estimators.scaling import Array, Scaling
@@ -142,11 +141,11 @@ def needs_float64(rows: Rows, y: Tensor, row_weights: Array | None = None) -> bo
     chosen = np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(int)
     if row_weights is not None and not row_weights[chosen].any():
         return False
-    x, some = rows.take(chosen).tensor(), y[torch.from_numpy(chosen)]
-    some = some.reshape(len(x), -1).to(x) if some.is_floating_point() else one_hot(some.long()).to(x)
+    x = rows.take(chosen).tensor()
+    targets = as_columns(y[torch.from_numpy(chosen)]).to(x)
     counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).to(x)
     spectrum = Spectrum.of_rows(x, counts)
-    return spectrum.all_needed(spectrum.varying_to(torch.finfo(torch.float32).eps), x, some, counts, _EXACT)
+    return spectrum.all_needed(spectrum.varying_to(torch.finfo(torch.float32).eps), x, targets, counts, _EXACT)
 
 
 def _is_mapped(x: object) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from liftednn import reduce
+from liftednn.data.arrays import as_columns
 from liftednn.data.copies import without_copies
 from liftednn.estimators.scaling import Array
 from liftednn.functional.tensors import NORMAL_RANGE, quartiles
@@ -91,8 +92,7 @@ def helps(tails: Tails, x: Any, y: Tensor, row_weights: Array | None, seed: int)
     spread = np.arange(0, len(x), -(-len(x) // _JUDGED))
     chosen = np.union1d(spread, _furthest_rows(tails, x)[:_FURTHEST])
     raw = np.asarray(x[chosen], np.float64)
-    targets = y[torch.from_numpy(chosen)]
-    targets = targets.reshape(len(chosen), -1) if y.is_floating_point() else nn.functional.one_hot(targets.long())
+    targets = as_columns(y[torch.from_numpy(chosen)])
     counts = None if row_weights is None else torch.as_tensor(row_weights[chosen]).double()
     one, _, counts = without_copies(torch.from_numpy(raw), targets, counts)
     both = (torch.from_numpy(rows)[one] for rows in (raw, tails(raw)))
