@@ -70,7 +70,8 @@ def exact_states(network: LiftedNetwork, weights: Any, x: Tensor, y: Tensor, *ot
     first, last = network.layers
     z = update_state(state_problem(network, weights, [*forward, y], 1), forward[1], 1e-2, 8).states[0]
     u_gradients = [first.lam * first.divergence.grad(u[0], z), last.divergence.grad(u[1], y)]
-    return XStep(forward, u, [z], u_gradients, [None, None])
+    inputs = [network.read(number, forward) for number in range(2)]
+    return XStep(forward, u, [z], u_gradients, inputs, [None, None])
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -28,11 +26,10 @@ def test_parts_give_what_each_of_them_gives_alone(device: str) -> None:
     generator, where = torch.Generator().manual_seed(0), torch.device(device)
     given = [torch.randn(80, 80, generator=generator).to(device) for _ in range(5)]
     for _ in range(10):
-        calls = [partial(powers, x, 3 * number) for number, x in enumerate(given)]
         with work_on(where) as work:
-            found = [work.run(call, number) for number, call in enumerate(calls)]
-        for x, call in zip(found, calls, strict=True):
-            assert torch.equal(x, call())
+            found = [work.run((number,), powers, x, 3 * number) for number, x in enumerate(given)]
+        for number, x in enumerate(given):
+            assert torch.equal(found[number], powers(x, 3 * number))
         given = [x + 0.1 * torch.eye(80, device=device) for x in found]
 
 
@@ -48,7 +45,7 @@ def test_a_recorded_step_keeps_its_streams(device: str) -> None:
     def step(x: Tensor) -> None:
         with work_on(where) as work:
             for number, w in enumerate(weights):
-                work.run(partial(update, w, x), number)
+                work.run((number,), update, w, x)
 
     run = recorded(step, where)
     for number in range(12):
@@ -69,9 +66,9 @@ def test_a_part_sees_what_was_done_before_it_begins_and_what_the_parts_before_it
             first = powers(x, 5)
             work.begin(0)
             powers(first, 20)
-            doubled = work.run(partial(torch.mul, first, 2), 0)
-            slow = work.run(partial(powers, first, 9), 1)
-            both = work.run(partial(torch.add, doubled, slow), 0, 1)
+            doubled = work.run((0,), torch.mul, first, 2)
+            slow = work.run((1,), powers, first, 9)
+            both = work.run((0, 1), torch.add, doubled, slow)
         assert torch.equal(both, 2 * powers(x, 5) + powers(powers(x, 5), 9))
 
 

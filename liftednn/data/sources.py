@@ -92,9 +92,10 @@ class _Permuted(ABC):
 
     def batches(self, size: int, seed: int, number: int) -> Iterator[Batch]:
         """A batch of all rows keeps their order. Rows are read for several batches at once, which takes less time for small ones."""
-        order = torch.arange(len(self.x)) if size >= len(self.x) else _permutation(len(self.x), seed, number)
-        for chosen in torch.split(order.to(self.y.device), size * max(1, _READ // max(1, size * self.x.shape[-1]))):
-            x, y, row_weights = self.at(chosen)
+        count, many = len(self.x), size * max(1, _READ // max(1, size * self.x.shape[-1]))
+        order = (torch.arange(count) if size >= count else _permutation(count, seed, number)).to(self.y.device)
+        for first in range(0, count, many):
+            x, y, row_weights = self.at(order[first : first + many])
             for start in range(0, len(x), size):
                 rows = slice(start, start + size)
                 yield x[rows], y[rows], None if row_weights is None else row_weights[rows]

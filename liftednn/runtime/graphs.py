@@ -97,12 +97,15 @@ class InOrder:
     def begin(self, number: int) -> None:
         """Let a part start once all that was started so far is done; it does not wait for what comes later."""
 
-    def run(self, call: Callable[[], Found], number: int, *after: int) -> Found:
-        """What a call of a part returns, behind the earlier ones of this part and of those named in `after`."""
-        return call()
+    def run(self, parts: tuple[int, ...], call: Callable[..., Found], *given: Any) -> Found:
+        """What a call returns that belongs to the first of these parts, behind the earlier ones of all of them."""
+        return call(*given)
 
     def __exit__(self, *_: object) -> None:
         """Wait for all parts."""
+
+
+_IN_ORDER = InOrder()  # keeps nothing
 
 
 class Streams(InOrder):
@@ -117,15 +120,15 @@ class Streams(InOrder):
         self.begun[number] = streams[number % len(streams)]
         self.begun[number].wait_stream(torch.cuda.current_stream(self.device))
 
-    def run(self, call: Callable[[], Found], number: int, *after: int) -> Found:
-        for each in (number, *after):
+    def run(self, parts: tuple[int, ...], call: Callable[..., Found], *given: Any) -> Found:
+        for each in parts:
             if each not in self.begun:
                 self.begin(each)
-        stream = self.begun[number]
-        for each in after:
+        stream = self.begun[parts[0]]
+        for each in parts[1:]:
             stream.wait_stream(self.begun[each])
         with torch.cuda.stream(stream):
-            found = call()
+            found = call(*given)
         self.found.append(found)
         return found
 
@@ -140,10 +143,10 @@ def work_on(device: torch.device) -> InOrder:
     """What runs the parts of a step on a device.
 
     >>> with work_on(torch.device("cpu")) as work:
-    ...     work.run(lambda: 1 + 1, 0)
+    ...     work.run((0,), sum, [1, 1])
     2
     """
-    return Streams(device) if device.type == "cuda" else InOrder()
+    return Streams(device) if device.type == "cuda" else _IN_ORDER
 
 
 def _used_on(stream: torch.cuda.Stream, found: Any) -> None:

@@ -36,6 +36,7 @@ class XStep(NamedTuple):
     preactivations     u_0, ..., u_L of the recursion
     states             states after the X-step (X_1, ..., X_L)
     u_gradients        lam grad_u D of every layer, or of its robust form: the gradient in its pre-activations
+    inputs             of every layer, the states of `forward` that it reads
     radius_gradients   for a layer whose rows lie in a box, the gradient in the radius of its pre-activations; None for the others
     """
 
@@ -43,6 +44,7 @@ class XStep(NamedTuple):
     preactivations: list[Tensor]
     states: list[Tensor]
     u_gradients: list[Tensor]
+    inputs: list[list[Tensor]]
     radius_gradients: Sequence[Tensor | None] = ()
 
 
@@ -71,7 +73,7 @@ def x_step(
     terms     the robust terms of layers whose rows are uncertain; without them all rows are taken as certain
     reached   called with the number of every layer once its gradient is there and its weights are no longer needed
     """
-    forward, preactivations, x_steps = _forward(network, weights, x)
+    forward, inputs, preactivations, x_steps = _forward(network, weights, x)
     last, term = network.layers[-1], terms[-1] if terms else None
     if term is not None:
         u_gradient, radius_gradient = term.gradients(weights[-1].w, preactivations[-1], y)
@@ -83,7 +85,7 @@ def x_step(
         radius_gradient = None if radius_gradient is None else radius_gradient * outlier_weights[:, None]
     given = network, weights, preactivations, x_steps, u_gradient, terms, reached
     states, u_gradients, radius_gradients = _backward(*given)
-    return XStep(forward, preactivations, states, u_gradients, [*radius_gradients, radius_gradient])
+    return XStep(forward, preactivations, states, u_gradients, inputs, [*radius_gradients, radius_gradient])
 
 
 def curvatures(
@@ -148,22 +150,26 @@ def _mean_square(u_gradients: Sequence[Tensor], row_weights: Tensor | None) -> f
 
 def recursion(network: LiftedNetwork, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """States (X_0, ..., X_L) and pre-activations (u_0, ..., u_L) of the forward pass."""
-    return _forward(network, weights, x)[:2]
+    states, _, preactivations, _ = _forward(network, weights, x)
+    return states, preactivations
 
 
 def _forward(
     network: LiftedNetwork, weights: Weights, x: Tensor
-) -> tuple[list[Tensor], list[Tensor], list[LayerXStep]]:
-    """States and pre-activations of the forward pass, and the X-step of every hidden layer at these."""
-    states, preactivations, x_steps = [x], [], []
+) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor], list[LayerXStep]]:
+    """States, inputs of all layers and pre-activations of the forward pass, and the X-step of every hidden layer at these."""
+    states, inputs, preactivations, x_steps = [x], [], [], []
+    last = len(network.layers) - 1
     for number, layer in enumerate(network.layers):
-        u = layer.operator.forward(network.read(number, states), weights[number])
+        xs = network.read(number, states)
+        u = layer.operator.forward(xs, weights[number])
+        inputs.append(xs)
         preactivations.append(u)
-        if number + 1 < len(network.layers):
+        if number < last:
             phi, step = cast(Activation, layer.divergence).phi_and_x_step(u)
             states.append(phi)
             x_steps.append(step)
-    return states, preactivations, x_steps
+    return states, inputs, preactivations, x_steps
 
 
 def _backward(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -167,14 +166,13 @@ class Descent:
         before = [w.clone() for w, *_ in self.parts] if self.proxed else []
         with work_on(self.values.device) as work:
             batch = self._gradients(x, y, row_weights, work)
-            calls = [partial(self._direction, at, batch) for at in self.nonspectral]
-            spectral = range(len(self.nonspectral), len(self.members))
-            calls += [partial(self._spectral_step, at, batch, rate) for at in spectral]
-            found = [work.run(call, *layers) for call, layers in zip(calls, self.members, strict=True)]
+            found = [work.run(self.members[at], self._direction, at, batch) for at in self.nonspectral]
+            for at in range(len(found), len(self.members)):
+                work.run(self.members[at], self._spectral_step, at, batch, rate)
         # With v the old velocity and v' the new one, the step m v' - rate move is (1 + m) v' - m v.
         values, velocity = self.nonspectral_parts
         values.sub_(velocity.mul_(self.momentum))
-        for velocities, (moves, length) in zip(self.velocities, found[: len(self.nonspectral)], strict=False):
+        for velocities, (moves, length) in zip(self.velocities, found, strict=False):
             _subtract(velocities, moves, rate * length)
         values.add_(velocity, alpha=1 + self.momentum)
         for at in self.proxed:
@@ -234,7 +232,7 @@ class Descent:
             self.norm_limit = None
 
     def _outlier_weights(self, x: Tensor) -> Tensor | None:
-        return None if self.norm_limit is None else (self.norm_limit / x.square().sum(1)).clamp_(max=1)
+        return None if self.norm_limit is None else (self.norm_limit / torch.linalg.vecdot(x, x)).clamp_(max=1)
 
     def refresh(
         self,

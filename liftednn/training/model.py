@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -70,6 +69,7 @@ class LiftedModel:
     def __init__(self, network: LiftedNetwork, weights: Weights) -> None:
         self.network = network
         self.terms = [_term_of(layer, w) for layer, (w, _) in zip(network.layers, weights, strict=True)]
+        self.certain = all(term is None for term in self.terms)
 
     def gradients(
         self,
@@ -81,9 +81,8 @@ class LiftedModel:
         work: InOrder,
     ) -> BatchGradients:
         """The states of a sample do not depend on its weight; its gradients are multiplied by it."""
-        complete = row_weights is None and all(term is None for term in self.terms)  # no gradient is changed later
-        reached = work.begin if complete else None
-        found = x_step(self.network, weights, x, y, outlier_weights, self.terms, reached)
+        complete = row_weights is None and self.certain  # no gradient is changed later
+        found = x_step(self.network, weights, x, y, outlier_weights, self.terms, work.begin if complete else None)
         if row_weights is not None:
             radius_gradients = [
                 None if each is None else each * row_weights[:, None] for each in found.radius_gradients
@@ -91,18 +90,18 @@ class LiftedModel:
             found = found._replace(
                 u_gradients=[g * row_weights[:, None] for g in found.u_gradients], radius_gradients=radius_gradients
             )
-        layers = self.network.layers
-        inputs = [self.network.read(number, found.forward) for number in range(len(layers))]
-        given = zip(layers, inputs, found.u_gradients, strict=True)
-        calls = [partial(_sums, layer.operator, xs, g) for layer, xs, g in given]
-        sums = [work.run(call, number) for number, call in enumerate(calls)]
-        w_gradients, b_gradients = [w for w, _ in sums], [b for _, b in sums]
-        for number, term in enumerate(self.terms):
-            if term is not None:  # w has a part in the objective besides the pre-activations
-                of_layer = w_gradients[number], weights[number].w, found.radius_gradients[number]
-                work.run(partial(_add_gradient, term, *of_layer, len(x)), number)
+        w_gradients, b_gradients = [], []
+        for number, layer in enumerate(self.network.layers):
+            w, b = work.run((number,), _sums, layer.operator, found.inputs[number], found.u_gradients[number])
+            w_gradients.append(w)
+            b_gradients.append(b)
+        if not self.certain:
+            for number, term in enumerate(self.terms):
+                if term is not None:  # w has a part in the objective besides the pre-activations
+                    of_layer = w_gradients[number], weights[number].w, found.radius_gradients[number]
+                    work.run((number,), _add_gradient, term, *of_layer, len(x))
         scores = found.preactivations[-1]
-        return BatchGradients(inputs, w_gradients, b_gradients, found.preactivations, scores, found)
+        return BatchGradients(found.inputs, w_gradients, b_gradients, found.preactivations, scores, found)
 
     def probe(
         self,

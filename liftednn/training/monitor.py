@@ -54,10 +54,8 @@ class Tally:
         if not self.kept:
             return
         scores, y, row_weights = self._together()
-        total, weight = (
-            float(reduce.total(self.loss.value(scores, y), row_weights)),
-            float(reduce.count(scores, row_weights)),
-        )
+        total = float(reduce.total(self.loss.value(scores, y), row_weights))
+        weight = float(len(scores) if row_weights is None else reduce.count(scores, row_weights))
         score = self.loss.score(scores, y, row_weights) if weight else 0.0
         loss, weights, scored = self.sums
         self.sums, self.kept, self.size = (loss + total, weights + weight, scored + score * weight), [], 0
