@@ -15,6 +15,7 @@ import pytest
 
 from experiments import __main__ as program
 from experiments import curves, default_models, extension_tables, refit, tables, tabular, unseen
+from experiments.estimators import Split
 from experiments.settings import Settings
 from experiments.store import Store
 from experiments.workers import Job, fill
@@ -225,3 +226,31 @@ def test_changes_of_learned_slopes_are_between_the_same_splits(tmp_path: Path) -
     (row,) = refit.summary(store, refit.SMALL, 3)
     assert [row[f"learned, {per}: change %"] for per in ("layer", "unit")] == [0, 0]
     assert [row[f"learned, {per}: sd %"] for per in ("layer", "unit")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept", "fits"), [([0.3, 0.2, 0.4], 0.2, 3), ([0.9, 1.3, 1.4], 0.9, 3), ([1.0], 1.0, 1)]
+)
+def test_a_short_fit_is_timed_three_times_and_its_scores_are_those_of_the_first(
+    seconds: list[float], kept: float, fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = itertools.count(1)
+
+    class Constant:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return np.full(len(x), self.value)
+
+    def fit(*_: object, **__: object) -> default_models.Fitted:
+        number = next(constants)
+        return default_models.Fitted(Constant(number), seconds[number - 1], [])
+
+    data = Split(np.ones((5, 2)), np.zeros(5), np.ones((3, 2)), np.array([0.0, 1.0, 2.0]))
+    monkeypatch.setattr(tables, "split", lambda *_: data)
+    monkeypatch.setattr(tables, "has_classes", lambda *_: False)
+    monkeypatch.setattr(default_models, "fit", fit)
+    found = tables.measure("lifted", "friedman", 0)
+    assert found == {"rows": 5, "columns": 2, "seconds": kept, "warnings": [], "r2": 0.0}
+    assert next(constants) == fits + 1
