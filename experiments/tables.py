@@ -43,10 +43,8 @@ QUICK, QUICK_ROWS = {"old": ("digits", "friedman")}, 100
 RANKED = {"accuracy": False, "log_loss": True, "r2": False}
 BEHIND = {"accuracy": 0.02, "r2": 0.05}  # what counts as behind MLP or the linear model
 MANY = 1000  # training rows, from which seconds are summed up apart
-REPEATED, SHORT = (
-    3,
-    1.0,
-)  # how often a fit is timed, the fastest one counts, and the seconds from which on it is timed once
+# A fit of less than SHORT seconds is timed so many times, and the fastest one counts.
+REPEATED, SHORT = 3, 1.0
 
 Row = dict[str, Any]
 Means = Mapping[str, Mapping[str, Mapping[str, float]]]  # by set, method and measure
