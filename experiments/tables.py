@@ -11,6 +11,7 @@ only where named too: `--only RealMLP --only bupa --seeds 2`.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -90,9 +91,9 @@ def measure(who: str, name: str, number: int, quick: bool = False) -> Row:
 def means(store: Store, names: Iterable[str], splits: int) -> Means:
     """Over the splits, of the sets for which every method that needs no further package is complete; seconds of those only that were run
     on the processor of MLP."""
-    found = {}
+    found, stored = {}, _runs(store, splits)
     for name in names:
-        runs = {who: _runs(store, name, who, splits) for who in METHODS}
+        runs = {who: stored[name, who] for who in METHODS}
         whole = {who: _mean([run.value for run in runs[who]]) for who in METHODS if len(runs[who]) == splits}
         if whole.keys() >= set(METHODS) - set(OPTIONAL):
             for who, of in whole.items():
@@ -112,9 +113,13 @@ def beside_deep(store: Store) -> Means:
     return {name: of for name, of in found.items() if any(who in of for who in DEEP)}
 
 
-def _runs(store: Store, name: str, who: str, splits: int) -> list[Record]:
-    """Of the first so many splits, in their order."""
-    return [each for each in store.in_order("split", set=name, method=who) if each.fields["split"] < splits]
+def _runs(store: Store, splits: int) -> Mapping[tuple[str, str], list[Record]]:
+    """Of the first so many splits, in their order, by set and method."""
+    found = defaultdict[tuple[str, str], list[Record]](list)
+    for each in store.in_order("split"):
+        if each.fields["split"] < splits:
+            found[each.fields["set"], each.fields["method"]].append(each)
+    return found
 
 
 def _mean(runs: Sequence[Row]) -> dict[str, float]:
