@@ -82,7 +82,7 @@ def measure(who: str, name: str, number: int, quick: bool = False) -> Row:
     fitted = default_models.fit(who, x, y, classes, number, quick=quick)
     again = REPEATED - 1 if fitted.seconds < SHORT and not quick else 0
     seconds = [fitted.seconds, *(default_models.fit(who, x, y, classes, number).seconds for _ in range(again))]
-    found = {"rows": len(x), "columns": x.shape[1]} | fitted.cost | {"seconds": min(seconds)}
+    found = {"rows": len(x), "columns": x.shape[1]} | fitted._replace(seconds=min(seconds)).cost
     if classes:
         return found | default_models.class_scores(fitted.model, data.x_test, data.y_test)
     return found | {"r2": float(r2_score(data.y_test, fitted.model.predict(data.x_test)))}
@@ -113,8 +113,8 @@ def beside_deep(store: Store) -> Means:
     return {name: of for name, of in found.items() if any(who in of for who in DEEP)}
 
 
-def _runs(store: Store, splits: int) -> Mapping[tuple[str, str], list[Record]]:
-    """Of the first so many splits, in their order, by set and method."""
+def _runs(store: Store, splits: int) -> defaultdict[tuple[str, str], list[Record]]:
+    """Of the first so many splits, in their order, by set and method; none where nothing is stored."""
     found = defaultdict[tuple[str, str], list[Record]](list)
     for each in store.in_order("split"):
         if each.fields["split"] < splits:
