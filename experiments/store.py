@@ -1,17 +1,19 @@
 """What experiments have found: one JSONL file per experiment and device, in the folder `results`.
 
-A line is a record: the fields that name it, "value", which is what was found, and "machine", which says where. Lines are only ever added;
-of two records with the same name the later one counts. So a run can be stopped at any moment, and the same command goes on: what is
-stored is not run again. A field that a record lacks counts as that field's default, so that settings can be added later.
+A line is a record: the fields that name it, "value", which is what was found, and "machine", which says where and by which code. Lines
+are only ever added; of two records with the same name the later one counts. So a run can be stopped at any moment, and the same command
+goes on: what is stored is not run again. A field that a record lacks counts as that field's default, so that settings can be added later.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -22,7 +24,7 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RESULTS", "Fields", "Record", "Store", "existing", "machine", "open_store"]
+__all__ = ["RESULTS", "Fields", "Record", "Store", "code", "existing", "machine", "open_store"]
 
 RESULTS = Path(__file__).parents[1] / "results"
 Fields = dict[str, Any]
@@ -154,12 +156,22 @@ def existing(folder: Path, experiment: str) -> list[Store]:
     return [store for store in given if store.path.exists()]
 
 
+@cache
+def code(root: Path = Path(liftednn.__file__).parent) -> str:
+    """Which code of the package runs, as the start of a sha256 of its files with their names: figures of one commit have it in common."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes() + b"\n")
+    return found.hexdigest()[:12]
+
+
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What a figure depends on."""
     import torch  # here, since a process that only does a job of workers.py may not need it
 
     return {
         "liftednn": liftednn.__version__,
+        "code": code(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "processor": platform.machine(),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.store import RESULTS, Store, existing, open_store
+from experiments.store import RESULTS, Store, code, existing, open_store
 
 
 def test_work_is_done_once_and_survives_a_crash(tmp_path: Path) -> None:
@@ -82,6 +82,20 @@ def test_progress_prints_what_was_done(tmp_path: Path) -> None:
         store(lambda: {"x": 1}, name="badly conditioned", rows=20)
     assert [line.rsplit(":", 1)[0] for line in told] == ["nnls-cpu: badly conditioned, 20"]
     assert [each.path.name for each in existing(tmp_path, "nnls")] == ["nnls-cpu.jsonl"]
+
+
+def test_a_record_says_by_which_code_it_was_made(tmp_path: Path) -> None:
+    open_store(tmp_path, "nnls").add({"x": 1}, rows=20)
+    assert existing(tmp_path, "nnls")[0].records[0].machine["code"] == code()
+    seen = set()
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2")):
+        package = tmp_path / name / text
+        package.mkdir(parents=True)
+        (package / name).write_text(text)
+        seen.add(code(package))
+        (package / "notes.txt").write_text("no code")
+        assert code.__wrapped__(package) in seen
+    assert len(seen) == 3
 
 
 def test_the_repository_s_records_can_be_read() -> None:
