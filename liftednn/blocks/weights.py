@@ -6,6 +6,7 @@ block diagonal in w and c.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -102,11 +103,24 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     unit = _units(h)
     bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
     # Rounding may make it slightly indefinite.
-    lifted = h / unit[:, None] / unit + torch.diag(len(h) * moments.eps * h.diagonal() / unit**2)
+    rounding = len(h) * moments.eps
+    lifted = h / unit[:, None] / unit + torch.diag(rounding * h.diagonal() / unit**2)
     lower, upper = bounds.lower * unit, bounds.upper * unit
-    found = nnls(lifted, q / unit, current.w.double() * unit, tol, max_iter * 10, lower=lower, upper=upper)
-    w = _as_returned(found.z / unit, current)
-    return w, moments.bias(w), _in_any_units(bounds.inward(w, w @ h - q), q, unit), found.n_iter
+
+    def residual(w: Tensor) -> float:
+        return _in_any_units(bounds.inward(w, w @ h - q), q, unit)
+
+    # `nnls` stops by the residual in units of the columns. Where that of the weights as they are is larger, it goes on while that helps.
+    w, n_iter, sharper, before = current.w.double(), 0, tol, math.inf
+    while True:
+        found = nnls(lifted, q / unit, w * unit, sharper, max_iter * 10, lower=lower, upper=upper)
+        w, n_iter = found.z / unit, n_iter + found.n_iter
+        left = residual(w)
+        if not (max(tol, rounding) < left < before and 0 < found.kkt <= sharper):
+            break
+        sharper, before = min(sharper, found.kkt) * tol / left / 2, left
+    w = _as_returned(w, current)
+    return w, moments.bias(w), residual(w), n_iter
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:

@@ -45,6 +45,22 @@ def test_without_bias_it_is_ridge_through_the_origin() -> None:
     assert not found.weights.b.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("decades", [0, 1, 3, 5])
+def test_non_negative_weights_reach_the_tolerance_in_all_units(decades: float, dtype: torch.dtype) -> None:
+    """The residual that is reported is the larger of two, and nnls stops by one of them."""
+    x = draw(2000, 60) @ draw(60, 60, seed=1) * 10 ** (decades * torch.linspace(-1, 1, 60, dtype=torch.float64))
+    z = draw(2000, 30, seed=2) + (x / x.std(0))[:, :30]
+    x, z = x.to(dtype), z.to(dtype)
+    layer = lnn.Layer(lnn.operators.Dense(60, 30), SquaredError(), pen.NonNegative())
+    start = lnn.Affine(x.new_zeros(30, 60), z.mean(0))
+    found = update_weights(layer, Design(x), z, start, 1e-3)
+    assert (found.method, found.kkt <= 1e-3) == ("nnls", True)
+    again = update_weights(layer, Design(x), z, found.weights, 1e-3)
+    assert again.kkt <= 1e-3
+    assert again.n_iter <= found.n_iter
+
+
 def test_softmax_with_l2_is_logistic_regression() -> None:
     labels = torch.arange(N) % Q
     found = step(SoftmaxCrossEntropy(), pen.L2(0.01), SoftmaxCrossEntropy().encode(labels, Q).double(), lam=1.0)
