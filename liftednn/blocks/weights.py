@@ -104,23 +104,17 @@ def _nnls(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, 
     bounds = Bounds.of(_wide(box.lower, h), _wide(box.upper, h), q)
     # Rounding may make it slightly indefinite.
     rounding = len(h) * moments.eps
-    lifted = h / unit[:, None] / unit + torch.diag(rounding * h.diagonal() / unit**2)
+    scaled = h / unit[:, None] / unit + torch.diag(rounding * h.diagonal() / unit**2)
     lower, upper = bounds.lower * unit, bounds.upper * unit
-
-    def residual(w: Tensor) -> float:
-        return _in_any_units(bounds.inward(w, w @ h - q), q, unit)
-
     # `nnls` stops by the residual in units of the columns. Where that of the weights as they are is larger, it goes on while that helps.
-    w, n_iter, sharper, before = current.w.double(), 0, tol, math.inf
+    w, n_iter, stricter, before = current.w.double(), 0, tol, math.inf
     while True:
-        found = nnls(lifted, q / unit, w * unit, sharper, max_iter * 10, lower=lower, upper=upper)
-        w, n_iter = found.z / unit, n_iter + found.n_iter
-        left = residual(w)
-        if not (max(tol, rounding) < left < before and 0 < found.kkt <= sharper):
-            break
-        sharper, before = min(sharper, found.kkt) * tol / left / 2, left
-    w = _as_returned(w, current)
-    return w, moments.bias(w), residual(w), n_iter
+        found = nnls(scaled, q / unit, w * unit, stricter, max_iter * 10, lower=lower, upper=upper)
+        w, n_iter = _as_returned(found.z / unit, current), n_iter + found.n_iter
+        kkt = _in_any_units(bounds.inward(w, w @ h - q), q, unit)
+        if not (max(tol, rounding) < kkt < before and 0 < found.kkt <= stricter):
+            return w, moments.bias(w), kkt, n_iter
+        stricter, before = min(stricter, found.kkt) * tol / kkt / 2, kkt
 
 
 def _majorised(layer: Layer, design: Design, z: Tensor, current: Affine, tol: float, max_iter: int) -> Outcome:
