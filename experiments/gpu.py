@@ -78,8 +78,8 @@ def ours(data: Dataset, net: lnn.LiftedNetwork, batch: int, passes: int) -> Run:
 
 
 @contextmanager
-def streams_as_they_are() -> Iterator[None]:
-    """The compiler of torch leaves out how streams wait for each other, which it cannot write again; what runs on them it compiles."""
+def streams_uncompiled() -> Iterator[None]:
+    """torch.compile skips how streams wait for each other, on which it fails in torch 2.11, and compiles what runs on them."""
     with ExitStack() as stack:
         for name, deep in (("begin", True), ("run", False), ("__exit__", True)):
             stack.enter_context(
@@ -100,7 +100,7 @@ def engines(data: Dataset, batch: int, size: Size) -> dict[str, Any]:
             setattr(run.descent, "step", torch.compile(run.descent.step))  # noqa: B010
         run.step = recorded(run.descent.step, data.x.device) if "graph" in engine else run.descent.step
         passes = run.passes()
-        with torch.no_grad(), streams_as_they_are():
+        with torch.no_grad(), streams_uncompiled():
             next(passes)
             found[engine] = 1e3 * statistics.median(seconds(partial(next, passes), device) for _ in range(size.turns))
     return found
