@@ -250,6 +250,20 @@ def test_a_refresh_bounds_the_motion_of_every_layer() -> None:
         assert float(motion) <= 0.31 * float(u[place].square().mean().sqrt())
 
 
+def test_one_outlier_does_not_let_the_other_rows_move_farther() -> None:
+    """Neither by one batch nor by the length of steps: it counts as little for these as for the gradients."""
+    network, weights = setup(1.0)
+    probes, found = draw(2, 41, 3, seed=5), list[list[Tensor]]()
+    for far in (1.0, 1e3):
+        x, y = torch.cat([X, far * X[:1]]), torch.cat([Y, Y[:1]])
+        geometries = geometries_of(network, network.layers, recursion(network, weights, X)[0], 0.01)
+        descent = Descent(network, weights, geometries, 0.9, 10 * X.shape[1] * X.square().mean())
+        descent.refresh(descent.gradients(x, y), y, probes)
+        found.append([geometry.allowed / geometry.curvature for geometry in descent.geometries])  # type: ignore[attr-defined]
+    for near, one in zip(*found, strict=True):
+        assert float(one) < 2 * float(near)
+
+
 def test_the_reason_names_the_layer() -> None:
     network = LiftedNetwork.mlp([5, 4, 3], activation=["leaky_relu"])
     assert why_not_minibatch(network).startswith("layer 0: LeakyReLU")

@@ -248,23 +248,26 @@ class Descent:
                 leave it out
 
         Steps are shortened where one of rate 1 would move the layer's pre-activations by more than a fraction of their size: the gates
-        of a ReLU would then differ from those that the curvature was measured with.
+        of a ReLU would then differ from those that the curvature was measured with. Outliers count for these sizes as little as they do for
+        gradients: one alone could make them so large that the other rows might move by many times their own.
         """
         found, extra = self.model.probe(self.weights, batch, y, probes if self.probed else None, row_weights)
+        outliers = self._outlier_weights(batch.inputs[0][0])
+        counted = row_weights if outliers is None else outliers if row_weights is None else outliers * row_weights
         for at, (layers, geometry) in enumerate(zip(self.members, self.geometries, strict=True)):
             rows = [some_rows(self._operator(each), batch.inputs[each], row_weights) for each in layers]
             geometry.add_rows([x for x, _ in rows], [weights for _, weights in rows])
             geometry.refresh([found[each] for each in layers], extra[layers[0]])
             if isinstance(geometry, SpectralMetric):
-                geometry.limit(self._spectral_limit(layers[0], batch, row_weights))
+                geometry.limit(self._spectral_limit(layers[0], batch, counted))
                 if early:
                     geometry.penalty.zero_()
                 continue
             geometry.limit(torch.inf)
             moves, length = self._direction(at, batch)
             w, *intercepts = (length * move for move in moves)
-            sizes = [float(reduce.mean_square(batch.preactivations[each], row_weights)) for each in layers]
-            motions = [self._motion(each, w, b, batch, row_weights) for each, b in zip(layers, intercepts, strict=True)]
+            sizes = [float(reduce.mean_square(batch.preactivations[each], counted)) for each in layers]
+            motions = [self._motion(each, w, b, batch, counted) for each, b in zip(layers, intercepts, strict=True)]
             excess = [motion / size for motion, size in zip(motions, sizes, strict=True) if size > 0]
             if 1 < (factor := math.sqrt(max(excess, default=0.0)) / self.trust) < torch.inf:
                 geometry.shorten(factor)
