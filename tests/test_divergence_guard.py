@@ -47,6 +47,46 @@ def test_an_outlier_is_not_taken_for_divergence() -> None:
     assert guard.judge(Y, far) == "good"
 
 
+def test_a_run_is_not_rolled_back_to_scores_that_are_far_worse_than_those_kept_last() -> None:
+    """Their loss may be far from exploding yet; where all that was kept is as bad, there is nothing better."""
+    bad = Y.mean() + 1.3 * (Y.mean() - Y)
+    guard = begun(Y + 0.8)
+    assert float((bad - Y).square().mean()) < 20 * guard.first
+    assert guard.judge(bad, Y) == "doubtful"
+    assert guard.judge(Y + 0.1, Y) == "good"
+    assert guard.judge(Y.mean().expand_as(Y) + 0.4 * NOISE, Y) == "doubtful"
+    assert guard.judge(bad[:2], Y[:2]) == "doubtful"  # of so few rows their own mean is too good a constant
+    assert begun(Y + 0.8).judge(Y[:2] + 0.8, Y[:2]) == "good"
+    guard = begun(bad)
+    assert guard.judge(bad, Y) == "good"
+    assert guard.judge(Y + 0.1, Y) == "good"
+    assert guard.judge(bad, Y) == "doubtful"
+
+
+def test_a_run_is_not_rolled_back_to_scores_that_are_nearly_constant() -> None:
+    """Although the first scores, which were no better than a constant, allow that; where few rows are predicted badly, nothing is said."""
+    nearly = Y.mean() + 0.02 * (Y - Y.mean())
+    guard = begun(0.1 * NOISE)
+    assert guard.judge(nearly, Y) == "good"
+    assert guard.judge(Y + 0.8 * NOISE, Y) == "good"
+    assert guard.judge(nearly, Y) == "doubtful"
+    few = Y.clone()
+    few[:10] += 6.0
+    assert float((few - Y).square().mean()) > 0.5 * float(Y.var())
+    assert guard.judge(few, Y) == "good"
+
+
+def test_rows_of_weight_0_change_no_verdict() -> None:
+    """Not even where they are most of a batch, and those that count are predicted worst."""
+    counts = torch.zeros(400)
+    counts[:4] = 1.0
+    scores = torch.where(counts[:, None] > 0, Y + 0.8, Y)
+    guard = begun(Y + 0.8)
+    assert guard.judge(scores, Y, counts) == "good"
+    assert guard.explained == pytest.approx(begun(Y + 0.8).explained, abs=0.2)
+    assert guard.judge(torch.where(counts[:, None] > 0, -Y, Y), Y, counts) == "doubtful"
+
+
 def test_batches_with_and_without_a_far_response_are_judged_by_their_own_variance() -> None:
     far = Y.clone()
     far[0] = 300.0

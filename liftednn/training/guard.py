@@ -23,6 +23,8 @@ _FAR, _LEFT_OUT = 20.0, 0.05
 _TELLING = 1e-3
 # Scores beat the constant one if their loss is below this fraction of its loss.
 _BEATS = 0.5
+# Scores that explain less than this fraction of what those of the weights kept last did, by more than chance in a batch, are worse.
+_KEPT, _CHANCE = 0.5, 0.05
 # Fractions of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
 _FRACTIONS = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
 
@@ -39,6 +41,9 @@ class DivergenceGuard:
     spread           the variance of the first scores; 0 where inputs are uncertain
     responses        the variance of the first responses: a batch with a far response, or without those of the first, has another one
     constant         of real responses, the loss of the mean response in a sample
+    typical          the same without the largest losses
+    explained        the fraction of it that the weights kept last explained on their batch; below 0 they were worse than a constant
+    kept             the variance of the scores of these weights
     beats_constant   whether the first scores were clearly better than a constant: then a stricter threshold for collapse applies
     """
 
@@ -47,6 +52,9 @@ class DivergenceGuard:
     spread: float = 0.0
     responses: float = 0.0
     constant: float = 0.0
+    typical: float = 0.0
+    explained: float = 0.0
+    kept: float = 0.0
     beats_constant: bool = False
 
     def begin(
@@ -61,13 +69,22 @@ class DivergenceGuard:
         loss, constant = (self.loss(each, y, row_weights) for each in (scores, mean))
         self.responses = _variance(y, row_weights)
         if self.network.loss.invariant:
-            self.constant = self._of_constant(scores.shape[1], *(sample or (y, row_weights)))
-        certain = all(layer.uncertainty is None for layer in self.network.layers)
-        self.first = loss if certain else max(loss, constant)
-        self.spread, self.beats_constant = _variance(scores, row_weights) if certain else 0.0, loss < _BEATS * constant
+            self.constant, self.typical = self._of_constant(scores.shape[1], *(sample or (y, row_weights)))
+            self.explained = self._explained(scores, y, row_weights)
+        self.first = loss if self._certain else max(loss, constant)
+        self.spread = _variance(scores, row_weights) if self._certain else 0.0
+        self.beats_constant, self.kept = loss < _BEATS * constant, self.spread
+
+    @property
+    def _certain(self) -> bool:
+        return all(layer.uncertainty is None for layer in self.network.layers)
 
     def judge(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Verdict:
-        """The verdict on the scores (n, outputs) of a batch."""
+        """The verdict on the scores (n, outputs) of a batch.
+
+        A run that is about to explode, or to collapse, must not be rolled back to where it was bad already. So they are doubtful if they
+        explain far less than those of the weights kept last and are worse than a constant, or nearly one.
+        """
         if self._exploded(scores, y, row_weights):
             return "exploded"
         ratio = _variance(y, row_weights) / self.responses if self.responses else 1.0
@@ -75,7 +92,13 @@ class DivergenceGuard:
         lost, doubtful = _FRACTIONS[self.beats_constant]
         if variance < lost * spread:
             return "collapsed"
-        return "good" if variance >= doubtful * spread and ratio >= _TELLING else "doubtful"
+        explained = self._explained(scores, y, row_weights) if self.network.loss.invariant else 0.0
+        worse = explained < min(self.explained, _KEPT * self.explained) - _CHANCE
+        worse = worse and (explained < -_CHANCE or variance < _FRACTIONS[True][1] * self.kept)
+        if variance < doubtful * spread or ratio < _TELLING or worse:
+            return "doubtful"
+        self.explained, self.kept = explained, variance
+        return "good"
 
     def loss(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
         """The mean over the rows of a batch."""
@@ -87,23 +110,41 @@ class DivergenceGuard:
         whole = float(reduce.mean(losses, row_weights))
         if whole <= most or not self.network.loss.invariant or not math.isfinite(whole):
             return not whole <= most
-        kept = losses.argsort()[: len(losses) - int(_LEFT_OUT * len(losses))]
-        typical = float(reduce.mean(losses[kept], None if row_weights is None else row_weights[kept]))
-        return typical > most or whole > _FAR * max(self.constant, self._of_constant(scores.shape[1], y, row_weights))
+        constant = max(self.constant, self._of_constant(scores.shape[1], y, row_weights)[0])
+        return _typical(losses, row_weights) > most or whole > _FAR * constant
 
-    def _of_constant(self, width: int, y: Tensor, row_weights: Tensor | None) -> float:
-        """The loss where all scores, so many for each row, are the mean response."""
-        return self.loss(reduce.mean(y, row_weights).to(y).expand(len(y), width), y, row_weights)
+    def _explained(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
+        """The fraction of a constant's loss that scores of real responses explain, without the largest losses; at most 0 where inputs are
+        uncertain. The constant's loss is that in this batch or in the sample, which has more rows: the larger one."""
+        constant = max(self.typical, self._of_constant(scores.shape[1], y, row_weights)[1])
+        found = 1 - _typical(self.network.loss.value(scores, y), row_weights) / constant if constant else 0.0
+        return found if self._certain else min(found, 0.0)
+
+    def _of_constant(self, width: int, y: Tensor, row_weights: Tensor | None) -> tuple[float, float]:
+        """The loss where all scores, so many for each row, are the mean response, and the same without the largest losses."""
+        losses = self.network.loss.value(reduce.mean(y, row_weights).to(y).expand(len(y), width), y)
+        return float(reduce.mean(losses, row_weights)), _typical(losses, row_weights)
 
     def metadata(self) -> dict[str, Any]:
         first = {"first_loss": self.first, "first_spread": self.spread, "first_responses": self.responses}
-        return first | {"constant_loss": self.constant, "beats_constant": self.beats_constant}
+        constant = {"constant_loss": self.constant, "typical_loss": self.typical, "beats_constant": self.beats_constant}
+        return first | constant | {"explained": self.explained, "kept_spread": self.kept}
 
     def load(self, metadata: dict[str, Any]) -> None:
         self.first, self.spread = metadata["first_loss"], metadata["first_spread"]
-        self.responses, self.constant = metadata["first_responses"], metadata["constant_loss"]
+        self.responses = metadata["first_responses"]
+        self.constant, self.typical = metadata["constant_loss"], metadata["typical_loss"]
         self.beats_constant = metadata["beats_constant"]
+        self.explained, self.kept = metadata["explained"], metadata["kept_spread"]
 
 
 def _variance(scores: Tensor, row_weights: Tensor | None) -> float:
     return float(reduce.mean_and_variance(scores, row_weights)[1].sum())
+
+
+def _typical(losses: Tensor, row_weights: Tensor | None) -> float:
+    """The mean loss of a batch, of rows that count, without the largest losses."""
+    if row_weights is not None:
+        losses, row_weights = losses[row_weights > 0], row_weights[row_weights > 0]
+    kept = losses.argsort()[: len(losses) - int(_LEFT_OUT * len(losses))]
+    return float(reduce.mean(losses[kept], None if row_weights is None else row_weights[kept]))
