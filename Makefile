@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Containers often set this: every worker, and every process that a test starts, would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo chromium test pytest coverage test-slow test-gpu baselines lint format experiment experiments figures clean
 
 setup: $(VENV)/.ready
