@@ -113,17 +113,17 @@ def test_a_safetensors_file_of_another_program_is_refused(metadata: dict[str, st
 
 @pytest.mark.parametrize("metadata", ["[", "{}", "[]", '{"identity": "these"}', "[" * 100_000, None])
 def test_invalid_metadata_is_refused(metadata: str | None, tmp_path: Path) -> None:
-    head = {"format": "liftednn-checkpoint-9", "sha256": digest(metadata or "", {})}
+    head = {"format": "liftednn-checkpoint-10", "sha256": digest(metadata or "", {})}
     save_file({}, tmp_path / "run", head if metadata is None else head | {"facts": metadata})
     with pytest.raises(ValueError, match=r"is not a complete checkpoint .*delete it to start again"):
         Checkpoint(tmp_path / "run").load(THESE)
 
 
-@pytest.mark.parametrize(("version", "age"), [(8, "an older"), (10, "a newer")])
+@pytest.mark.parametrize(("version", "age"), [(9, "an older"), (11, "a newer")])
 def test_a_checkpoint_of_another_version_is_refused(version: int, age: str, tmp_path: Path) -> None:
     head = {"format": f"liftednn-checkpoint-{version}", "facts": '{"settings": "these"}'}
     save_file({"w": torch.ones(2)}, tmp_path / "run", head)
-    with pytest.raises(ValueError, match=rf"was written by {age} liftednn .*reads 9\).*delete it to start again"):
+    with pytest.raises(ValueError, match=rf"was written by {age} liftednn .*reads 10\).*delete it to start again"):
         Checkpoint(tmp_path / "run").load(THESE)
 
 

@@ -87,6 +87,68 @@ def test_rows_of_weight_0_change_no_verdict() -> None:
     assert guard.judge(torch.where(counts[:, None] > 0, -Y, Y), Y, counts) == "doubtful"
 
 
+def test_a_far_response_in_a_small_batch_is_not_taken_for_divergence() -> None:
+    """Although it is more than a twentieth of the rows; only so few scores are not kept."""
+    guard, far = begun(Y + 0.5), Y[:10].clone()
+    far[0] = 30.0
+    assert float((far - Y[:10]).square().mean()) > 20 * guard.first
+    assert guard.judge(Y[:10], far) == "doubtful"
+    assert guard.judge(Y[:10] + 10.0, Y[:10]) == guard.judge(Y[:1] + 10.0, Y[:1]) == "exploded"
+
+
+def test_a_far_response_does_not_hide_scores_that_are_far_worse_than_those_kept_last() -> None:
+    """Although it moves the mean of the batch, or of the sample, so that a constant looks bad for all rows."""
+    bad, far = Y.mean() + 1.3 * (Y.mean() - Y), Y[:50].clone()
+    far[0] = 300.0
+    guard = begun(Y + 0.8)
+    assert guard.judge(Y + 0.1, Y) == "good"
+    assert guard.judge(bad[:50], far) == "doubtful"
+    assert guard.judge(Y[:50], far) == "good"
+    guard = DivergenceGuard(network())
+    guard.begin(Y[50:] + 0.8, Y[50:], sample=(torch.cat([far, Y[50:]]), None))
+    assert guard.judge(Y[50:] + 0.1, Y[50:]) == "good"
+    assert guard.judge(bad[50:], Y[50:]) == "doubtful"
+
+
+def test_where_the_responses_of_few_rows_differ_these_rows_count() -> None:
+    """Without them, good scores explain nothing."""
+    rare = (torch.arange(400) % 33 == 0)[:, None].float()
+    for y in (rare, rare + 0.01 * NOISE.flip(0)):
+        guard = begun(y.mean() + 0.01 * NOISE, y)
+        assert guard.judge(0.8 * rare + 0.1 * NOISE, y) == "good"
+        assert guard.explained.whole > 0.5
+        assert guard.judge(y.mean() + 0.3 * NOISE, y) == "doubtful"
+
+
+def test_a_weight_counts_as_so_many_copies_of_a_row() -> None:
+    counts = torch.randint(1, 9, (100,), generator=torch.Generator().manual_seed(1))
+    scores, y, copies = Y[:100] + 2 * NOISE[:100], Y[:100], torch.arange(100).repeat_interleave(counts)
+    guard, other = begun(Y + 0.1), begun(Y + 0.1)
+    guard.begin(scores, y, counts.float())
+    other.begin(scores[copies], y[copies])
+    assert guard.explained == pytest.approx(other.explained, abs=1e-6)
+    assert guard.constant == pytest.approx(other.constant, abs=1e-6)
+    heavy = torch.ones(100)
+    heavy[:5] = 1e3
+    assert begun(Y + 0.1).judge(torch.where(heavy[:, None] > 1, y + 3.0, y), y, heavy) == "exploded"
+
+
+def test_scores_do_not_get_worse_little_by_little() -> None:
+    """What was explained is forgotten slowly, however many batches are accepted in between."""
+    guard, unit = begun(Y + 0.8), float(Y.std() / NOISE.std())
+    assert guard.judge(Y + 0.1, Y) == "good"
+    verdicts = [guard.judge(Y + (1 + bad / 50) * unit * NOISE, Y) for bad in range(20)]
+    assert verdicts[0] == "good"
+    assert verdicts[10:] == ["doubtful"] * 10
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_verdicts_do_not_depend_on_the_units_of_responses(unit: float) -> None:
+    guard = begun(unit * (Y + 1e-3), unit * Y)
+    assert guard.judge(unit * (Y + 0.05 * NOISE), unit * Y) == "good"
+    assert guard.judge(unit * (Y + NOISE), unit * Y) == "exploded"
+
+
 def test_batches_with_and_without_a_far_response_are_judged_by_their_own_variance() -> None:
     far = Y.clone()
     far[0] = 300.0

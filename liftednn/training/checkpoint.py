@@ -20,7 +20,7 @@ from liftednn.runtime.files import read_tensors, rebuilding, write_tensors
 
 __all__ = ["Checkpoint"]
 
-_FORMAT, _VERSION = "liftednn-checkpoint", 9
+_FORMAT, _VERSION = "liftednn-checkpoint", 10
 _CURE = "delete it to start again"
 
 

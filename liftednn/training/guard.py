@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from liftednn import reduce
@@ -16,9 +17,9 @@ __all__ = ["DivergenceError", "DivergenceGuard", "Verdict"]
 # "good": keep these weights to roll back to. "exploded" is said of the loss, "collapsed" of the scores: both call for a roll-back.
 Verdict = Literal["good", "doubtful", "collapsed", "exploded"]
 
-# A loss above this many times the first one has exploded. Of real responses the largest losses of a batch, this fraction of its rows, are
-# not counted, unless all together are above as many times a constant's loss.
-_FAR, _LEFT_OUT = 20.0, 0.05
+# A loss above this many times the first one, which counts as at least a fraction of a constant's, has exploded. Of real responses the
+# largest losses of a batch, those of a fraction of its rows, are not counted, unless all together are above as many times a constant's.
+_FAR, _LEAST, _LEFT_OUT = 20.0, 1e-3, 0.05
 # The variance of responses, over that of the first ones, below which scores cannot be seen to be good.
 _TELLING = 1e-3
 # Scores beat the constant one if their loss is below this fraction of its loss.
@@ -27,6 +28,16 @@ _BEATS = 0.5
 _KEPT, _CHANCE = 0.5, 0.05
 # Fractions of the first scores' variance below which scores have collapsed, and below which they are doubtful; by `beats_constant`.
 _FRACTIONS = {True: (1e-2, 1e-1), False: (1e-6, 1e-3)}
+
+
+class Means(NamedTuple):
+    """A mean over the rows of a batch: of all rows, and without those of the largest losses."""
+
+    whole: float
+    typical: float
+
+
+_NONE = Means(0.0, 0.0)
 
 
 class DivergenceError(ArithmeticError):
@@ -41,9 +52,9 @@ class DivergenceGuard:
     spread           the variance of the first scores; 0 where inputs are uncertain
     responses        the variance of the first responses: a batch with a far response, or without those of the first, has another one
     constant         of real responses, the loss of the mean response in a sample
-    typical          the same without the largest losses
-    explained        the fraction of it that the weights kept last explained on their batch; below 0 they were worse than a constant
-    kept             the variance of the scores of these weights
+    explained        the fraction of a constant's loss that the weights kept last explained on their batch, or half of what those before
+                     them did; below 0 they were worse than a constant
+    kept             the variance of the scores of the weights kept last
     beats_constant   whether the first scores were clearly better than a constant: then a stricter threshold for collapse applies
     """
 
@@ -51,9 +62,8 @@ class DivergenceGuard:
     first: float = math.inf
     spread: float = 0.0
     responses: float = 0.0
-    constant: float = 0.0
-    typical: float = 0.0
-    explained: float = 0.0
+    constant: Means = _NONE
+    explained: Means = _NONE
     kept: float = 0.0
     beats_constant: bool = False
 
@@ -69,7 +79,7 @@ class DivergenceGuard:
         loss, constant = (self.loss(each, y, row_weights) for each in (scores, mean))
         self.responses = _variance(y, row_weights)
         if self.network.loss.invariant:
-            self.constant, self.typical = self._of_constant(scores.shape[1], *(sample or (y, row_weights)))
+            self.constant = self._of_constant(scores.shape[1], *(sample or (y, row_weights)))
             self.explained = self._explained(scores, y, row_weights)
         self.first = loss if self._certain else max(loss, constant)
         self.spread = _variance(scores, row_weights) if self._certain else 0.0
@@ -82,8 +92,8 @@ class DivergenceGuard:
     def judge(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> Verdict:
         """The verdict on the scores (n, outputs) of a batch.
 
-        A run that is about to explode, or to collapse, must not be rolled back to where it was bad already. So they are doubtful if they
-        explain far less than those of the weights kept last and are worse than a constant, or nearly one.
+        A run that is about to explode, or to collapse, must not be rolled back to where it was bad already. So scores are doubtful if they
+        explain far less than those of the weights kept last did, and are worse than a constant or nearly constant themselves.
         """
         if self._exploded(scores, y, row_weights):
             return "exploded"
@@ -92,12 +102,15 @@ class DivergenceGuard:
         lost, doubtful = _FRACTIONS[self.beats_constant]
         if variance < lost * spread:
             return "collapsed"
-        explained = self._explained(scores, y, row_weights) if self.network.loss.invariant else 0.0
-        worse = explained < min(self.explained, _KEPT * self.explained) - _CHANCE
-        worse = worse and (explained < -_CHANCE or variance < _FRACTIONS[True][1] * self.kept)
+        explained = self._explained(scores, y, row_weights) if self.network.loss.invariant else self.explained
+        pairs = list(zip(explained, self.explained, strict=True))
+        # With far responses, all rows say little; where the responses of few rows differ, the others do.
+        worse = all(now < min(before, _KEPT * before) - _CHANCE for now, before in pairs)
+        worse = worse and (explained.typical < -_CHANCE or variance < _FRACTIONS[True][1] * self.kept)
         if variance < doubtful * spread or ratio < _TELLING or worse:
             return "doubtful"
-        self.explained, self.kept = explained, variance
+        self.explained = Means(*(max(now, min(before, _KEPT * before)) for now, before in pairs))
+        self.kept = variance
         return "good"
 
     def loss(self, scores: Tensor, y: Tensor, row_weights: Tensor | None = None) -> float:
@@ -105,46 +118,61 @@ class DivergenceGuard:
         return float(reduce.mean(self.network.loss.value(scores, y), row_weights))
 
     def _exploded(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> bool:
-        """Of real responses, those that are far from the others may have a loss as large as a constant's; the other ones may not."""
-        losses, most = self.network.loss.value(scores, y), _FAR * max(self.first, 1e-3)
-        whole = float(reduce.mean(losses, row_weights))
+        """Of real responses, those that are far from the others may have a loss as large as a constant's, one in a batch of however few
+        rows; the other ones may not."""
+        losses, least = self.network.loss.value(scores, y), _LEAST * (self.constant.whole or 1.0)
+        whole, most = float(reduce.mean(losses, row_weights)), _FAR * max(self.first, least)
         if whole <= most or not self.network.loss.invariant or not math.isfinite(whole):
             return not whole <= most
-        constant = max(self.constant, self._of_constant(scores.shape[1], y, row_weights)[0])
-        return _typical(losses, row_weights) > most or whole > _FAR * constant
+        rows = len(losses) if row_weights is None else int((row_weights > 0).sum())
+        others = _without_largest(losses, row_weights, max(_LEFT_OUT, 1 / rows) if rows > 1 else 0.0)
+        constant = max(self.constant.whole, self._of_constant(scores.shape[1], y, row_weights).whole)
+        return float(reduce.mean(losses, others)) > most or whole > _FAR * constant
 
-    def _explained(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> float:
-        """The fraction of a constant's loss that scores of real responses explain, without the largest losses; at most 0 where inputs are
-        uncertain. The constant's loss is that in this batch or in the sample, which has more rows: the larger one."""
-        constant = max(self.typical, self._of_constant(scores.shape[1], y, row_weights)[1])
-        found = 1 - _typical(self.network.loss.value(scores, y), row_weights) / constant if constant else 0.0
-        return found if self._certain else min(found, 0.0)
+    def _explained(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> Means:
+        """The fractions of a constant's loss that scores of real responses explain; at most 0 where inputs are uncertain. The constant's
+        loss is that in this batch or, where it is larger, the typical one in the sample, which has more rows."""
+        whole, typical = _means(self.network.loss.value(scores, y), row_weights)
+        constants = self._of_constant(scores.shape[1], y, row_weights)
+        of_all, of_typical = (max(each, self.constant.typical) for each in constants)
+        found = 1 - whole / of_all if of_all else 0.0
+        both = found, 1 - typical / of_typical if of_typical else found
+        return Means(*(both if self._certain else (min(each, 0.0) for each in both)))
 
-    def _of_constant(self, width: int, y: Tensor, row_weights: Tensor | None) -> tuple[float, float]:
-        """The loss where all scores, so many for each row, are the mean response, and the same without the largest losses."""
-        losses = self.network.loss.value(reduce.mean(y, row_weights).to(y).expand(len(y), width), y)
-        return float(reduce.mean(losses, row_weights)), _typical(losses, row_weights)
+    def _of_constant(self, width: int, y: Tensor, row_weights: Tensor | None) -> Means:
+        """The loss where all scores, so many for each row, are the mean response. Without the largest losses that is the mean of the rows
+        that are left: far responses change the mean of all."""
+
+        def losses(weights: Tensor | None) -> Tensor:
+            return self.network.loss.value(reduce.mean(y, weights).to(y).expand(len(y), width), y)
+
+        found = losses(row_weights)
+        typical = losses(_without_largest(found, row_weights))
+        return Means(float(reduce.mean(found, row_weights)), _means(typical, row_weights).typical)
 
     def metadata(self) -> dict[str, Any]:
         first = {"first_loss": self.first, "first_spread": self.spread, "first_responses": self.responses}
-        constant = {"constant_loss": self.constant, "typical_loss": self.typical, "beats_constant": self.beats_constant}
+        constant = {"constant_loss": self.constant, "beats_constant": self.beats_constant}
         return first | constant | {"explained": self.explained, "kept_spread": self.kept}
 
     def load(self, metadata: dict[str, Any]) -> None:
         self.first, self.spread = metadata["first_loss"], metadata["first_spread"]
         self.responses = metadata["first_responses"]
-        self.constant, self.typical = metadata["constant_loss"], metadata["typical_loss"]
-        self.beats_constant = metadata["beats_constant"]
-        self.explained, self.kept = metadata["explained"], metadata["kept_spread"]
+        self.constant, self.beats_constant = Means(*metadata["constant_loss"]), metadata["beats_constant"]
+        self.explained, self.kept = Means(*metadata["explained"]), metadata["kept_spread"]
 
 
 def _variance(scores: Tensor, row_weights: Tensor | None) -> float:
     return float(reduce.mean_and_variance(scores, row_weights)[1].sum())
 
 
-def _typical(losses: Tensor, row_weights: Tensor | None) -> float:
-    """The mean loss of a batch, of rows that count, without the largest losses."""
-    if row_weights is not None:
-        losses, row_weights = losses[row_weights > 0], row_weights[row_weights > 0]
-    kept = losses.argsort()[: len(losses) - int(_LEFT_OUT * len(losses))]
-    return float(reduce.mean(losses[kept], None if row_weights is None else row_weights[kept]))
+def _means(losses: Tensor, row_weights: Tensor | None) -> Means:
+    return Means(*(float(reduce.mean(losses, each)) for each in (row_weights, _without_largest(losses, row_weights))))
+
+
+def _without_largest(losses: Tensor, row_weights: Tensor | None, fraction: float = _LEFT_OUT) -> Tensor:
+    """The weights of rows, without a fraction of their sum where losses are largest."""
+    given = torch.ones_like(losses) if row_weights is None else row_weights.to(losses)
+    order = losses.argsort(descending=True)
+    beyond = given[order].cumsum(0, dtype=torch.float64) - fraction * given.sum(dtype=torch.float64)
+    return torch.zeros_like(given).scatter_(0, order, beyond.to(given).clamp(min=0).minimum(given[order]))

@@ -199,7 +199,7 @@ class Monitor:
             Evaluation(tuple(a), tuple(b), tuple(c), loss, score) for a, b, c, loss, score in metadata["evaluations"]
         ]
         self.penalty = metadata.get("penalty")
-        self.tally.load(metadata.get("pass", (0.0, 0.0, 0.0, 0)), tensors, like)
+        self.tally.load(metadata["pass"], tensors, like)
         self.best = [Affine(w, b) for w, b in zip(best[::2], best[1::2], strict=True)] or None
         self.best_pass = metadata["best_pass"]
         self.best_network = None

@@ -214,7 +214,7 @@ class Run:
             self.descent.forget()
         self.seconds = time.perf_counter() - started
         record = self.monitor.record(self.unwhitened_weights, steps, rate, self.rate.halved, self.seconds)
-        self.rate.compare(self.monitor.history, self.guard.constant)
+        self.rate.compare(self.monitor.history, self.guard.constant.whole)
         self._plan()
         self.save()
         return record
