@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,7 +94,28 @@ def test_a_far_response_in_a_small_batch_is_not_taken_for_divergence() -> None:
     far[0] = 30.0
     assert float((far - Y[:10]).square().mean()) > 20 * guard.first
     assert guard.judge(Y[:10], far) == "doubtful"
-    assert guard.judge(Y[:10] + 10.0, Y[:10]) == guard.judge(Y[:1] + 10.0, Y[:1]) == "exploded"
+    constant = guard.constant.whole
+    assert float((Y[:10] + 3.0 - Y[:10]).square().mean()) < 20 * constant
+    assert guard.judge(Y[:10] + 3.0, Y[:10]) == guard.judge(Y[:1] + 3.0, Y[:1]) == "exploded"
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0, 9.0])
+def test_a_far_response_of_large_weight_is_not_taken_for_divergence(weight: float) -> None:
+    """Rows of the largest losses are left out as a whole; those of weight 0 are no rows."""
+    far, counts = Y.clone(), torch.ones(400)
+    far[0], counts[0] = 20.0, weight
+    few = counts * (torch.arange(400) < 10)
+    for weights in (counts[:50], few[:50]):
+        guard = begun(Y + 0.5)
+        assert float((weights * (far[:50, 0] - Y[:50, 0]).square()).sum() / weights.sum()) > 20 * guard.first
+        assert guard.judge(Y[:50], far[:50], weights) != "exploded"
+
+
+def test_a_far_response_in_the_sample_does_not_hide_an_explosion() -> None:
+    guard, far = DivergenceGuard(network()), Y[:50].clone()
+    far[0] = 1e4
+    guard.begin(Y[50:] + 0.1, Y[50:], sample=(torch.cat([far, Y[50:]]), None))
+    assert guard.judge(Y[50:] + 3.0, Y[50:]) == "exploded"
 
 
 def test_a_far_response_does_not_hide_scores_that_are_far_worse_than_those_kept_last() -> None:
@@ -134,7 +156,7 @@ def test_a_weight_counts_as_so_many_copies_of_a_row() -> None:
 
 
 def test_scores_do_not_get_worse_little_by_little() -> None:
-    """What was explained is forgotten slowly, however many batches are accepted in between."""
+    """Once they were better than a constant, those that are worse than one are not kept, however little worse each time."""
     guard, unit = begun(Y + 0.8), float(Y.std() / NOISE.std())
     assert guard.judge(Y + 0.1, Y) == "good"
     verdicts = [guard.judge(Y + (1 + bad / 50) * unit * NOISE, Y) for bad in range(20)]
@@ -198,14 +220,16 @@ def test_robust_training_may_lead_to_constant_scores() -> None:
     certain = network()
     first = replace(certain.layers[0], uncertainty=lnn.robust.Noise(3.0))
     guard = begun(Y + 0.1, net=lnn.LiftedNetwork([first, *certain.layers[1:]]))
+    assert max(guard.explained) <= 0
     assert guard.judge(Y.mean().expand_as(Y), Y) == "good"
     assert guard.first >= float(Y.var(correction=0)) / 2
 
 
 def test_what_is_stored_comes_back() -> None:
     guard, other = begun(Y + 0.1), DivergenceGuard(network())
-    other.load(guard.metadata())
+    other.load(json.loads(json.dumps(guard.metadata())))
     assert other == replace(guard, network=other.network)
+    assert other.judge(-Y, Y) == guard.judge(-Y, Y)
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, every: int) -> None:

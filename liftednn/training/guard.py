@@ -104,7 +104,8 @@ class DivergenceGuard:
             return "collapsed"
         explained = self._explained(scores, y, row_weights) if self.network.loss.invariant else self.explained
         pairs = list(zip(explained, self.explained, strict=True))
-        # With far responses, all rows say little; where the responses of few rows differ, the others do.
+        # With far responses, all rows say little; where the responses of few rows differ, the others do. A far response that is predicted
+        # hides what the others say.
         worse = all(now < min(before, _KEPT * before) - _CHANCE for now, before in pairs)
         worse = worse and (explained.typical < -_CHANCE or variance < _FRACTIONS[True][1] * self.kept)
         if variance < doubtful * spread or ratio < _TELLING or worse:
@@ -120,12 +121,14 @@ class DivergenceGuard:
     def _exploded(self, scores: Tensor, y: Tensor, row_weights: Tensor | None) -> bool:
         """Of real responses, those that are far from the others may have a loss as large as a constant's, one in a batch of however few
         rows; the other ones may not."""
-        losses, least = self.network.loss.value(scores, y), _LEAST * (self.constant.whole or 1.0)
+        losses, least = (
+            self.network.loss.value(scores, y),
+            _LEAST * (self.constant.typical or self.constant.whole or 1.0),
+        )
         whole, most = float(reduce.mean(losses, row_weights)), _FAR * max(self.first, least)
         if whole <= most or not self.network.loss.invariant or not math.isfinite(whole):
             return not whole <= most
-        rows = len(losses) if row_weights is None else int((row_weights > 0).sum())
-        others = _without_largest(losses, row_weights, max(_LEFT_OUT, 1 / rows) if rows > 1 else 0.0)
+        others = _without_largest(losses, row_weights, _far_fraction(losses, row_weights))
         constant = max(self.constant.whole, self._of_constant(scores.shape[1], y, row_weights).whole)
         return float(reduce.mean(losses, others)) > most or whole > _FAR * constant
 
@@ -176,3 +179,14 @@ def _without_largest(losses: Tensor, row_weights: Tensor | None, fraction: float
     order = losses.argsort(descending=True)
     beyond = given[order].cumsum(0, dtype=torch.float64) - fraction * given.sum(dtype=torch.float64)
     return torch.zeros_like(given).scatter_(0, order, beyond.to(given).clamp(min=0).minimum(given[order]))
+
+
+def _far_fraction(losses: Tensor, row_weights: Tensor | None) -> float:
+    """The fraction of all weight that is left out for the rows of the largest losses: as many whole rows, at least one, but not the only
+    one, and at most half of the weight."""
+    given = torch.ones_like(losses) if row_weights is None else row_weights.to(losses)
+    rows = int((given > 0).sum())
+    if rows < 2:
+        return 0.0
+    far = torch.where(given > 0, losses, -math.inf).topk(max(1, int(_LEFT_OUT * rows))).indices
+    return min(0.5, max(_LEFT_OUT, float(given[far].sum() / given.sum())))
