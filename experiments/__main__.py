@@ -45,6 +45,7 @@ EXPERIMENTS = {
     "streaming": "experiments.streaming",
     "convolution": "experiments.convolution",
     "optimisers": "experiments.optimisers",
+    "robustness": "experiments.robustness",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
     "versions": "experiments.versions",
