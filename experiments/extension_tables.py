@@ -13,6 +13,7 @@ from experiments import optimisers as optimiser_experiment
 from experiments import refit as refits
 from experiments import regression as regressions
 from experiments import robust as robusts
+from experiments import robustness as loops_trained
 from experiments import tables as real_tables
 from experiments.image_bench import SETTINGS
 from experiments.markdown import filled, grid, made_on
@@ -187,6 +188,19 @@ def optimiser_cost() -> list[str]:
             title = f"a step of ResNet-9, 250 images ({made_on(store)})"
             lines += columns(title, found, columns_of, ".3g")
     return lines[:-1] or [_NOT_MEASURED]
+
+
+def robustness() -> list[str]:
+    """Small loops of the optimiser against AdamW's."""
+    cells = {
+        "loops": "{loops}",
+        "in which AdamW learns": "{counted}",
+        "silent collapses": "{silent}",
+        "collapses with a warning": "{warned}",
+        "warnings in runs that learn": "{needless}",
+        "ahead or level": "{level:.0%}",
+    }
+    return filled(cells, loops_trained.summary(open_store(RESULTS, "robustness")))
 
 
 def convolution_init() -> list[str]:

@@ -32,6 +32,7 @@ from experiments.extension_tables import (
     refit,
     regression,
     robust,
+    robustness,
 )
 from experiments.markdown import filled, grid, made_on
 from experiments.rendering import spread
@@ -46,7 +47,7 @@ DOCUMENTS = tuple(ROOT / "docs" / f"{name}.md" for name in _PAGES.split())
 SETS = ("mnist", "fashion", "cifar10", "adult", "california", "uci")
 # Markers name them, as the functions below.
 CONVOLUTION = (convolution, convolution_blocks, convolution_cpu, convolution_init, convolution_lam)
-OPTIMISER = (optimisers, optimiser_cost)
+OPTIMISER = (optimisers, optimiser_cost, robustness)
 OTHERS = (robust, refit, constraints, regression, defaults)
 MARKED = re.compile(r"(<!-- figures: ([\w, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 

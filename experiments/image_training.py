@@ -240,8 +240,8 @@ class Step:
         loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = plain_loss,
         record: bool = True,
     ) -> None:
-        self.module, self.optimisers, self.loss, self.taken = module, optimisers, loss, 0
-        self.step = recorded(self._numbered, next(module.parameters()).device) if record else self._plain
+        self.module, self.optimisers, self.loss = module, optimisers, loss
+        self.step = recorded(self._plain, next(module.parameters()).device) if record else self._plain
 
     def __call__(self, x: Tensor, y: Tensor, share: float) -> None:
         """At this share of the largest rates. What measures before some of its steps takes those as plain ones."""
@@ -251,19 +251,6 @@ class Step:
                 group["lr"] = now.fill_(next_rate) if isinstance(now, Tensor) else next_rate
         due = any(getattr(optimiser, "due", False) for optimiser, _ in self.optimisers)
         (self._plain if due else self.step)(x, y)
-        self.taken += 1
-        self._number()
-
-    def _number(self) -> None:
-        """A replay does not count steps, and a recording does."""
-        for optimiser, _ in self.optimisers:
-            for group in optimiser.param_groups:
-                if "steps" in group:
-                    group["steps"] = self.taken
-
-    def _numbered(self, x: Tensor, y: Tensor) -> None:
-        self._number()
-        self._plain(x, y)
 
     def _plain(self, x: Tensor, y: Tensor) -> None:
         self.module.zero_grad(set_to_none=True)

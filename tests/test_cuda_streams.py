@@ -8,8 +8,8 @@ from torch import Tensor
 
 import liftednn as lnn
 from liftednn.runtime.graphs import InOrder, recorded, work_on
+from liftednn.step.polar import polar
 from liftednn.training import descent
-from liftednn.training.spectral import polar
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

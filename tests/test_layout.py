@@ -21,6 +21,7 @@ IMPORT_ORDER = {
     "network": 3,
     "blocks": 4,
     "data": 4,
+    "step": 4,
     "robust": 5,
     "predict": 5,
     "training": 6,

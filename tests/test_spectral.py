@@ -12,14 +12,15 @@ from torch import Tensor
 import liftednn as lnn
 from liftednn.blocks.regressions import some_rows
 from liftednn.data.sources import source_of
-from liftednn.training import spectral
+from liftednn.step import polar as polar_steps
+from liftednn.step.polar import polar
 from liftednn.training.batch import curvatures
 from liftednn.training.choices import probes
 from liftednn.training.descent import Descent
 from liftednn.training.geometry import geometries_of
 from liftednn.training.metric import Metric
 from liftednn.training.run import Run
-from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric, polar, spectral_trust
+from liftednn.training.spectral import LEAST_SIZE, SPECTRAL_TRUST, SpectralMetric, spectral_trust
 
 SHAPE = (2, 6, 6)
 
@@ -251,9 +252,9 @@ def test_a_hidden_layer_that_shares_its_weights_with_the_last_one_takes_other_st
 def test_products_in_bfloat16_change_singular_values_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with matrix units; small matrices stay in float32."""
     large, small = draw(1, 130, 201).float(), draw(1, 20, 26).float()
-    monkeypatch.setattr(spectral, "_has_tiles", lambda: False)
+    monkeypatch.setattr(polar_steps, "_has_tiles", lambda: False)
     exact, kept = polar(large), polar(small)
-    monkeypatch.setattr(spectral, "_has_tiles", lambda: True)
+    monkeypatch.setattr(polar_steps, "_has_tiles", lambda: True)
     found = polar(large)
     assert found.dtype == torch.float32
     assert not torch.equal(found, exact)
@@ -276,7 +277,7 @@ def test_products_with_the_root_are_in_bfloat16_where_damping_bounds_their_error
         metric.limit(0.7)
         with monkeypatch.context() as patch:
             exact = metric.direction(w, [g.clone()], [b.clone()], 60)[0][0]
-            patch.setattr(spectral, "_has_tiles", lambda: True)
+            patch.setattr(polar_steps, "_has_tiles", lambda: True)
             found = metric.direction(w, [g.clone()], [b.clone()], 60)[0][0]
             rounds, metric.rounds = metric.rounds, False
             by_polar = metric.direction(w, [g.clone()], [b.clone()], 60)[0][0]

@@ -1,4 +1,4 @@
-"""The optimiser: gradients of any torch module, in the geometry of the mini-batch step (training/descent.py)."""
+"""The optimiser: polar steps (step/polar.py) on the weights of any torch module, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -7,64 +7,52 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as fn
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
-from liftednn.optim.calls import Call, attach, in_backward, missing_call, transformed
-from liftednn.optim.capture import Capture, last_weight, measure
-from liftednn.optim.layers import Regression, norm_parameters, regressions
-from liftednn.optim.metric import LayerMetric, damping_fraction, refresh_all
-from liftednn.optim.probes import Largest, Probes, batch_probes, check_criterion, random_probes, without_gradients
-from liftednn.optim.stack import Stack, centres, stacked, steps, unlimited_step
-from liftednn.optim.updates import adam_step, averaged, decay_step, let_decay, moved, nesterov_step, whole
-from liftednn.optim.wrappers import Ranks, check_gradients, check_module, check_settings, ranks_in_call, unwrapped
+from liftednn.optim.maps import linear_maps
 from liftednn.runtime.precision import plain_arithmetic
-from liftednn.training.descent import EARLY, ONE_BATCH, trust_of
-from liftednn.training.spectral import LEAST_SIZE
+from liftednn.step.polar import polar
 
 __all__ = ["Lifted"]
 
-# Of the rules for the weight decay, where a row has one term in the loss, and for that of the last layer; for the trust, at the least, and
-# where a layer reads tokens.
-_DECAY, _LAST_DECAY, _TRUST, _TOKEN_TRUST = 0.06, 0.6, 0.15, 0.04
+# The weight decay, and that for a cross-entropy, which goes on to fall while its scores grow.
+_DECAY, _CROSS_ENTROPY_DECAY = 0.05, 0.15
+_CROSS_ENTROPIES = (fn.cross_entropy, fn.binary_cross_entropy_with_logits)
+# The least norm that counts as a weight's first one, over the root of its rows: outputs a tenth as large as its inputs.
+_LEAST = 0.1
+# Small, so that a loss in small units is no obstacle.
+_ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-15, "weight_decay": 0.0}
+_ADAM |= {"amsgrad": False, "maximize": False}
 
 
 class Lifted(torch.optim.Optimizer):
-    """A torch optimiser: the step of `MiniBatch` for each Linear and convolution of any module, and one like it for attention and
-    recurrence; AdamW moves the rest.
+    """A torch optimiser for any module and any loss: a step turns each weight by a fraction of the norm that it had at first.
 
-    A layer's gradient is multiplied by the inverse of c (gram + d I), with the Gram matrix of the layer's inputs (of the patches of a
-    convolution, of the pixels of a transposed one), the curvature c of the criterion in the layer's outputs, and the damping d; then
-    Nesterov's momentum. Gram matrices and curvatures are measured before the steps 0, 2, 5, 10, 20 and every `refresh` steps, by running
-    the module again on the arguments of its last call in training mode. A step of rate 1 would move the outputs of a layer by about as
-    much as minimises a quadratic bound of the criterion, but not by more than a fraction of their size. Layers that read tokens, such as
-    those of a transformer or the gates of an LSTM, but not the last Linear, take steps that move their outputs by such a fraction in every
-    direction (training/spectral.py).
+    With M the average of a weight's gradients by Nesterov's momentum, a step is
 
-    module          any module, or its DistributedDataParallel or torch.compile wrapper: what the training loop calls
-    criterion       CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss or SmoothL1Loss of torch.nn, or the function of
-                    torch.nn.functional, that is applied to the module's outputs (to their `logits`, or to the first of several tensors);
-                    None for any other, whose curvature is measured by the batch's own gradients and the size of the outputs
+        W <- (1 - lr weight_decay) W - lr |W_0| polar(M) / sqrt(min(q, p)),    polar(U S V') = U V'
+
+    for the weights W (q, p) of Linear and of convolutions, for each projection of attention and each gate of a recurrent layer. Its length
+    does not depend on the units of the loss or of the inputs, nor on what one batch contains, and does not grow with the weights. AdamW
+    moves everything else: the last of these weights in the order in which the module holds them, biases, norms and embeddings.
+
+    module          any module, or its DistributedDataParallel or torch.compile wrapper
+    criterion       the loss, if it is a cross-entropy of classes or bits: for the weight decay alone. Any loss can be trained without it
     params          the parameters to train, or dicts of them with their own `lr`, `momentum`, `weight_decay` and `adam_lr`, as for all
                     optimisers of torch; None for all parameters of the module
-    lr              the rate, a fraction of the step that the curvature suggests
+    lr              the length of a step over the norm of the weight at the first step
     momentum        Nesterov's
-    weight_decay    a step multiplies the weights of these layers by 1 - lr weight_decay, as AdamW does, but not below a tenth of the norm
-                    that they start with, and norms return to their start at this rate; None for .06, and up to .6 for the last layer,
-                    over the terms of the criterion in a row if it is the cross-entropy of classes or of bits, otherwise 0
-    damping         d, as a fraction of the mean diagonal of gram, times columns over rows where a batch has fewer rows; None for twice
-                    columns over rows, from .3 to 10, and at least 1 for convolutions with overlapping patches
-    refresh         the number of steps between two refreshes
-    trust           the fraction of its size by which a step of rate 1 may move a layer's outputs; None for 1 over the number of layers,
-                    from .15 to .3, and for .04 where a layer reads tokens
-    adam_lr         the rate of AdamW for all parameters that are not those of a Linear, a convolution, a projection of
-                    nn.MultiheadAttention or a recurrent module of one layer and direction that the module calls; it follows `lr`, when
-                    a scheduler changes that
+    weight_decay    a step multiplies these weights, the last one too, by 1 - lr weight_decay; None for .15 if the criterion is a
+                    cross-entropy, and .05 otherwise
+    adam_lr         the rate of AdamW; it follows `lr`, when a scheduler changes that
 
     >>> _ = torch.manual_seed(0)
     >>> module = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
     >>> x, criterion = torch.randn(64, 5), torch.nn.MSELoss()
-    >>> optimiser, losses = lnn.optim.Lifted(module, criterion), []
-    >>> for _ in range(30):
+    >>> optimiser, losses = lnn.optim.Lifted(module), []
+    >>> for _ in range(60):
     ...     loss = criterion(module(x), x[:, :1] * x[:, 1:2])
     ...     optimiser.zero_grad()
     ...     loss.backward()
@@ -79,34 +67,27 @@ class Lifted(torch.optim.Optimizer):
         module: nn.Module,
         criterion: Any = None,
         params: Iterable[Any] | None = None,
-        lr: float = 0.05,
+        lr: float | Tensor = 0.02,
         momentum: float = 0.9,
         weight_decay: float | None = None,
-        damping: float | None = None,
-        refresh: int = 60,
-        trust: float | None = None,
         adam_lr: float = 3e-3,
     ) -> None:
-        check_module(module)
-        check_settings(lr=lr, damping=damping, refresh=refresh, trust=trust)
-        self.module, self.criterion = module, check_criterion(criterion)
-        self.damping, self.refresh, self.trust = damping, refresh, trust
-        own = {"weight_decay": weight_decay, "adam_lr": adam_lr, "steps": 0, "terms": 1.0, "largest": tuple(Largest())}
-        defaults = {"lr": lr, "base_lr": float(lr), "momentum": momentum, "postponed": False} | own
-        super().__init__(unwrapped(module).inner.parameters() if params is None else params, defaults)
-        self._begin()
-
-    def _begin(self) -> None:
-        """Attach to the module, without a call of it."""
-        self._call: Call | None = None
-        self._open = 0  # calls of the module that have not returned: one that calls itself has several
-        self._written = False  # whether the module writes to its arguments
-        self._passes: list[None] = []  # one for each backward pass since the last step
-        self._doubt: Tensor | None = None  # how undecided predictions were at the last refresh
-        self._layers: list[tuple[Regression, LayerMetric]] | None = None
-        self._stacked: tuple[list[Any], list[Stack]] | None = None
-        self._refreshed = False  # whether metrics are newer than stacks
-        self._detach = attach(unwrapped(self.module).called, self)
+        _check_module(module)
+        if isinstance(criterion, float | int):
+            raise TypeError(
+                f"criterion must be a loss, or None, got {criterion!r}: a rate is given by its name, lr={criterion!r}"
+            )
+        if isinstance(lr, Tensor) and lr.ndim:
+            raise ValueError(f"lr must be a number, or a tensor without axes, got one of shape {tuple(lr.shape)}")
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr!r}: a scheduler may change it later")
+        self._matrices = linear_maps(module)
+        self._by_adamw = {*list(self._matrices)[-1:]}  # the last one
+        if weight_decay is None:
+            crossed = isinstance(criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss) or criterion in _CROSS_ENTROPIES
+            weight_decay = _CROSS_ENTROPY_DECAY if crossed else _DECAY
+        own = {"momentum": momentum, "weight_decay": weight_decay, "adam_lr": adam_lr}
+        super().__init__(module.parameters() if params is None else params, {"lr": lr, "base_lr": float(lr)} | own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to train, as in every optimiser of torch."""
@@ -117,43 +98,6 @@ class Lifted(torch.optim.Optimizer):
         # A scheduler changes a tensor of rates in place.
         param_group.setdefault("base_lr", float(param_group["lr"]) if "lr" in param_group else self.defaults["base_lr"])
         super().add_param_group(param_group)
-        self._layers = self._stacked = None
-
-    def close(self) -> None:
-        """Remove the hooks from the module, which also happens when the optimiser is deleted; it cannot be refreshed after that."""
-        self._detach()
-        self._call = None
-
-    @property
-    def steps(self) -> int:
-        """The number of steps taken."""
-        return int(self.param_groups[0]["steps"])
-
-    @property
-    def due(self) -> bool:
-        """Whether the next step measures the geometry again. A step that does not may be recorded as a CUDA graph, if `lr` is a tensor;
-        after a replay, add 1 to "steps" of every group."""
-        return self.steps in EARLY or self.steps % self.refresh == 0 or self.param_groups[0]["postponed"]
-
-    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the arguments of a training call, if the next step needs them; for the hooks of the module."""
-        if in_backward() and self._call is not None:
-            return
-        self._open += 1
-        held = self.due and self._open == 1 and self._held
-        if held and all(parameter.grad is None for parameter in held):  # the module's own zero_grad has cleared them
-            self._passes.clear()
-        if held and module.training and torch.is_grad_enabled() and not transformed((args, kwargs)):
-            device, ranks = next(iter(held)).device, unwrapped(self.module).ranks
-            self._call = Call(args, kwargs, device, ranks if ranks.number > 1 else ranks_in_call(), self._written)
-
-    def _after_call(self, module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        """Keep the gradients of the outputs of that call, where no criterion is known; for the hooks of the module."""
-        outermost, self._open = self._open == 1, max(self._open - 1, 0)
-        if self._call is not None and outermost and module.training and not transformed((args, outputs)):
-            self._written = self._call.close()
-            if self.criterion is None:
-                self._call.watch(outputs, self._passes, self._held)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -165,182 +109,132 @@ class Lifted(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._open = 0
         self._move()
-        self._passes.clear()
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients, as every optimiser of torch does."""
-        self._open = 0  # a call that Ctrl-C has ended does not return
-        self._passes.clear()
-        if self._call is not None:
-            self._call.gradients.clear()
-        super().zero_grad(set_to_none)
 
     @plain_arithmetic
     def _move(self) -> None:
-        check_gradients(p for group in self.param_groups for p in group["params"])
-        if self.due and self._held:
-            self._measure()
-        averages = self._averages(stacks := self._stacks())
-        directions = self._directions(stacks, averages)
-        last = centres(stacks, {weight for weight, held in self.state.items() if "doubt" in held})
         for group in self.param_groups:
-            decay_step(self.state, group, *self._decays(group), last)
-            nesterov_step(self.state, group, directions, averages)
-            adam_step(self.state, group, directions)
-            group["steps"] += 1
+            moving = [p for p in group["params"] if p.grad is not None]
+            _check_gradients(moving)
+            weights = [p for p in moving if p in self._matrices]
+            inner = [p for p in weights if p not in self._by_adamw]
+            for p in inner:
+                _begin(self.state[p], p, self._matrices[p])
+            if weights and group["weight_decay"]:
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            for alike in _stacked(inner, self._matrices):
+                self._polar_step(alike, group)
+            stepped = set(inner)
+            _adam_step(self.state, [p for p in moving if p not in stepped], group)
 
-    @property
-    def _held(self) -> set[Tensor]:
-        return {parameter for group in self.param_groups for parameter in group["params"]}
-
-    def _regressions(self) -> list[Regression]:
-        return regressions(unwrapped(self.module).inner, self._held)
-
-    def _found(self) -> list[tuple[Regression, LayerMetric]]:
-        """The layers that a refresh has measured."""
-        if self._layers is None:
-            pairs = [(layer, self.state[layer.weight].get(layer.name)) for layer in self._regressions()]
-            self._layers = [(layer, LayerMetric.from_state(named)) for layer, named in pairs if named is not None]
-        return self._layers
-
-    def _measure(self) -> None:
-        """Refresh the geometry of every layer that has a gradient."""
-        if self._call is None:
-            raise missing_call(closed=not self._detach.alive)
-        postponed = self.param_groups[0]["postponed"] = self.criterion is None and without_gradients(self._call)
-        if postponed:  # until there are gradients
-            self._call = None
-            return
-        moving, ranks = [layer for layer in self._regressions() if any(layer.moving)], self._call.ranks
-        found = measure(unwrapped(self.module).inner, self._call, moving, self._probes(self._call), ranks.add_up)
-        self._call = None
-        last, norms = last_weight(found), norm_parameters(unwrapped(self.module).inner, self._held)
-        stepping = [each.regression.weight for each in found if each.steps]
-        let_decay(self.state, stepping, last, norms, self._doubt, self.refresh)
-        layers = {each.regression.modules[0] if each.regression.recurrent else each for each in found}  # gates are one
-        trust = max(_TRUST, trust_of(len(layers))) if self.trust is None else self.trust
-        spectral = {each.regression.modules[0] for each in found if each.tokens and each.regression.weight is not last}
-        metrics = [self._add_rows(capture, capture.regression.modules[0] in spectral) for capture in found]
-        refresh_all(metrics, [self._settings(capture) for capture in found])
-        for capture, metric in zip(found, metrics, strict=True):
-            if metric.spectral:
-                self._allow(capture, metric)
-            else:
-                self._limit(capture, metric, trust, ranks)
-            self.state[capture.regression.weight][capture.regression.name] = metric.state()
-        self._layers, self._refreshed = None, True
-
-    def _probes(self, call: Call) -> Callable[[Any, int], Probes]:
-        def probes(outputs: Any, numbers: int) -> Probes:
-            if self.criterion is None:
-                before, passes = Largest(*self.param_groups[0]["largest"]), max(len(self._passes), 1)
-                found, largest = batch_probes(call, outputs, passes, numbers, before)
-                for group in self.param_groups:
-                    group["largest"] = tuple(largest)
-                return found
-            found = random_probes(self.criterion, outputs, self.steps * call.ranks.number + call.ranks.own)
-            terms, rows = call.ranks.sums([found.terms, float(call.rows or found.rows)], found.outputs[0].device)
-            for group in self.param_groups:
-                group["terms"] = terms / max(rows, 1.0)
-            self._doubt = None if found.doubt is None else call.ranks.mean(found.doubt, found.terms)
-            return found
-
-        return probes
-
-    def _add_rows(self, capture: Capture, spectral: bool) -> LayerMetric:
-        layer = capture.regression
-        if (named := self.state[layer.weight].get(layer.name)) is None:
-            return LayerMetric.of(capture.moments, spectral)
-        metric = LayerMetric.from_state(named)
-        metric.add(capture.moments)
-        if metric.spectral or not spectral:
-            return metric
-        for p in (layer.weight, layer.bias):  # their velocities are of steps, and will be of gradients
-            if p is not None:
-                self.state[p].pop("velocity", None)
-        return LayerMetric.of(metric.moments, spectral)
-
-    def _settings(self, capture: Capture) -> tuple[float, float, bool]:
-        """What a layer's refresh takes: its curvature and damping, and whether its intercepts move."""
-        layer = capture.regression
-        fraction = damping_fraction(self.damping, layer.columns, capture.rows, layer.overlapping)
-        return capture.curvature, fraction, layer.moving[1]
-
-    def _limit(self, capture: Capture, metric: LayerMetric, trust: float, ranks: Ranks) -> None:
-        """Shorten the steps of a layer where one of rate 1 would move the outputs by more than `trust`."""
-        layer = capture.regression
-        move, shift = unlimited_step(layer, metric)
-        # All calls of one module move at once.
-        excess = (capture.motion(move, shift, ranks.add_up) * max(len(capture.calls), 1)).sqrt() / trust
-        metric.shorten(excess.clamp(min=1).where(excess.isfinite(), 1.0))  # infinite where the outputs are all 0
-        allowed = layer.outputs * (ONE_BATCH * trust) ** 2 * capture.mean_square / capture.overlap
-        metric.limit(allowed.where(allowed > 0, torch.inf))
-
-    def _allow(self, capture: Capture, metric: LayerMetric) -> None:
-        """Let every step of rate 1 move the outputs of a spectral layer by the trust; also where its weights start at 0."""
-        trust = _TOKEN_TRUST if self.trust is None else self.trust
-        size = torch.maximum(capture.mean_square, LEAST_SIZE**2 * capture.input_square)
-        allowed = capture.regression.outputs * trust**2 * size / max(len(capture.calls), 1)
-        metric.limit(allowed.clamp(min=torch.finfo(size.dtype).tiny))  # it waits while inputs and outputs are all 0
-
-    def _decays(self, group: dict[str, Any]) -> tuple[float, float | None]:
-        """The weight decay of inner layers and of the last: as given, or by the rule; it would bias responses without noise."""
-        if group["weight_decay"] is not None:
-            return float(group["weight_decay"]), None
-        by_rule = isinstance(self.criterion, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss)
-        terms = max(float(group["terms"]), 1.0) if by_rule else math.inf
-        return _DECAY / terms, _LAST_DECAY / terms
-
-    def _stacks(self) -> list[Stack]:
-        """The measured layers that have a gradient, as they were at the last step if that had the same gradients."""
-        pairs = [pair for pair in self._found() if any(pair[0].moving)]
-        key = [(id(layer.weight), metric.spectral, *layer.moving) for layer, metric in pairs]
-        same = self._stacked is not None and self._stacked[0] == key
-        if self._stacked is None or self._refreshed or not same:
-            self._stacked = key, stacked(pairs, self._stacked[1] if self._stacked and same else None)
-            self._refreshed = False
-            for layer, metric in pairs:
-                self.state[layer.weight][layer.name] = metric.state()
-        return self._stacked[1]
-
-    def _averages(self, stacks: Sequence[Stack]) -> dict[Tensor, Tensor]:
-        """Averages of the gradients of spectral layers over steps: the noise of one batch would be as large in a step as all else."""
-        spectral = {p for stack in stacks if stack.root for p in stack.parameters}
-        found = [averaged(self.state, group, spectral) for group in self.param_groups]
-        return {p: average for each in found for p, average in each.items()}
-
-    def _directions(self, stacks: Sequence[Stack], averages: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """What a step of rate 1 subtracts from all parameters of the measured layers that have a gradient; not from those of which only
-        some rows were measured, such as the bias of an attention whose keys are not trained here."""
-        parts: dict[Tensor, dict[int, Tensor]] = {}
-        for stack, (move, shift) in zip(stacks, steps(stacks, averages), strict=True):
-            for layer, step in stack.by_layer(move) if move is not None else ():
-                parts.setdefault(layer.weight, {})[layer.rows.start or 0] = layer.from_matrix(step)
-            for layer, step in stack.by_layer(shift) if shift is not None else ():
-                if layer.bias is not None:
-                    parts.setdefault(layer.bias, {})[layer.bias_rows.start or 0] = step.reshape(-1)
-        every = [(parameter, whole(found)) for parameter, found in parts.items()]
-        return {p: step if step.dtype == p.dtype else step.to(p) for p, step in every if step.shape == p.shape}
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("module", "criterion", "damping", "refresh", "trust")
-        return super().__getstate__() | {name: getattr(self, name) for name in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._layers = self._stacked = None
-        if "_detach" not in self.__dict__:
-            self._begin()
+    def _polar_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+        """For weights of one shape. One whose gradient is all 0 stays: a polar factor is as large however small an average becomes."""
+        number, momentum = self._matrices[params[0]], float(group["momentum"])
+        gradients, velocities = [_gradient(p) for p in params], [self.state[p]["velocity"] for p in params]
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, gradients)
+        averages = torch._foreach_add(gradients, velocities, alpha=momentum)
+        rows = len(params[0]) // number
+        steps = polar(torch.cat([each.reshape(number, rows, -1) for each in averages]))
+        reached = torch.stack(torch._foreach_norm(gradients, torch.inf)) > 0
+        lengths = torch.stack([self.state[p]["length"] for p in params]) * reached[:, None]
+        steps.mul_((lengths.flatten() * (group["lr"] / math.sqrt(min(steps.shape[1:]))))[:, None, None])
+        torch._foreach_sub_(
+            params, [each.reshape(p.shape) for each, p in zip(torch.split(steps, number), params, strict=True)]
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, also on another device; training then continues as it would have there."""
+        if any("metric" in name for held in state_dict["state"].values() for name in held):
+            raise ValueError(
+                "this state has the Gram matrices of an earlier Lifted: load the weights alone, and begin with a new optimiser"
+            )
         super().load_state_dict(state_dict)
-        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, parameter in zip(saved, held, strict=True):
-            for key, metric in state_dict["state"].get(number, {}).items():
-                if key.startswith("metric"):  # torch rounds it to the precision of a 16-bit parameter
-                    self.state[parameter][key] = {name: moved(part, parameter) for name, part in metric.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        places = {p: place for place, p in enumerate(self._parameters())}
+        kept = {places[p]: number for p, number in self._matrices.items() if p in places}
+        by_adamw = {places[p] for p in self._by_adamw if p in places}
+        return super().__getstate__() | {"_matrices": kept, "_by_adamw": by_adamw}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_matrices" in state:  # of a copy
+            held = self._parameters()
+            self._matrices = {held[place]: number for place, number in state["_matrices"].items()}
+            self._by_adamw = {held[place] for place in state["_by_adamw"]}
+
+    def _parameters(self) -> list[Any]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def _gradient(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
+def _begin(held: dict[str, Tensor], p: Tensor, number: int) -> None:
+    """The state of a weight: the average of its gradients, and the first norm of each of its matrices."""
+    if not held:
+        matrices = p.detach().reshape(number, len(p) // number, -1)
+        least = _LEAST * math.sqrt(matrices.shape[1])
+        held |= {"velocity": torch.zeros_like(p), "length": torch.linalg.matrix_norm(matrices).clamp(min=least)}
+
+
+def _stacked(params: Sequence[Tensor], matrices: Mapping[Any, int]) -> list[list[Tensor]]:
+    """Weights of one shape together: a GPU moves them in a few operations."""
+    found: dict[tuple[Any, ...], list[Tensor]] = {}
+    for p in params:
+        found.setdefault((p.shape, matrices[p], p.dtype, p.device), []).append(p)
+    return list(found.values())
+
+
+def _adam_step(state: Any, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+    """A step of AdamW, without weight decay."""
+    for p in params:
+        if not (held := state[p]):
+            held |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        if held["step"].device != p.device:  # where a recorded step counts
+            held["step"] = held["step"].to(p.device)
+    rate = group["adam_lr"] * group["lr"] / (group["base_lr"] or 1.0)
+    alike = {p.device.type for p in params} in ({"cpu"}, {"cuda"})
+    for fused in (True, False):
+        some = [p for p in params if (alike and _fusible(p, state[p])) == fused]
+        if some:
+            first, second, steps = ([state[p][name] for p in some] for name in ("exp_avg", "exp_avg_sq", "step"))
+            settings = _ADAM | {"capturable": some[0].is_cuda, "fused": fused, "lr": rate}
+            adamw(some, [_gradient(p) for p in some], first, second, [], steps, **settings)
+
+
+def _fusible(p: Tensor, held: Mapping[str, Tensor]) -> bool:
+    """Whether the fused kernel can move a parameter: it takes real numbers, and reads the memory of all tensors in one order."""
+    others = (p.grad, held["exp_avg"], held["exp_avg_sq"])
+    return p.is_floating_point() and all(each is not None and each.stride() == p.stride() for each in others)
+
+
+def _check_module(module: nn.Module) -> None:
+    """Refuse what is not a module, and modules whose parameters are not whole."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be a torch.nn.Module, got {type(module).__name__}: Lifted needs the module itself, and its parameters are given "
+            "as params"
+        )
+    kinds = {type(part).__name__ for part in (*module.modules(), *module.parameters())}
+    if kinds & {"FullyShardedDataParallel", "DTensor"}:
+        raise ValueError(
+            "Lifted needs whole weights, and fully sharded modules have only parts of them: use DistributedDataParallel, or another "
+            "optimiser"
+        )
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+        raise ValueError(
+            "the module has lazy layers without parameters: run it once on a batch before the optimiser is made"
+        )
+
+
+def _check_gradients(parameters: Iterable[Tensor]) -> None:
+    if any(_gradient(p).is_sparse for p in parameters):
+        raise RuntimeError(
+            "Lifted takes no sparse gradients: give Embedding(sparse=False), or leave its weight to torch.optim.SparseAdam and out "
+            "of params"
+        )

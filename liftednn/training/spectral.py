@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, cast
 
 import torch
-import torch.nn.functional as fn
 from torch import Tensor
 
 from liftednn.solvers import Factor
+from liftednn.step.polar import by_matrix_units, polar
 from liftednn.training.metric import Metric
 
-__all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "polar", "spectral_trust"]
+__all__ = ["LEAST_SIZE", "SPECTRAL_TRUST", "SpectralMetric", "spectral_trust"]
 
 # The fraction of their size by which a step of rate 1 moves the outputs, and the least that counts as that size, as a fraction of that of
 # the inputs.
@@ -35,11 +33,6 @@ SPECTRAL_TRUST, LEAST_SIZE = 0.055, 0.1
 # steps, over the rows of a batch: motions that are noise add up in squares, and are shorter with more rows; and the largest fraction.
 _IN_ALL, _NOISE, _MOST = 9.0, 0.115**2, 0.2
 
-# Of the iteration x <- a x + b (x x') x + c (x x')^2 x of Jordan and others, whose singular values end between .7 and 1.2.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-_STEPS = 5
-# Products of bfloat16 take longer where a side is no multiple of it, and on a CPU where matrices are small.
-_ALIGNED, _LARGE = 16, 128
 # The largest relative error of a step by rounding to bfloat16, and that of one number.
 _ERROR, _BFLOAT16 = 0.1, 2.0**-8
 
@@ -54,41 +47,6 @@ def spectral_trust(steps: int | None, batch: float = 0.0) -> float:
         return SPECTRAL_TRUST
     steps = max(steps, 1)
     return min(_MOST, max(SPECTRAL_TRUST, _IN_ALL / steps, math.sqrt(_NOISE * batch / steps)))
-
-
-def polar(x: Tensor) -> Tensor:
-    """Matrices (g, q, p) with their singular values replaced by about 1, those below a five-hundredth of the norm by less; 0 for 0.
-
-    By Newton and Schulz: products of matrices alone, those of float32 in bfloat16 where that is faster: on a GPU, and on CPUs that have
-    matrix units for it.
-    """
-    tall = x.shape[-2] > x.shape[-1]
-    z = x.mT if tall else x
-    # First by the largest entry: squares of entries below 1e-23 or above 1e19 are 0 or infinite in float32.
-    z = z / torch.linalg.vector_norm(z, torch.inf, (-2, -1), keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
-    z = z / torch.linalg.matrix_norm(z, keepdim=True).clamp(min=1)
-    q, p = z.shape[-2:]
-    if (z.is_cuda and z.dtype == torch.float32) or _by_matrix_units(z):
-        z = fn.pad(z.bfloat16(), (0, -p % _ALIGNED, 0, -q % _ALIGNED))  # zeros stay zeros
-    for _ in range(_STEPS):
-        square = torch.bmm(z, z.mT)
-        factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
-        z = torch.baddbmm(z, factor, z, beta=_A)
-    z = z[..., :q, :p]
-    return (z.mT if tall else z).to(x)
-
-
-def _by_matrix_units(x: Tensor) -> bool:
-    """Whether products with x, if on a CPU, are faster in bfloat16: it is large, and the CPU has units for products of such matrices (AMX),
-    which torch reaches through oneDNN."""
-    onednn = cast(Any, torch.backends.mkldnn)
-    found = x.dtype == torch.float32 and not x.is_cuda and min(x.shape[-2:]) >= _LARGE
-    return found and bool(onednn.is_available() and onednn.enabled) and _has_tiles()
-
-
-@lru_cache
-def _has_tiles() -> bool:
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class SpectralMetric:
@@ -149,7 +107,7 @@ class SpectralMetric:
         moves_b = self.metric.free[1]
         x = torch.addr(g, b, mean, alpha=-1) if moves_b else g
         root = self.root
-        if self.rounds and _by_matrix_units(x):
+        if self.rounds and by_matrix_units(x):
             # Not for the gradient: polar would multiply errors in its small singular values.
             root = root.bfloat16()
             x, shrunk = x @ self.root.T, (w.bfloat16() @ root.T).to(w)

@@ -1,0 +1,1 @@
+"""Steps on the weights of linear maps, as `MiniBatch` and `optim.Lifted` take them."""
