@@ -46,6 +46,7 @@ EXPERIMENTS = {
     "convolution": "experiments.convolution",
     "optimisers": "experiments.optimisers",
     "robustness": "experiments.robustness",
+    "ablate": "experiments.ablate",
     "gpu": "experiments.gpu",
     "variants": "experiments.variants",
     "versions": "experiments.versions",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from experiments.image_models import he_, layers_of
+from experiments.image_models import he_, layers_of, six_convolutions
 
 __all__ = ["CONTEXT", "LETTERS", "NETWORKS", "CharacterLSTM", "Transformer", "VisionTransformer", "built"]
 
@@ -170,6 +170,29 @@ class CharacterLSTM(nn.Module):
         return self.head(self.recurrence(self.letters(x))[0]).flatten(0, 1)  # type: ignore[no-any-return]
 
 
+class UNet(nn.Module):
+    """Images (1, 28, 28) to images; three levels of two convolutions with batch norms, of 32, 64 and 128 filters."""
+
+    def __init__(self, divide: int) -> None:
+        super().__init__()
+        a, b, c = (width // divide for width in (32, 64, 128))
+        self.down = nn.ModuleList(
+            nn.Sequential(*_convolution(p, q), *_convolution(q, q)) for p, q in ((1, a), (a, b), (b, c))
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.wider = nn.ModuleList([nn.ConvTranspose2d(c, b, 2, 2), nn.ConvTranspose2d(b, a, 2, 2)])
+        self.up = nn.ModuleList(nn.Sequential(*_convolution(2 * q, q), *_convolution(q, q)) for q in (b, a))
+        self.last = nn.Conv2d(a, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down[0](x)
+        second = self.down[1](self.pool(first))
+        y = self.down[2](self.pool(second))
+        for wider, up, beside in zip(self.wider, self.up, (second, first), strict=True):
+            y = up(torch.cat([wider(y), beside], 1))
+        return self.last(y)  # type: ignore[no-any-return]
+
+
 def _xavier_(module: nn.Module) -> None:
     for layer in layers_of(module):
         nn.init.xavier_normal_(layer.weight.view(len(layer.weight), -1))
@@ -187,5 +210,7 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "vision transformer": VisionTransformer,
     "transformer": Transformer,
     "LSTM": CharacterLSTM,
+    "six convolutions": lambda divide: _he(six_convolutions(divide)),
+    "U-Net": UNet,
     "784-1000-500-250-30-250-500-1000-784": partial(_chain, _CODE, (784, 784)),
 }

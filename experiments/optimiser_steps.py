@@ -19,6 +19,7 @@ from experiments.image_models import layers_of
 from experiments.image_training import REST_RATE, Step, adamw, cosine, optimisers, rate_of, share_of_rate
 from experiments.optimiser_peers import FOOF, ISAAC, KFAC, Preconditioned
 from experiments.optimiser_tasks import LIFTED, METHODS, Problem, TaskKind, score, worst
+from experiments.optimiser_variants import VARIANTS
 
 __all__ = ["RECORDED", "available", "missing", "pass_seconds", "step_of", "train"]
 
@@ -56,7 +57,7 @@ class _Loss:
         outputs = outputs.float()
         for each in self.measured:
             each.measure(outputs, self.criterion, len(x))
-        loss: Tensor = self.criterion(outputs, y if self.kind.autoencode else y.flatten())
+        loss: Tensor = self.criterion(outputs, y if self.kind.regresses else y.flatten())
         return loss
 
 
@@ -73,8 +74,8 @@ def step_of(method: str, kind: TaskKind, module: nn.Module, settings: Mapping[st
 
 def _pairs(method: str, module: nn.Module, criterion: nn.Module, settings: Mapping[str, Any]) -> Pairs:
     """Optimisers, each with its largest rate."""
-    if method == LIFTED:
-        own = lnn.optim.Lifted(module, criterion)
+    if method in (LIFTED, *VARIANTS):
+        own = VARIANTS.get(method, lnn.optim.Lifted)(module, criterion)
         rate = float(own.defaults["lr"])
         for group in own.param_groups:
             group["lr"] = rate_of(group["params"][0])
@@ -97,7 +98,7 @@ def train(method: str, problem: Problem, settings: Mapping[str, Any]) -> dict[st
     """Scores after each pass; a diverged run has the worst score from there on."""
     source, kind = problem.source, problem.kind
     steps = problem.passes * source.steps(problem.batch)
-    share = cosine if method == LIFTED else share_of_rate  # ours needs no warm-up
+    share = cosine if method in (LIFTED, *VARIANTS) else share_of_rate  # ours needs no warm-up
     scores: list[float] = []
     step = step_of(method, kind, problem.module(), settings)
     for number in range(problem.passes):

@@ -42,6 +42,7 @@ BATCH = 250
 _WORST = 1000.0  # the score of a diverged run, where it is a loss
 _CHARACTERS, _TEST_SHARE = 2_000_000, 10  # one window in so many is held out for testing
 _NOISE_SEED = 2024
+_DENOISED = 25_000  # images to remove noise from
 _ROWS = 2000  # scored at a time
 
 
@@ -52,6 +53,7 @@ class TaskKind:
     choose       passes of a run by which a setting is chosen
     noise        the share of training labels that are replaced by random ones
     autoencode   the inputs are the targets
+    denoise      images with noise of this deviation are the inputs, and those without the targets
     half         forward passes in bfloat16 on a GPU
     """
 
@@ -65,11 +67,16 @@ class TaskKind:
     noise: float = 0.0
     smoothing: float = 0.0
     autoencode: bool = False
+    denoise: float = 0.0
     half: bool = False
 
     @property
     def convolutional(self) -> bool:
-        return self.data == "cifar10" and not self.network.startswith("3072")
+        return bool(self.denoise) or (self.data == "cifar10" and not self.network.startswith("3072"))
+
+    @property
+    def regresses(self) -> bool:
+        return self.autoencode or bool(self.denoise)
 
     @property
     def text(self) -> bool:
@@ -79,14 +86,18 @@ class TaskKind:
     def measure(self) -> str:
         if self.autoencode:
             return "binary cross-entropy of an image"
+        if self.denoise:
+            return "squared error of a pixel, in per cent"
         return "bits per character" if self.text else "test accuracy"
 
     @property
     def higher_is_better(self) -> bool:
-        return not (self.text or self.autoencode)
+        return not (self.text or self.regresses)
 
     @property
     def criterion(self) -> nn.Module:
+        if self.denoise:
+            return nn.MSELoss()
         return nn.BCEWithLogitsLoss() if self.autoencode else nn.CrossEntropyLoss(label_smoothing=self.smoothing)
 
     def layout(self, device: str) -> Layout:
@@ -173,7 +184,16 @@ def dataset(kind: TaskKind, device: str, rows: int | None = None) -> Dataset:
     if kind.autoencode:
         x, x_test = (part.clamp(0, 1) for part in (found.x, found.x_test))
         return Dataset(x, x, x_test, x_test)
+    if kind.denoise:
+        return _with_noise(found, kind.denoise)
     return noisy(found, kind.noise, _NOISE_SEED) if kind.noise else found
+
+
+def _with_noise(data: Dataset, deviation: float) -> Dataset:
+    x, x_test = (part.view(-1, 1, 28, 28)[:_DENOISED] for part in (data.x, data.x_test))
+    drawn = torch.Generator().manual_seed(_NOISE_SEED)
+    noise = [deviation * torch.randn(part.shape, generator=drawn).to(part) for part in (x, x_test)]
+    return Dataset(x + noise[0], x, x_test + noise[1], x_test)
 
 
 @lru_cache(maxsize=4)
@@ -225,6 +245,8 @@ def _sum(kind: TaskKind, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return torch.eq(scores.argmax(1), y).double().sum()
     if kind.text:
         return nn.functional.cross_entropy(module(x), y.flatten(), reduction="sum").double() / math.log(2)
+    if kind.denoise:
+        return 100 * nn.functional.mse_loss(module(x), y).double() * len(y)
     return nn.functional.binary_cross_entropy_with_logits(module(x), y, reduction="sum").double()
 
 

@@ -17,7 +17,7 @@ from liftednn.training import plan
 # The slowest of them.
 SLOW = (
     *("initialisation", "regression", "robust", "paper-model", "versions", "variants", "curves"),
-    *("convolution", "optimisers"),  # tests of their own run a part of each
+    *("convolution", "optimisers", "ablate"),  # tests of their own run a part of each
 )
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from experiments import figures, optimisers, pictures
+from experiments import ablate, figures, optimisers, pictures
 from experiments.drawing import STYLES
 from experiments.optimiser_cost import costs
 from experiments.optimiser_nets import CONTEXT, NETWORKS, built
 from experiments.optimiser_peers import FOOF, ISAAC, KFAC, Preconditioned, rows_of, sampled_loss
 from experiments.optimiser_steps import available, missing, step_of, train
 from experiments.optimiser_tasks import LIFTED, METHODS, PARTS, TASKS, Problem, dataset, windows
+from experiments.optimiser_variants import VARIANTS
 from experiments.optimisers import GRIDS, QUICK, Bench, Scale, chosen
 from experiments.settings import Settings
 from experiments.store import Fields, Store
@@ -292,3 +294,45 @@ def test_parts_belong_to_a_device() -> None:
     assert all(len(optimisers.tasks_of(part, QUICK)) == (part != "cost") for part in PARTS)
     with pytest.raises(ValueError, match="--only takes resnet, noisy"):
         optimisers.parts_of(Settings(only=("none",)))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_learns(name: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(40, 1, 8, 8)
+    y, optimiser, losses = (x.mean((1, 2, 3)) > 0).long(), VARIANTS[name](module, nn.CrossEntropyLoss()), []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(module(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_gram_matrix_changes_the_direction_of_a_step_and_not_how_far_it_moves_the_outputs() -> None:
+    x, motions, steps = torch.randn(500, 6) * torch.tensor([5.0, 1, 1, 1, 1, 0.2]), [], []
+    for name in ("Lifted", "Lifted, Gram matrices", "Lifted, regression instead of polar"):
+        torch.manual_seed(0)
+        module: Any = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 2))
+        optimiser, before = VARIANTS[name](module, nn.MSELoss()), module[0].weight.detach().clone()
+        nn.functional.mse_loss(module(x), x[:, :2]).backward()
+        optimiser.step()
+        steps.append(before - module[0].weight.detach())
+        motions.append(float((x @ steps[-1].T).norm()))
+    assert motions[1] == pytest.approx(motions[0], rel=0.3)
+    assert float((steps[0] - steps[1]).norm() / steps[0].norm()) > 0.2
+
+
+def test_what_a_part_buys_is_in_deviations_of_seeds(tmp_path: Path) -> None:
+    store, (base, other) = Store(tmp_path / "ablate-cuda.jsonl"), list(VARIANTS)[:2]
+    for task, difference in (("vgg", 0.02), ("autoencoder", 4.0)):
+        for seed in range(3):
+            score, worse = (0.9 + 0.01 * seed, -difference) if task == "vgg" else (60 + 2.0 * seed, difference)
+            store.add({"score": [score]}, task=task, variant=base, seed=seed)
+            store.add({"score": [score + worse]}, task=task, variant=other, seed=seed)
+    first, second = ablate.summary(store)
+    assert (first["variant"], second["variant"]) == (base, other)
+    assert second["worth"] == pytest.approx(2.0)
+    assert second["standard error"] == pytest.approx(0.0, abs=1e-9)
