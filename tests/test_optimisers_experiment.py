@@ -27,6 +27,13 @@ from experiments.store import Fields, Store
 GENERATOR = torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """No test depends on those before it."""
+    torch.manual_seed(0)
+    GENERATOR.manual_seed(0)
+
+
 def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR)
 
