@@ -244,13 +244,12 @@ class Step:
         self.step = recorded(self._plain, next(module.parameters()).device) if record else self._plain
 
     def __call__(self, x: Tensor, y: Tensor, share: float) -> None:
-        """At this share of the largest rates. What measures before some of its steps takes those as plain ones."""
+        """At this share of the largest rates."""
         for optimiser, rate in self.optimisers:
             for group in optimiser.param_groups:
                 now, next_rate = group["lr"], rate * share
                 group["lr"] = now.fill_(next_rate) if isinstance(now, Tensor) else next_rate
-        due = any(getattr(optimiser, "due", False) for optimiser, _ in self.optimisers)
-        (self._plain if due else self.step)(x, y)
+        self.step(x, y)
 
     def _plain(self, x: Tensor, y: Tensor) -> None:
         self.module.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""The mini-batch step of training/descent.py for any torch module, as a torch optimiser."""
+"""A torch optimiser for any module."""
 
 from liftednn.optim.lifted import Lifted
 
